@@ -45,7 +45,7 @@ def admit(
 def take(loop: PrefillLoop) -> list[ChunkResult]:
     """The results of all prefill steps that have ended since, with their accounting done."""
     results = loop.ended()
-    loop.settle()
+    loop.finalize()
     return results
 
 

@@ -13,32 +13,27 @@ from torch import Tensor
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
-class AttentionLibrary:
-    """Attention of one model on one device. All calls must come from one thread, to which plans belong."""
+def library_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """query [B, heads, R, dim]; key, value [B, kv heads, K, dim] → output [B, heads, R, dim] of the same
+    dtype, and the log-sum-exp of each row's scores [B, heads, R] float32.
 
-    def __init__(self, scale: float, device: torch.device, dtype: torch.dtype) -> None:
-        self._scale = scale
-        self._fused = device.type == "cuda" and dtype in HALF_DTYPES
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-        """query [B, heads, R, dim]; key, value [B, kv heads, K, dim] → output [B, heads, R, dim] of the same
-        dtype, and the log-sum-exp of each row's scores [B, heads, R] float32.
-
-        The last dimension must be contiguous; others may be strided. On a GPU the output has the query's
-        layout. RuntimeError where the library refuses.
-        """
-        if not self._fused:
-            return plain_attention(query, key, value, self._scale, causal=causal)
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, causal, False, scale=self._scale
-        )
-        return out, lse.reshape(query.shape[:3])
+    The last dimension must be contiguous; others may be strided. On a GPU the output has the query's layout.
+    All calls must come from one thread, to which plans belong. RuntimeError where the library refuses.
+    """
+    if not (query.is_cuda and query.dtype in HALF_DTYPES):
+        return plain_attention(query, key, value, scale, causal=causal)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, causal, False, scale=scale
+    )
+    return out, lse.reshape(query.shape[:3])
 
 
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The reference of `AttentionLibrary.attend`, in float32 or wider."""
+    """The reference of `library_attention`, in float32 or wider."""
     wide = torch.promote_types(query.dtype, torch.float32)
     group = query.shape[1] // key.shape[1]
     keys, values = (t.repeat_interleave(group, 1).to(wide) for t in (key, value))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
 from baton.device.cuda_stream import CudaStream
-from baton.device.link_device import LinkStream, Memory, Opened, Registered
+from baton.device.link_device import LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
 
 # CUDA suballocates from blocks of this size, and an IPC handle opens the whole block.
@@ -38,7 +37,6 @@ def tensor_at(address: int, size: int, device: torch.device) -> Tensor:
 
 class _CudaMemory:
     def __init__(self, size: int, device: torch.device, runtime: CudaRuntime) -> None:
-        self.size = size
         self._runtime = runtime
         runtime.set_device(device.index)
         try:
@@ -51,13 +49,10 @@ class _CudaMemory:
     def handle(self) -> bytes:
         return _OWNER.pack(os.getpid(), self.address) + self._runtime.export(self.address)
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
-
     def free(self) -> None:
         if not self._free:
             self._free = True
-            self._runtime.free(self.address)
+            self._runtime.call("cudaFree", self.address)
 
 
 class _OwnMemory:
@@ -65,7 +60,6 @@ class _OwnMemory:
     thread that launches a kernel meanwhile."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
         try:
             self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
             # Work of the previous owner may still be enqueued on torch's stream; a link's streams do not
@@ -78,43 +72,8 @@ class _OwnMemory:
     def handle(self) -> bytes:
         raise OSError("private memory has no handle")
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
-
     def free(self) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)
-
-
-class _CudaOpened:
-    def __init__(self, handle: bytes, device: torch.device, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        owner, address = _OWNER.unpack_from(handle)
-        self._same_process = owner == os.getpid()
-        if self._same_process:
-            self.address = address
-            return
-        runtime.set_device(device.index)
-        try:
-            self.address = runtime.open(handle[_OWNER.size : _OWNER.size + HANDLE_BYTES])
-        except CudaError as error:
-            raise OSError(f"the receiver's memory cannot be opened on {device}: {error}") from error
-
-    def close(self) -> None:
-        if not self._same_process:
-            self._runtime.close(self.address)
-
-
-class _CudaRegistered:
-    def __init__(self, memory: SharedMemory, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        self._host = int(memory.bytes.ctypes.data)
-        try:
-            self.address = runtime.register(self._host, memory.size)
-        except CudaError as error:
-            raise OSError(f"cannot register {memory.size} bytes of shared memory: {error}") from error
-
-    def release(self) -> None:
-        self._runtime.unregister(self._host)
 
 
 class CudaLinkDevice:
@@ -137,12 +96,25 @@ class CudaLinkDevice:
     def allocate_own(self, size: int) -> Memory:
         return _OwnMemory(size, self.tensors_on)
 
-    def open(self, handle: bytes) -> Opened:
-        return _CudaOpened(handle, self.tensors_on, self._runtime)
-
-    def register(self, memory: SharedMemory) -> Registered:
+    def open(self, handle: bytes) -> Mapped:
+        owner, address = _OWNER.unpack_from(handle)
+        if owner == os.getpid():
+            return Mapped(address, lambda: None)
         self._runtime.set_device(self._index)
-        return _CudaRegistered(memory, self._runtime)
+        try:
+            address = self._runtime.open(handle[_OWNER.size : _OWNER.size + HANDLE_BYTES])
+        except CudaError as error:
+            raise OSError(f"the receiver's memory cannot be opened on {self.tensors_on}: {error}") from error
+        return Mapped(address, partial(self._runtime.call, "cudaIpcCloseMemHandle", address))
+
+    def register(self, memory: SharedMemory) -> Mapped:
+        self._runtime.set_device(self._index)
+        host = int(memory.bytes.ctypes.data)
+        try:
+            address = self._runtime.register(host, memory.size)
+        except CudaError as error:
+            raise OSError(f"cannot register {memory.size} bytes of shared memory: {error}") from error
+        return Mapped(address, partial(self._runtime.call, "cudaHostUnregister", host))
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:
         return CudaStream(self._index, self._event_pool, high_priority=high_priority)

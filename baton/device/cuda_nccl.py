@@ -23,9 +23,8 @@ _POLL_S = 0.001
 class CudaNccl:
     """Makes channels. RuntimeError where there is no NCCL."""
 
-    def __init__(self, device: torch.device, max_ctas: int = MAX_CTAS) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = int(device.index or 0)
-        self._max_ctas = max_ctas
         self._nccl = Nccl()
         # Idle buffers in device memory; never freed, since cudaFree waits for all work on the device.
         self._probes: list[int] = []
@@ -40,7 +39,7 @@ class CudaNccl:
         def connect(stream: Stream, given_up: Callable[[], bool]) -> Communicator:
             cuda_runtime().set_device(self._device)  # of the channel's thread
             # Blocking: a call of a non-blocking one costs 450 µs, since NCCL hands it to a thread.
-            communicator = self._nccl.communicator(unique_id, rank, 2, max_ctas=self._max_ctas, blocking=True)
+            communicator = self._nccl.communicator(unique_id, rank, 2, max_ctas=MAX_CTAS, blocking=True)
             try:
                 self._exchange(communicator, rank, stream, given_up)
             except BaseException:
@@ -55,10 +54,7 @@ class CudaNccl:
     ) -> None:
         """Moves a few bytes from rank 0 to rank 1. If the peer stops meanwhile the buffer is leaked: NCCL may
         access it at any later time."""
-        try:
-            probe = self._probes.pop()
-        except IndexError:
-            probe = cuda_runtime().allocate(_PROBE_BYTES)
+        probe = self._probes.pop() if self._probes else cuda_runtime().allocate(_PROBE_BYTES)
         move = communicator.send if rank == 0 else communicator.receive
         move(probe, _PROBE_BYTES, 1 - rank, stream.handle)
         moved = stream.record_event()

@@ -127,45 +127,32 @@ class CudaRuntime:
 
     def set_device(self, index: int) -> None:
         """Makes it the calling thread's current device."""
-        self._call("cudaSetDevice", index)
+        self.call("cudaSetDevice", index)
 
     def allocate(self, size: int) -> int:
-        pointer = ctypes.c_void_p()
-        self._call("cudaMalloc", ctypes.byref(pointer), size)
-        return _address(pointer)
-
-    def free(self, address: int) -> None:
-        self._call("cudaFree", address)
+        """Device memory, to be freed by "cudaFree"."""
+        return self._create("cudaMalloc", size)
 
     def export(self, address: int) -> bytes:
         """An IPC handle, `HANDLE_BYTES` long, by which another process opens an allocation."""
         handle = _Handle()
-        self._call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
+        self.call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Maps another process's allocation for the current device; its address here."""
-        pointer = ctypes.c_void_p()
+        """Maps another process's allocation for the current device, until "cudaIpcCloseMemHandle"; its
+        address here."""
         whose = _Handle.from_buffer_copy(handle)
-        self._call("cudaIpcOpenMemHandle", ctypes.byref(pointer), whose, _LAZY_PEER_ACCESS)
-        return _address(pointer)
-
-    def close(self, address: int) -> None:
-        self._call("cudaIpcCloseMemHandle", address)
+        return self._create("cudaIpcOpenMemHandle", whose, _LAZY_PEER_ACCESS)
 
     def register(self, address: int, size: int) -> int:
-        """Maps host memory for the GPU; its address on the device."""
-        self._call("cudaHostRegister", address, size, _PORTABLE_MAPPED)
-        pointer = ctypes.c_void_p()
-        self._call("cudaHostGetDevicePointer", ctypes.byref(pointer), address, 0)
-        return _address(pointer)
-
-    def unregister(self, address: int) -> None:
-        self._call("cudaHostUnregister", address)
+        """Maps host memory for the GPU, until "cudaHostUnregister"; its address on the device."""
+        self.call("cudaHostRegister", address, size, _PORTABLE_MAPPED)
+        return self._create("cudaHostGetDevicePointer", address, 0)
 
     def copy(self, destination: int, source: int, size: int, stream: int) -> None:
         """Enqueues a copy between two addresses, at least one of which is on a GPU."""
-        self._call("cudaMemcpyAsync", destination, source, size, _MEMCPY_DEFAULT, stream)
+        self.call("cudaMemcpyAsync", destination, source, size, _MEMCPY_DEFAULT, stream)
 
     def copy_batch(
         self, destination: int, sources: Sequence[int], size: int, device: int, stream: int
@@ -197,16 +184,7 @@ class CudaRuntime:
 
     def create_event(self) -> int:
         """An event without a time stamp; it is never destroyed."""
-        handle = ctypes.c_void_p()
-        self._call("cudaEventCreateWithFlags", ctypes.byref(handle), _DISABLE_TIMING)
-        return _address(handle)
-
-    def record_event(self, event: int, stream: int) -> None:
-        self._call("cudaEventRecord", event, stream)
-
-    def wait_event(self, stream: int, event: int) -> None:
-        """Work enqueued on the stream from now on starts after the event."""
-        self._call("cudaStreamWaitEvent", stream, event, 0)
+        return self._create("cudaEventCreateWithFlags", _DISABLE_TIMING)
 
     def query_event(self, event: int) -> bool:
         """True once the work before the event has finished."""
@@ -214,10 +192,6 @@ class CudaRuntime:
         if result not in (0, _NOT_READY):
             raise CudaError(f"cudaEventQuery: error {result}")
         return bool(result == 0)
-
-    def synchronize_event(self, event: int) -> None:
-        """Blocks until the work before the event has finished."""
-        self._call("cudaEventSynchronize", event)
 
     def write_value(self, address: int, value: int, stream: int) -> None:
         """Enqueues a store of 8 bytes behind a system-wide fence: an observer of it sees the effects of all
@@ -242,23 +216,13 @@ class CudaRuntime:
 
     def create_stream(self, *, high_priority: bool = False) -> int:
         """A non-blocking stream."""
-        pointer = ctypes.c_void_p()
         priority = _HIGHEST_PRIORITY if high_priority else 0
-        self._call("cudaStreamCreateWithPriority", ctypes.byref(pointer), _NON_BLOCKING, priority)
-        return _address(pointer)
-
-    def synchronize_stream(self, stream: int) -> None:
-        """Blocks until all work of the stream has finished."""
-        self._call("cudaStreamSynchronize", stream)
-
-    def destroy_stream(self, stream: int) -> None:
-        """All its work must have finished."""
-        self._call("cudaStreamDestroy", stream)
+        return self._create("cudaStreamCreateWithPriority", _NON_BLOCKING, priority)
 
     def bus_id(self, index: int) -> str:
         """The device's PCI bus id, the same in every process of this host."""
         name = ctypes.create_string_buffer(_BUS_ID_BYTES)
-        self._call("cudaDeviceGetPCIBusId", name, _BUS_ID_BYTES, index)
+        self.call("cudaDeviceGetPCIBusId", name, _BUS_ID_BYTES, index)
         return name.value.decode()
 
     def reaches(self, index: int, bus_id: str) -> bool:
@@ -267,15 +231,16 @@ class CudaRuntime:
         which need not see it, finds out then."""
         found, can = ctypes.c_int(), ctypes.c_int()
         try:
-            self._call("cudaDeviceGetByPCIBusId", ctypes.byref(found), bus_id.encode())
+            self.call("cudaDeviceGetByPCIBusId", ctypes.byref(found), bus_id.encode())
         except CudaError:
             return True
         if found.value != index:
             with contextlib.suppress(CudaError):
-                self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
+                self.call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
         return found.value == index or bool(can.value)
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function of the runtime. CudaError where it fails."""
         result = getattr(self._runtime, name)(*arguments)
         if result:
             why = self._runtime.cudaGetErrorString(result).decode()
@@ -283,11 +248,13 @@ class CudaRuntime:
                 self._runtime.cudaGetLastError()  # clears it, so that no later call reports it
             raise CudaError(f"{name}: {why}")
 
-
-def _address(pointer: ctypes.c_void_p) -> int:
-    if pointer.value is None:
-        raise CudaError("CUDA returned a null pointer")
-    return pointer.value
+    def _create(self, name: str, *arguments: object) -> int:
+        """Calls a function that returns a handle or an address through its first parameter."""
+        pointer = ctypes.c_void_p()
+        self.call(name, ctypes.byref(pointer), *arguments)
+        if pointer.value is None:
+            raise CudaError(f"{name}: CUDA returned a null pointer")
+        return pointer.value
 
 
 @cache

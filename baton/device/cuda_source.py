@@ -7,15 +7,14 @@ raise `CudaError` where they fail.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, call, cuda_driver
+from baton.device.nvidia_libraries import load_library
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -38,14 +37,7 @@ def can_compile() -> bool:
 
 @cache
 def _compiler() -> ctypes.CDLL:
-    name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"
-    places = [name, *(str(p) for path in sys.path for p in Path(path).glob(f"nvidia/*/lib/{name}"))]
-    for place in places:
-        try:
-            return ctypes.CDLL(place)
-        except OSError:
-            continue
-    raise OSError(f"{name} is not installed")
+    return load_library(f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}")
 
 
 def compile_source(source: str, architecture: str) -> bytes:

@@ -29,7 +29,7 @@ class CudaEvent:
         return self._runtime.query_event(self.handle)
 
     def synchronize(self) -> None:
-        self._runtime.synchronize_event(self.handle)
+        self._runtime.call("cudaEventSynchronize", self.handle)
 
     def __del__(self) -> None:
         self._pool.append(self.handle)
@@ -51,14 +51,14 @@ class CudaStream:
 
     def record_event(self) -> Event:
         event = self._event_pool.pop() if self._event_pool else self._create_event()
-        self._runtime.record_event(event, self.handle)
+        self._runtime.call("cudaEventRecord", event, self.handle)
         return CudaEvent(event, self._runtime, self._event_pool)
 
     def wait_event(self, event: Event) -> None:
-        self._runtime.wait_event(self.handle, event.handle)
+        self._runtime.call("cudaStreamWaitEvent", self.handle, event.handle, 0)
 
     def synchronize(self) -> None:
-        self._runtime.synchronize_stream(self.handle)
+        self._runtime.call("cudaStreamSynchronize", self.handle)
 
     def copy(self, destination: int, source: int, size: int) -> None:
         self._runtime.copy(destination, source, size, self.handle)
@@ -82,7 +82,7 @@ class CudaStream:
     def close(self) -> None:
         handle, self.handle = self.handle, 0
         if handle:
-            self._runtime.destroy_stream(handle)
+            self._runtime.call("cudaStreamDestroy", handle)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, CudaError):  # construction failed; the process is exiting

@@ -17,9 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.device.shared_memory import SharedMemory
 from baton.device.stream import Stream
 
@@ -65,9 +62,6 @@ class Memory(Protocol):
     """An allocation of device memory that another process can open; it holds nothing else."""
 
     @property
-    def size(self) -> int: ...
-
-    @property
     def address(self) -> int: ...
 
     @property
@@ -77,33 +71,20 @@ class Memory(Protocol):
     def handle(self) -> bytes:
         """What another process opens it by; at most `MAX_HANDLE_BYTES` bytes."""
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        """A copy on the host; synchronizes with the device."""
-
     def free(self) -> None:
         """Frees it; every process that opened it must have closed it, or ended. Idempotent."""
 
 
-class Opened(Protocol):
-    """Another process's memory, mapped into this one."""
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Memory that streams of this process may write: another process's, or the host's.
 
-    @property
-    def address(self) -> int: ...
+    `address`: its first byte, as the device addresses it. `close` ends that, before host memory is unmapped;
+    every stream that wrote it must have been synchronized.
+    """
 
-    def close(self) -> None:
-        """Unmaps it; every stream that wrote it must have been synchronized."""
-
-
-class Registered(Protocol):
-    """Host memory that a stream may write."""
-
-    @property
-    def address(self) -> int:
-        """Its first byte, as the device addresses it."""
-
-    def release(self) -> None:
-        """Ends the registration, before the memory is unmapped; every stream that wrote it must have been
-        synchronized."""
+    address: int
+    close: Callable[[], None]
 
 
 class LinkDevice(Protocol):
@@ -123,10 +104,10 @@ class LinkDevice(Protocol):
     def allocate_own(self, size: int) -> Memory:
         """Memory that no other process opens: freeing it does not synchronize with the device. OSError."""
 
-    def open(self, handle: bytes) -> Opened:
+    def open(self, handle: bytes) -> Mapped:
         """Another process's memory. OSError where it cannot be opened."""
 
-    def register(self, memory: SharedMemory) -> Registered:
+    def register(self, memory: SharedMemory) -> Mapped:
         """Makes host memory writable by the device. OSError where it cannot reach it."""
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:

@@ -15,11 +15,11 @@ they have succeeded.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import threading
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
+
+from baton.device.nvidia_libraries import load_library
 
 UNIQUE_ID_BYTES = 128
 
@@ -82,18 +82,12 @@ class _Config(ctypes.Structure):
     )
 
 
-def _config(blocking: bool, max_ctas: int | None) -> _Config:
-    values = [
-        _UNDEFINED if kind is ctypes.c_int else None if kind is ctypes.c_char_p else 0
-        for _, kind in _Config._fields_
-    ]
-    config = _Config(*values)
-    config.size = ctypes.sizeof(_Config)
-    config.magic = _MAGIC
-    config.version = _CONFIG_VERSION
-    config.blocking = int(blocking)
-    if max_ctas is not None:
-        config.max_ctas = max_ctas
+def _config(blocking: bool, max_ctas: int) -> _Config:
+    config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION)
+    for name, kind in _Config._fields_:
+        if kind is ctypes.c_int:
+            setattr(config, name, _UNDEFINED)
+    config.blocking, config.max_ctas = blocking, max_ctas
     return config
 
 
@@ -103,7 +97,7 @@ class Nccl:
     def __init__(self) -> None:
         self._library = _load()
         version = ctypes.c_int()
-        self._check("ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(version)))
+        _check(self._library, None, "ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(version)))
         self.version = version.value  # 2.28.9 is 22809
         if self.version < _OLDEST:
             raise RuntimeError(f"NCCL {self.version} is older than {_OLDEST}")
@@ -112,11 +106,11 @@ class Nccl:
         """A new id of a communicator that is about to be made: an address on which this process listens, and
         a secret."""
         made = _UniqueId()
-        self._check("ncclGetUniqueId", self._library.ncclGetUniqueId(ctypes.byref(made)))
+        _check(self._library, None, "ncclGetUniqueId", self._library.ncclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
 
     def communicator(
-        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int | None = None, blocking: bool = False
+        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int, blocking: bool = False
     ) -> Communicator:
         """Starts creating one on the calling thread's CUDA device; complete once its `state` is SUCCESS.
 
@@ -131,11 +125,8 @@ class Nccl:
         result = self._library.ncclCommInitRankConfig(
             ctypes.byref(handle), ranks, name, rank, ctypes.byref(config)
         )
-        self._check("ncclCommInitRankConfig", result)
+        _check(self._library, None, "ncclCommInitRankConfig", result)
         return Communicator(self._library, handle)
-
-    def _check(self, call: str, result: int) -> None:
-        _check(self._library, None, call, result)
 
 
 class Communicator:
@@ -150,10 +141,9 @@ class Communicator:
 
     def state(self) -> Result:
         """IN_PROGRESS while the last call has not finished; after an error only `abort` may follow."""
-        with self._lock:
-            error = ctypes.c_int()
-            self._call("ncclCommGetAsyncError", ctypes.byref(error))
-            return Result(error.value)
+        error = ctypes.c_int()
+        self.call("ncclCommGetAsyncError", ctypes.byref(error))
+        return Result(error.value)
 
     def send(self, address: int, size: int, peer: int, stream: int) -> None:
         """Enqueues a send of `size` bytes of device memory on the CUDA `stream`; the peer must receive as
@@ -162,41 +152,17 @@ class Communicator:
         Where the communicator is non-blocking, work enqueued after it before `state` is SUCCESS may run
         before it.
         """
-        with self._lock:
-            self._move("ncclSend", address, size, peer, stream)
+        self._move("ncclSend", address, size, peer, stream)
 
     def receive(self, address: int, size: int, peer: int, stream: int) -> None:
         """Enqueues a receive; as `send`. Its kernel waits on the device until the peer has sent."""
-        with self._lock:
-            self._move("ncclRecv", address, size, peer, stream)
+        self._move("ncclRecv", address, size, peer, stream)
 
-    def register(self, address: int, size: int) -> None:
-        """Lets the peer's kernels access this memory directly, for the life of the communicator."""
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls the library's function `name` with this communicator as its first argument."""
         with self._lock:
-            registration = ctypes.c_void_p()
-            self._call(
-                "ncclCommRegister",
-                ctypes.c_void_p(address),
-                ctypes.c_size_t(size),
-                ctypes.byref(registration),
-            )
-
-    def revoke(self) -> None:
-        """Ends running work, and keeps the communicator until `destroy`. NcclError where it has ended, or the
-        library has no such call."""
-        with self._lock:
-            if not hasattr(self._library, "ncclCommRevoke"):
-                raise NcclError("ncclCommRevoke", Result.INVALID_USAGE, "this library has no such call")
-            self._call("ncclCommRevoke", 0)
-
-    def finalize(self) -> None:
-        """Starts an orderly shutdown by both ends; call `destroy` once `state` is SUCCESS."""
-        with self._lock:
-            self._call("ncclCommFinalize")
-
-    def destroy(self) -> None:
-        """Frees it after `finalize`. Idempotent; does nothing after `abort`."""
-        self._end("ncclCommDestroy")
+            handle = self._open_handle(name)
+            _check(self._library, handle, name, getattr(self._library, name)(handle, *arguments))
 
     def abort(self) -> None:
         """Ends every kernel of this rank and frees its resources, whatever the peer does; idempotent.
@@ -209,24 +175,18 @@ class Communicator:
             self._lock.release()
         elif self._handle is not None and hasattr(self._library, "ncclCommRevoke"):
             self._library.ncclCommRevoke(self._handle, 0)  # frees nothing that the blocked call needs
-        self._end("ncclCommAbort")
-
-    def _end(self, call: str) -> None:
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is not None:
-            _check(self._library, None, call, getattr(self._library, call)(handle))
+            _check(self._library, None, "ncclCommAbort", self._library.ncclCommAbort(handle))
 
     def _move(self, call: str, address: int, size: int, peer: int, stream: int) -> None:
-        handle = self._open_handle(call)
-        result = getattr(self._library, call)(
-            ctypes.c_void_p(address), ctypes.c_size_t(size), _UINT8, peer, handle, ctypes.c_void_p(stream)
-        )
-        _check(self._library, handle, call, result)
-
-    def _call(self, call: str, *arguments: object) -> None:
-        handle = self._open_handle(call)
-        _check(self._library, handle, call, getattr(self._library, call)(handle, *arguments))
+        with self._lock:
+            handle = self._open_handle(call)
+            result = getattr(self._library, call)(
+                ctypes.c_void_p(address), ctypes.c_size_t(size), _UINT8, peer, handle, ctypes.c_void_p(stream)
+            )
+            _check(self._library, handle, call, result)
 
     def _open_handle(self, call: str) -> ctypes.c_void_p:
         if self._handle is None:
@@ -243,16 +203,10 @@ def _check(library: ctypes.CDLL, handle: ctypes.c_void_p | None, call: str, resu
 
 @cache
 def _load() -> ctypes.CDLL:
-    """The library that this process has loaded, or else that of the package installed with torch."""
-    library = None
-    for name in (_LIBRARY, *_packaged()):
-        try:
-            library = ctypes.CDLL(name)
-            break
-        except OSError:
-            continue
-    if library is None:
-        raise RuntimeError(f"this machine has no {_LIBRARY}")
+    try:
+        library = load_library(_LIBRARY)
+    except OSError as error:
+        raise RuntimeError(str(error)) from error
     library.ncclCommInitRankConfig.argtypes = [
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.c_int,
@@ -263,15 +217,3 @@ def _load() -> ctypes.CDLL:
     library.ncclGetLastError.restype = ctypes.c_char_p
     library.ncclGetErrorString.restype = ctypes.c_char_p
     return library
-
-
-def _packaged() -> list[str]:
-    """Its paths in the nvidia.nccl package, a namespace package, without importing it."""
-    try:
-        found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return []
-    folders = (
-        [] if found is None or found.submodule_search_locations is None else found.submodule_search_locations
-    )
-    return [str(Path(folder) / "lib" / _LIBRARY) for folder in folders]

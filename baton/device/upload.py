@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,26 +10,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.device.cuda_stream import compute_stream
+
 
 class UploadBuffer:
     """`size` bytes, pinned where `device` is a GPU, with a stream of its own. Not thread-safe."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._tensor = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._tensor = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._stream = compute_stream(device)
         self.bytes = self._tensor.numpy().data
 
     def put(self, target: Tensor, dtype: torch.dtype) -> None:
         """Copies the buffer's first `target.numel()` elements, of `dtype`, into `target` (1-D, contiguous),
         casting on its device. Blocks until done, so the buffer may be reused."""
         source = self._tensor[: target.numel() * dtype.itemsize].view(dtype)
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self._stream.activate():
             if dtype is not target.dtype:
                 source = source.to(target.device, non_blocking=True)
             target.copy_(source, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
+            self._stream.record_event().synchronize()
 
 
 def put_ints(values: npt.NDArray[np.int32], target: Tensor) -> None:

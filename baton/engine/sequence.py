@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.rings.output_ring import Finish
@@ -55,7 +54,8 @@ class Sequence:
 
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
-    the prompt's own tokens are computed too. `hashes` name its full blocks, if it may share them.
+    the prompt's own tokens are computed too. `hashes` are those of its full blocks; empty
+    where it does not use the prefix cache.
     """
 
     token_ids: tuple[int, ...]
@@ -69,8 +69,6 @@ class Sequence:
     # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None
-    # Unique within this process; from 1 on.
-    id: int = field(default_factory=count(1).__next__, init=False)
     computed: int = field(default=0, init=False)
     # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.
     begun: int = field(default=0, init=False)

@@ -42,7 +42,7 @@ import torch
 import uvloop
 
 from baton.cli.up.local_cluster import LocalCluster, Programs
-from baton.wakeups import batch_wakeups
+from baton.process_tuning import batch_wakeups
 from bench.case_output import show
 from bench.cluster.bare_engine import BareDecode, BarePrefill
 from bench.cluster.clients import Call, Clients, Seen

@@ -35,7 +35,7 @@ from baton.engine.model.weights import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 from services.common.config.worker import CPU_SLOTS, EngineConfig, WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
@@ -98,7 +98,7 @@ class FakeDecodeLoop(ReferenceDecodeLoop):
         state.position[rows] += 1
         state.active[rows] = going
         finish = [Finish.NONE if goes else Finish.LENGTH for goes in going.tolist()]
-        self._ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
+        self.ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
         self._tokens_decoded += count
 
 

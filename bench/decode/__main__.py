@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any
 
 from baton.device.kernel_cache import keep_kernels_in
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.decode.case import SAMPLINGS, Case, Room
 from bench.shapes import SHAPES
 

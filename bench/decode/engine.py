@@ -49,7 +49,7 @@ class DecodeEngine:
         `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
         from baton.device.shared_memory import SharedMemory
-        from baton.engine.decode.factory import decode_loop, graph_loop
+        from baton.engine.decode.factory import decode_loop
         from baton.engine.decode.slot_state import SlotState
         from baton.engine.decode.slots import SlotPool
         from baton.engine.rings.layout import SharedRings
@@ -65,9 +65,14 @@ class DecodeEngine:
         self._memory = SharedMemory.create("bench-decode", self._rings.size)
         widths = tuple(group.blocks_for(room.tokens) for group in self.model.layout.groups)
         state = SlotState(room.slots, widths, self.model.config.vocab_size, self.decoder.device)
-        make = graph_loop if interpreted else decode_loop
-        self.loop = make(
-            self.decoder, self.model.cache, state, self._rings, self._memory, exact=case.numerics == "exact"
+        self.loop = decode_loop(
+            self.decoder,
+            self.model.cache,
+            state,
+            self._rings,
+            self._memory,
+            exact=case.numerics == "exact",
+            interpreted=interpreted,
         )
         self.started = Started(weights - begun, time.perf_counter() - weights)
         self._weights_ready = weights

@@ -22,8 +22,8 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish, Record
 from baton.parent_death import die_with_parent
+from baton.process_tuning import batch_wakeups
 from baton.v1.types_pb2 import Attempt
-from baton.wakeups import batch_wakeups
 from services.decode.output_streams import OutputStreams
 
 ENDED = struct.Struct("<HH")

@@ -9,8 +9,8 @@ from services.common.config.worker import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
+    from baton.device.stream import Event
     from baton.engine.memory.blocks import BlockTables
-    from baton.engine.memory.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
     from services.worker.engine.decode.side import DecodeSide
@@ -128,15 +128,15 @@ class PinnedScatter:
             self._host.save(tuple(tuple(range(1, 1 + n)) for n in counts)) for _ in range(_STANDING)
         )
         for _, copy in self._standing:
-            copy.wait()
+            copy.synchronize()
         # (transfer, group, place here, block there), and of each transfer how many are not in place.
         self._pieces: deque[tuple[int, int, int, int]] = deque()
-        self._copies: deque[tuple[int, Copy]] = deque()
+        self._copies: deque[tuple[int, Event]] = deque()
         self._left: Counter[int] = Counter()
 
     def begin(self, body: TicketBody) -> int:
         self._standing.rotate()
-        places = self._standing[0][0].places
+        places = self._standing[0][0]
         for group, blocks in enumerate(_blocks(self._decode, body)):
             self._left[body.transfer_id] += len(blocks)
             pairs = zip(places[group], blocks, strict=True)
@@ -147,7 +147,7 @@ class PinnedScatter:
     def step(self) -> None:
         from baton.engine.memory.host_blocks import Saved
 
-        while self._copies and self._copies[0][1].ended():
+        while self._copies and self._copies[0][1].query():
             self._left[self._copies.popleft()[0]] -= 1
         while self._pieces and len(self._copies) < _UNDER_WAY:
             transfer, group, place, block = self._pieces.popleft()

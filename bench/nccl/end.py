@@ -6,6 +6,7 @@ abandon it at any moment: nothing here outlives its parent.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -27,6 +28,14 @@ _POLL_S = 20e-6
 # Sizes of a hoard's allocations, largest first; what remains is too small for any NCCL buffer.
 _HOARD_PAGES = (2048 * _MB, 64 * _MB, 12 * _MB)
 _HOARD_LEAVES = 200 * _MB
+
+
+def _end(link: Communicator, how: str) -> None:
+    """Aborts or revokes it."""
+    if how == "revoke":
+        link.call("ncclCommRevoke", 0)
+    else:
+        link.abort()
 
 
 def serve(device: int, channel: socket.socket, log: Path) -> None:
@@ -91,7 +100,8 @@ class End:
     def do_register(self, name: str, buffer: str) -> dict[str, Any]:
         """Lets the peer's kernels write this buffer directly."""
         memory = self._buffers[buffer]
-        self._links[name].register(memory.data_ptr(), memory.numel())
+        address, size = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.numel())
+        self._links[name].call("ncclCommRegister", address, size, ctypes.byref(ctypes.c_void_p()))
         return {}
 
     def do_send(self, name: str, buffer: str, mb: int, times: int = 1) -> dict[str, Any]:
@@ -121,7 +131,7 @@ class End:
 
         def call() -> None:
             try:
-                getattr(link, how)()
+                _end(link, how)
             except NcclError as error:
                 failed.append(str(error))
 
@@ -151,7 +161,7 @@ class End:
 
         def end(name: str, after_s: float) -> None:
             time.sleep(after_s)
-            getattr(self._links[name], how)()
+            _end(self._links[name], how)
             ended[name] = round(time.perf_counter() - begun, 4)
 
         for name, after_s in ((first, 0.0), (second, later_s)):

@@ -33,7 +33,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
 from bench.shapes import SHAPES
 
@@ -76,8 +76,7 @@ class Bench:
 
         from baton.engine.memory.kv_cache import KVCache
         from baton.engine.prefill.attention import prompt_workspace
-        from baton.engine.prefill.attention_plan import LibraryRule
-        from baton.engine.prefill.key_split import KeySplit
+        from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
         from baton.engine.sequence import Limits, SamplingParams, Sequence
         from bench.random_model import random_model
         from bench.shapes import Shape
@@ -115,7 +114,7 @@ class Bench:
 
         from baton.device.upload import put_ints
         from baton.engine.prefill.attention import PlannedRows, PromptAttention
-        from baton.engine.prefill.key_split import KeySplit
+        from baton.engine.prefill.attention_plan import KeySplit
         from baton.engine.prefill.scheduler import Chunk, step_of
         from baton.engine.prefill.step_inputs import StepInputs
 
@@ -129,7 +128,7 @@ class Bench:
         there = torch.empty(step.layout.size, dtype=torch.int32, device=self.decoder.device)
         put_ints(step.values(step.layout), there)
         places = step.layout.places(there)
-        planned = PlannedRows(plan.attention, tuning, places.groups[0], places.tables, step.lines[0])
+        planned = PlannedRows(plan, places.groups[0], places.tables, step.lines[0])
         layer = self.decoder.layers[0].attention
 
         def run() -> None:

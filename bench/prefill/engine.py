@@ -21,8 +21,8 @@ from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.engine.prefix_cache.disk_store import DiskBlocks
-from baton.engine.prefix_cache.host_store import HostPrefixes
+from baton.engine.prefix_cache.disk_store import DiskBlockStore
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import take
 from bench.prefill.case import BLOCK_TOKENS, Case
@@ -187,13 +187,13 @@ class _CaseRun:
         rest = self._engine.token_ids(case.tokens - case.prefix, self._engine.fresh_seed())
         sequence = Sequence((*prefix, *rest), case.tokens, SamplingParams(), Limits(1))
         if self._prefixes is not None:
-            self._prefixes.name(sequence)
+            sequence.hashes = self._prefixes.hashes_of(sequence.token_ids)
         return sequence
 
     def _prefix_cache(self) -> PrefixCache:
         decoder, case = self._engine.decoder, self._case
         layout = decoder.layout
-        hasher = BlockHasher.of_cache(
+        hasher = BlockHasher(
             _KEY,
             tenant="",
             fingerprint=secrets.token_bytes(32),
@@ -207,8 +207,8 @@ class _CaseRun:
             if case.tier == "disk":
                 room = 4 * (case.blocks + 2) * block
                 folder = self._engine.folder / secrets.token_hex(4)
-                disk = DiskBlocks(folder, _KEY, block, room, lambda: None)
-            store = HostPrefixes(self._engine.cache, (case.blocks + 2) * block * 3 // 2, disk)
+                disk = DiskBlockStore(folder, _KEY, block, room, lambda: None)
+            store = HostBlockStore(self._engine.cache, (case.blocks + 2) * block * 3 // 2, disk)
         return PrefixCache(self._pools, lambda tenant: hasher, store)
 
     def _prime(self) -> None:
@@ -233,7 +233,7 @@ class _CaseRun:
                 for _ in range(self._case.prompts)
             ]
             for sequence in others:
-                self._prefixes.name(sequence)
+                sequence.hashes = self._prefixes.hashes_of(sequence.token_ids)
             self._compute(others)
             self._give_up_device()
             self._wait_for_disk()

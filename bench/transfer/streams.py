@@ -30,11 +30,11 @@ import numpy as np
 import uvloop
 
 from baton.cli.up.local_cluster import LocalCluster, Programs
+from baton.process_tuning import batch_wakeups
 from baton.v1.admin_pb2 import WorkerAudit
 from baton.v1.decode_pb2 import CancelRequest, ReserveRequest, SubscribeRequest, Ticket, TicketBody
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.types_pb2 import Attempt
-from baton.wakeups import batch_wakeups
 from bench.cluster.clients import Clients, Seen
 from bench.cluster.cluster_secret import CLUSTER_SECRET, METADATA
 from bench.cluster.fake_engine import STEP_VARIABLE, write_model

@@ -53,13 +53,17 @@ class PieceMemory:
     def sum_of(self, index: int) -> int:
         """The sum in an index's header, in [0, 2^64); synchronizes with the device."""
         begins = index * self.stride
-        return sum_of(self.memory[begins : begins + self.head].view(np.uint64))
+        return sum_of(self._on_host(begins, self.head).view(np.uint64))
 
     def __getitem__(self, part: slice) -> NDArray[np.uint8]:
         """A copy on the host, of bytes of one piece."""
         index, at = divmod(part.start, self._piece_bytes)
         begins = index * self.stride + self.head + at
-        return self.memory[begins : begins + part.stop - part.start]
+        return self._on_host(begins, part.stop - part.start)
+
+    def _on_host(self, begins: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes; synchronizes with the device."""
+        return self.memory.tensor[begins : begins + size].to("cpu", copy=True).numpy()
 
     def free(self) -> None:
         """Frees it; all work that accesses it must have finished. Idempotent."""

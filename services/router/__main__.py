@@ -12,7 +12,7 @@ import sys
 
 import uvloop
 
-from baton.wakeups import batch_wakeups
+from baton.process_tuning import batch_wakeups
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_protocol import (

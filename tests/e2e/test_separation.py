@@ -94,7 +94,7 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
 
 
 async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
-    """`baton.wakeups`, of every thread: gRPC starts its own."""
+    """`baton.process_tuning`, of every thread: gRPC starts its own."""
     audits = await serve(cluster, LENGTHS[:1])
     engines = [audit.engine_pid for audit in audits.values()]
     streaming = [audit.front_pid for audit in audits.values()]

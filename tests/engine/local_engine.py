@@ -138,9 +138,11 @@ class LocalEngine:
         self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
         self.decode: DecodeLoop
         if graph:
-            from baton.engine.decode.factory import graph_loop
+            from baton.engine.decode.factory import decode_loop
 
-            self.decode = graph_loop(model, cache, self.state, rings, memory, exact=numerics == "exact")
+            self.decode = decode_loop(
+                model, cache, self.state, rings, memory, exact=numerics == "exact", interpreted=True
+            )
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
             self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
@@ -201,11 +203,11 @@ class LocalEngine:
         self.logprobs[key] = []
         return key
 
-    def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
+    def extend(self, key: tuple[int, int], before: int, capacity: int) -> None:
         """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""
         held, wanted = self.pools.counts_for(before), self.pools.counts_for(capacity)
         more = tuple(mine[have:want] for mine, have, want in zip(self.tables[key], held, wanted, strict=True))
-        self.decode.grow(*key, more, held, capacity)
+        self.decode.extend(*key, more, held, capacity)
 
     def step(self) -> bool:
         ran = self.decode.step()

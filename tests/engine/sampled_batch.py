@@ -17,9 +17,9 @@ from baton.engine.decode.slots import Grant
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.logprob_records import LogprobRecords, Logprobs, logprob_bytes
-from baton.engine.sampling.reference import filtered
 from baton.engine.sequence import Limits, SamplingParams
 from bench.engine_driver import admit
+from tests.engine.token_filters import filtered
 
 GENERATION = 3
 _ENDLESS = Limits(1000)

@@ -73,13 +73,13 @@ class SharedPrefix:
         self._slots = SlotPool(shape.slots)
         widths = tuple(group.blocks_for(shape.tokens) for group in layout.groups)
         state = SlotState(shape.slots, widths, config.vocab_size, device)
-        box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
         self.loop: DecodeLoop
         if graph:
             options = PassOptions(ProductTable.for_gpu("cpu", exact=True), SplitPolicy(fixed=shape.fixed))
             host = HostMemory(self.memory, device)
-            self.loop = GraphDecodeLoop(model, cache, state, rings, host, box, ring, options)
+            self.loop = GraphDecodeLoop(model, cache, state, rings, host, options)
         else:
+            box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
             self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring)
         self.output: list[list[int]] = [[] for _ in range(shape.slots)]
         self.ended: set[int] = set()

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton.process_tuning import batch_wakeups
 from baton.v1.router_pb2 import (
     GenerateRequest,
     GenerateResponse,
@@ -36,7 +37,6 @@ from baton.v1.router_pb2 import (
     Usage,
 )
 from baton.v1.types_pb2 import FinishReason
-from baton.wakeups import batch_wakeups
 
 # What a request may meet. The first four are told on either protocol in its own way.
 FAULTS = (

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (

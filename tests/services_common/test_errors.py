@@ -8,7 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import DETAILS_KEY, from_status, grpc_code, to_status
+from baton.grpc_errors import CODES, DETAILS_KEY, from_status, to_status
 from services.common.errors import from_grpc, http_status, openai_body
 
 
@@ -49,7 +49,7 @@ def test_details_are_what_gRPC_libraries_expect(kind: ErrorKind) -> None:  # noq
     ((key, value),) = to_status(FieldError("no", param="top_p", kind=kind)).trailing_metadata
     assert key == DETAILS_KEY
     status = status_pb2.Status.FromString(value)
-    assert (status.code, status.message) == (grpc_code(kind).value[0], "no")
+    assert (status.code, status.message) == (CODES[kind].value[0], "no")
     names = {detail.TypeName().removeprefix("google.rpc.") for detail in status.details}
     assert names == {"BadRequest", "ErrorInfo"} | ({"RetryInfo"} if kind.retryable else set())
     info = error_details_pb2.ErrorInfo()

@@ -34,42 +34,23 @@ def decode_loop(
     *,
     exact: bool,
     serves: bool = True,
+    interpreted: bool = False,
     before_step: Callable[[float], None] | None = None,
 ) -> DecodeLoop:
     """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
 
-    `serves`: False where no slot will ever be admitted, and nothing need be captured. `before_step`: see
-    `DecodeLoop`.
+    `serves`: False where no slot will ever be admitted, and nothing need be captured. `interpreted`: graphs
+    on a CPU too, whose kernels run in Triton's interpreter. `before_step`: see `ReferenceDecodeLoop`.
     """
-    if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
-        return graph_loop(model, cache, state, rings, memory, exact=exact)
+    on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
+    if interpreted or (serves and on_gpu):
+        from baton.device.host_memory import HostMemory
+        from baton.engine.decode.graph_loop import GraphDecodeLoop
+
+        host = HostMemory(memory, model.device)
+        return GraphDecodeLoop(model, cache, state, rings, host, pass_options(model, exact=exact))
     return ReferenceDecodeLoop(
         ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory), before_step
-    )
-
-
-def graph_loop(
-    model: Model,
-    cache: KVCache,
-    state: SlotState,
-    rings: SharedRings,
-    memory: SharedMemory,
-    *,
-    exact: bool,
-) -> DecodeLoop:
-    """The loop of graphs; on a CPU their kernels run in Triton's interpreter, for tests."""
-    from baton.device.host_memory import HostMemory
-    from baton.engine.decode.graph_loop import GraphDecodeLoop
-
-    return GraphDecodeLoop(
-        model,
-        cache,
-        state,
-        rings,
-        HostMemory(memory, model.device),
-        rings.mailbox(memory),
-        rings.writer(memory),
-        pass_options(model, exact=exact),
     )
 
 

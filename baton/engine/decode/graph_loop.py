@@ -28,8 +28,7 @@ from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mailbox import Entry, EntryKind, Mailbox
-from baton.engine.rings.output_ring import RingWriter
+from baton.engine.rings.mailbox import Entry, EntryKind
 
 # Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
@@ -65,18 +64,19 @@ class GraphDecodeLoop(DecodeLoop):
         state: SlotState,
         rings: SharedRings,
         memory: HostMemory,
-        mailbox: Mailbox,
-        ring: RingWriter,
         options: PassOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(state, mailbox, ring)
+        super().__init__(state, rings.mailbox(memory.memory), rings.writer(memory.memory))
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         self._queue = GraphStream(model.device)
         self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
         self._graphs = self.step_state.capture()
         self._queue.drain()
+        self._times = StepTimes()
+        if self._queue.on_chip:
+            self._time_largest()
         self._enqueued = self._status(0, 0).replays
         self._status_seen = self._status(0, self._enqueued)
         # (number of the entry, features) of admissions that no step is known to have applied.
@@ -84,21 +84,16 @@ class GraphDecodeLoop(DecodeLoop):
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
-        self._times = StepTimes()
         self._watchdog = DeviceWatchdog(clock)
         self._began_at = clock()  # when the replay that runs could begin, at the earliest
-        if self._queue.on_chip:
-            self._time_largest()
 
     def _time_largest(self) -> None:
         """Runs a step of the largest bucket with no slot active, so that an expected duration is known
         from the start."""
         began = self._clock()
-        self._graphs[self.shape.rows].samples.replay()
+        self._graphs[self.shape.rows].samples()
         self._queue.drain()
         self._times.add(self._clock() - began)
-        self._enqueued = self._status(0, 0).replays
-        self._status_seen = self._status(0, self._enqueued)
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)
@@ -115,7 +110,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def tokens_decoded(self) -> int:
-        return int(self._ring.device_counters[1])
+        return int(self.ring.device_counters[1])
 
     @property
     def expected_step_s(self) -> float:
@@ -137,7 +132,8 @@ class GraphDecodeLoop(DecodeLoop):
     def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         seen = self._look()
         queued = self._enqueued - seen.replays
-        if queued >= self._most_queued() or not self._would_advance(seen):
+        most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
+        if queued >= most or not self._would_advance(seen):
             return False
         if queued == 0:
             if not self._ring_has_room():
@@ -150,12 +146,9 @@ class GraphDecodeLoop(DecodeLoop):
         bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         graphs = self._graphs[bucket]
-        (graphs.samples if features & ~int(PICKED) else graphs.picks).replay()
+        (graphs.samples if features & ~int(PICKED) else graphs.picks)()
         self._enqueued += 1
         return True
-
-    def _most_queued(self) -> int:
-        return QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
 
     def _would_advance(self, seen: Status) -> bool:
         """Whether another replay would have an effect. After a step that advanced no row none does,
@@ -168,8 +161,8 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _ring_has_room(self) -> bool:
         """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""
-        tail = self._ring.tail
-        room = self._ring.capacity - (int(self._ring.device_counters[2]) - tail)
+        tail = self.ring.tail
+        room = self.ring.capacity - (int(self.ring.device_counters[2]) - tail)
         if room >= self.shape.words:
             return True
         first = tail != self._tail_when_full
@@ -189,8 +182,8 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _status(self, applied: int, replays: int) -> Status:
         """Decodes the status word; its two counts are truncated, and continued from those seen before."""
-        word = int(self._ring.device_counters[0])
-        rows = int(self._ring.device_counters[3].astype(np.int64))
+        word = int(self.ring.device_counters[0])
+        rows = int(self.ring.device_counters[3].astype(np.int64))
         now_applied = word >> kernels.STATUS_APPLIED.value & _COUNT_MASK
         now_replays = word >> kernels.STATUS_REPLAYS.value & _COUNT_MASK
         return Status(

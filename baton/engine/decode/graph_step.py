@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from baton.device.graphs import GraphStream, Replayable
+from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decode.graph_sampler import GraphSampler
@@ -33,32 +33,18 @@ PICKED = Feature.GREEDY | Feature.TEMPERATURE
 _EVERYTHING = ~Feature(0)
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlaces:
-    """Views of host memory that the kernels read and write: mailbox, ring, and the clocks of the last
-    steps."""
+class _HostArrays:
+    """Views of host memory that the kernels read and write: mailbox and ring."""
 
-    mailbox_tail: Tensor
-    mailbox_words: Tensor
-    mailbox_laps: Tensor
-    header: Tensor
-    words: Tensor
-    logprobs: Tensor
-    clocks: Tensor
-
-    @classmethod
-    def of(cls, memory: HostMemory, rings: SharedRings, clocks: Tensor) -> HostPlaces:
+    def __init__(self, memory: HostMemory, rings: SharedRings) -> None:
         (tail, entries), (header, words) = rings.mailbox_place, rings.ring_place
         count = rings.mailbox_entries * kernels.RECORD_WORDS.value
-        return cls(
-            mailbox_tail=memory.tensor(tail, 1, torch.int64),
-            mailbox_words=memory.tensor(entries, count, torch.int32),
-            mailbox_laps=memory.tensor(entries, count // 2, torch.int64),
-            header=memory.tensor(header, (words - header) // 8, torch.int64),
-            words=memory.tensor(words, rings.ring_words, torch.int64),
-            logprobs=memory.tensor(*rings.records_place, torch.int32),
-            clocks=clocks,
-        )
+        self.mailbox_tail = memory.tensor(tail, 1, torch.int64)
+        self.mailbox_words = memory.tensor(entries, count, torch.int32)
+        self.mailbox_laps = memory.tensor(entries, count // 2, torch.int64)
+        self.header = memory.tensor(header, (words - header) // 8, torch.int64)
+        self.words = memory.tensor(words, rings.ring_words, torch.int64)
+        self.logprobs = memory.tensor(*rings.records_place, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +52,8 @@ class StepGraphs:
     """The graphs of one bucket, each a whole step: `picks` for slots with no features but PICKED,
     `samples` for any."""
 
-    picks: Replayable
-    samples: Replayable
+    picks: Graph
+    samples: Graph
 
 
 class GraphStep:
@@ -94,7 +80,7 @@ class GraphStep:
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
         lines = kernels.CLOCK_LINES.value
         self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device)
-        self._host = HostPlaces.of(memory, rings, self.clocks)
+        self._host = _HostArrays(memory, rings)
         self._inbox = torch.zeros(
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
@@ -122,7 +108,7 @@ class GraphStep:
         inputs = self.pass_.inputs
         pick(
             self._drawn[:bucket], logits, inputs.slot, inputs.position,
-            self._state.records, self.control, self._host.clocks, self._places,
+            self._state.records, self.control, self.clocks, self._places,
         )  # fmt: skip
         self._finish()
         self._queue.join()
@@ -132,7 +118,7 @@ class GraphStep:
         inputs = self.pass_.inputs
         self._sampler.launch(
             self._drawn, logits, (inputs.slot, inputs.position, self._place), self.control,
-            self._host.clocks, self._host.logprobs, (self._capacity, self._top),
+            self.clocks, self._host.logprobs, (self._capacity, self._top),
         )  # fmt: skip
         self._finish()
         self._queue.join()
@@ -149,7 +135,7 @@ class GraphStep:
         inputs, state = self.pass_.inputs, self._state
         kernels.begin[(1,)](
             self.control,
-            self._host.clocks,
+            self.clocks,
             self._inbox,
             self._host.words,
             state.active,
@@ -210,7 +196,7 @@ class GraphStep:
         inputs, state, host = self.pass_.inputs, self._state, self._host
         kernels.finish[(1,)](
             self.control,
-            host.clocks,
+            self.clocks,
             host.header,
             host.mailbox_tail,
             host.words,

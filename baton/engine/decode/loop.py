@@ -20,7 +20,6 @@ from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.step_shape import StepShape
 
 _NO_STOP = -1
 # The longest time after which a loop with work should be polled for its next step.
@@ -28,31 +27,15 @@ _NAP_S = 0.001
 
 
 class DecodeLoop(ABC):
-    """Posts changes of slots to the mailbox (`admit`, `grow`, `hold`, `move`, `cancel`), and runs the steps
-    that apply them."""
+    """Posts changes of slots to the mailbox (`admit`, `extend`, `stall`, `preempt`, `cancel`), and runs the
+    steps that apply them."""
 
-    def __init__(
-        self,
-        state: SlotState,
-        mailbox: Mailbox,
-        ring: RingWriter,
-        before_step: Callable[[float], None] | None = None,
-    ) -> None:
-        """`before_step` is called with `expected_step_s` before a step that the host computes itself, which
-        blocks its caller."""
+    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
         self._mailbox = mailbox
-        self._ring = ring
-        self._before_step = before_step
-
-    @property
-    def shape(self) -> StepShape:
-        return self._state.shape
-
-    @property
-    def ring(self) -> RingWriter:
+        self.shape = state.shape
+        self.ring = ring
         """The output ring; it counts the steps that ran, and those that found it full."""
-        return self._ring
 
     def begin_admission(
         self,
@@ -73,7 +56,7 @@ class DecodeLoop(ABC):
         each token after the last one waits for its mask (`write_mask`).
         """
         self._state.apply(SlotWrite(grant.slot, blocks=grant.blocks, logit_bias=sampling.logit_bias))
-        entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
+        entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self.ring.steps)
         entry["position"] = len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
         entry["stop_ids"] = _NO_STOP
@@ -109,15 +92,15 @@ class DecodeLoop(ABC):
     def admit(self, admission: Entry) -> None:
         """Posts the admission: the sequence decodes from the next step on. All its KV must be in its
         blocks."""
-        admission["from_step"] = self._ring.steps
+        admission["from_step"] = self.ring.steps
         self._post(admission)
 
-    def grow(
+    def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
         """Gives a slot blocks behind the `held` it has by cache group; they hold `capacity` tokens in all."""
         self._state.apply(SlotWrite(slot, blocks=more, first_blocks=held))
-        entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
+        entry = _entry(EntryKind.EXTEND, slot, generation, self.ring.steps)
         entry["capacity"] = capacity
         self._post(entry)
 
@@ -128,9 +111,9 @@ class DecodeLoop(ABC):
         """
         self._state.sampler.masks.write(slot, generation, position, bits)
 
-    def hold(self, slot: int, generation: int) -> int:
-        """Stops a slot from advancing until it grows; returns the entry's number, for `applied`."""
-        self._post(_entry(EntryKind.GROW, slot, generation, self._ring.steps))
+    def stall(self, slot: int, generation: int) -> int:
+        """Stops a slot from advancing until it is extended; returns the entry's number, for `applied`."""
+        self._post(_entry(EntryKind.EXTEND, slot, generation, self.ring.steps))
         return self._mailbox.posted
 
     @property
@@ -142,13 +125,13 @@ class DecodeLoop(ABC):
         """Whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
 
-    def move(self, slot: int, generation: int) -> None:
-        """Ends a slot whose sequence continues on another worker; the ring reports `Finish.MOVED`."""
-        self._post(_entry(EntryKind.MOVE, slot, generation, self._ring.steps))
+    def preempt(self, slot: int, generation: int) -> None:
+        """Ends a slot whose sequence continues on another worker; the ring reports `Finish.PREEMPTED`."""
+        self._post(_entry(EntryKind.PREEMPT, slot, generation, self.ring.steps))
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring reports this finish, or an earlier one."""
-        self._post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.CANCEL, slot, generation, self.ring.steps))
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)

@@ -33,7 +33,9 @@ class ReferenceDecodeLoop(DecodeLoop):
         ring: RingWriter,
         before_step: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(state, mailbox, ring, before_step)
+        """`before_step` is called with `expected_step_s` before each step, which blocks its caller."""
+        super().__init__(state, mailbox, ring)
+        self._before_step = before_step
         self._reference = reference
         self._cache = cache
         self._tokens_decoded = 0
@@ -54,8 +56,8 @@ class ReferenceDecodeLoop(DecodeLoop):
     def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         if not self.has_work:
             return False
-        if self._ring.room() < self.shape.words:
-            self._ring.count_full()
+        if self.ring.room() < self.shape.words:
+            self.ring.count_full()
             return False
         applied = self._apply_mailbox()
         rows = self._runnable_rows()
@@ -67,25 +69,25 @@ class ReferenceDecodeLoop(DecodeLoop):
             began = time.monotonic()
             self._advance(rows, between_layers)
             self._times.add(time.monotonic() - began)
-        self._ring.count_step()
+        self.ring.count_step()
         return True
 
     def _apply_mailbox(self) -> bool:
-        entries = self._mailbox.take(self._ring.steps, limit=self.shape.slots)
+        entries = self._mailbox.take(self.ring.steps, limit=self.shape.slots)
         for entry in entries:
             slot, generation = int(entry["slot"]), int(entry["generation"])
             if entry["kind"] == EntryKind.ADMIT:
                 self._state.admit(entry)
                 logprobs = self._state.sampler.last_logprobs(slot)
-                self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
+                self.ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
             elif not self._state.is_current(entry):
                 continue  # it ended before the entry came
-            elif entry["kind"] == EntryKind.GROW:
+            elif entry["kind"] == EntryKind.EXTEND:
                 self._state.capacity[slot] = int(entry["capacity"])
             else:
                 self._state.active[slot] = False
-                finish = Finish.MOVED if entry["kind"] == EntryKind.MOVE else Finish.CANCELLED
-                self._ring.write([0], [slot], [generation], [finish])
+                finish = Finish.PREEMPTED if entry["kind"] == EntryKind.PREEMPT else Finish.CANCELLED
+                self.ring.write([0], [slot], [generation], [finish])
         return bool(entries)
 
     def _runnable_rows(self) -> Tensor:
@@ -96,7 +98,7 @@ class ReferenceDecodeLoop(DecodeLoop):
         held |= state.sampler.waits(state.generation, state.position + 1)
         held &= state.active
         if bool(held.any()):
-            self._ring.count_held(int(held.sum()))
+            self.ring.count_held(int(held.sum()))
         return torch.nonzero(state.active & ~held).flatten()
 
     def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
@@ -124,5 +126,5 @@ class ReferenceDecodeLoop(DecodeLoop):
         state.position[rows] = (position + 1).int()
         state.active[rows] = finish == Finish.NONE
         generations = state.generation[rows].tolist()
-        self._ring.write(tokens.tolist(), rows.tolist(), generations, finish.tolist(), logprobs)
+        self.ring.write(tokens.tolist(), rows.tolist(), generations, finish.tolist(), logprobs)
         self._tokens_decoded += rows.numel()

@@ -79,7 +79,7 @@ class SlotState:
         if write.logit_bias:
             self.sampler.set_bias(slot, write.logit_bias)
         if write.counted is not None:
-            self.sampler.set_counts(slot, *write.counted)
+            self.sampler.counts.set(slot, *write.counted)
         if write.last_logprobs is not None:
             self.sampler.set_last_logprobs(slot, write.last_logprobs)
 

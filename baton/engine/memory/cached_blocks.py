@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class CachedBlocks:
         self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
         self.evicted = 0
         for group, pool in enumerate(pools):
-            pool.on_idle = self._watcher(group)
+            pool.on_idle = partial(self._became_idle, group)
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._entries
@@ -46,13 +47,9 @@ class CachedBlocks:
         """Entries that could be evicted now; each gives every pool a block."""
         return len(self._idle)
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all entries."""
         return set(self._entries)
-
-    def blocks(self, name: bytes) -> tuple[int, ...]:
-        """The blocks of an entry, one a cache group."""
-        return self._entries[name]
 
     def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
         """Caches blocks in use whose contents are final; False where the name or one of the blocks is cached
@@ -100,10 +97,8 @@ class CachedBlocks:
         if any(pool.kept != set(names) for pool, names in zip(self._pools, self._names, strict=True)):
             raise RuntimeError("a pool keeps other blocks than those that are cached")
 
-    def _watcher(self, group: int) -> Callable[[int], None]:
-        return lambda block: self._became_idle(self._names[group][block])
-
-    def _became_idle(self, name: bytes) -> None:
+    def _became_idle(self, group: int, block: int) -> None:
+        name = self._names[group][block]
         blocks = self._entries[name]
         if not any(pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)):
             self._idle[name] = None

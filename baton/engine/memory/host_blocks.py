@@ -7,37 +7,18 @@ meanwhile.
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+from typing import NewType
 
 import numpy as np
 import torch
 
+from baton.device.cuda_stream import compute_stream
+from baton.device.stream import Event
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.kv_cache import KVCache
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Saved:
-    """Indices in host memory of one sequence's blocks, in token order, by cache group."""
-
-    places: BlockTables
-
-
-class Copy:
-    """An asynchronous copy."""
-
-    def __init__(self, event: torch.cuda.Event | None = None) -> None:
-        self._event = event
-
-    def ended(self) -> bool:
-        """Whether the copy has completed."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Blocks until the copy has completed: milliseconds at most."""
-        if self._event is not None:
-            self._event.synchronize()
+Saved = NewType("Saved", BlockTables)
+"""Indices in host memory of one sequence's blocks, in token order, by cache group."""
 
 
 class HostBlocks:
@@ -48,7 +29,7 @@ class HostBlocks:
         count = budget // sum(group.block_bytes for group in cache.layout.groups)
         on_gpu = device.type == "cuda"
         self._cache = cache
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._stream = compute_stream(device)
         self._room = [
             torch.empty(count, group.block_bytes, dtype=torch.uint8, pin_memory=on_gpu and count > 0)
             for group in cache.layout.groups
@@ -64,20 +45,21 @@ class HostBlocks:
         """Whether there is room for these blocks."""
         return all(len(blocks) <= len(free) for blocks, free in zip(tables, self._free, strict=True))
 
-    def save(self, tables: BlockTables) -> tuple[Saved, Copy]:
-        """Starts a copy of blocks of the cache to host memory; they must fit."""
+    def save(self, tables: BlockTables) -> tuple[Saved, Event]:
+        """Starts a copy of blocks of the cache to host memory, milliseconds at most; they must fit. The event
+        completes with the copy."""
         places = tuple(
             tuple(free.pop() for _ in blocks) for blocks, free in zip(tables, self._free, strict=True)
         )
         return Saved(places), self._copy(places, tables, inward=False)
 
-    def load(self, saved: Saved, tables: BlockTables) -> Copy:
+    def load(self, saved: Saved, tables: BlockTables) -> Event:
         """Starts a copy of saved blocks into the first blocks of `tables`, which may be more."""
-        return self._copy(saved.places, tables, inward=True)
+        return self._copy(saved, tables, inward=True)
 
     def bytes_of(self, saved: Saved) -> bytes:
         """The bytes of saved blocks whose copy has ended: block by block, group by group."""
-        pairs = zip(saved.places, self._room, strict=True)
+        pairs = zip(saved, self._room, strict=True)
         return b"".join(room[place].numpy().tobytes() for places, room in pairs for place in places)
 
     def save_bytes(self, data: bytes) -> Saved:
@@ -92,20 +74,14 @@ class HostBlocks:
 
     def release(self, saved: Saved) -> None:
         """Frees the host memory of saved blocks."""
-        for places, free in zip(saved.places, self._free, strict=True):
+        for places, free in zip(saved, self._free, strict=True):
             free.extend(places)
 
-    def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Copy:
-        if self._stream is not None:  # the copy is ordered after writes that were enqueued before
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+    def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Event:
+        with self._stream.activate():  # the copy is ordered after writes that were enqueued before
             for group, room in enumerate(self._room):
                 for place, block in zip(places[group], tables[group], strict=False):
                     here, there = room[place], self._cache.block_bytes_view(group, block)
                     target, source = (there, here) if inward else (here, there)
                     target.copy_(source, non_blocking=True)
-        if self._stream is None:
-            return Copy()
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return Copy(event)
+            return self._stream.record_event()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import HALF_DTYPES, AttentionLibrary
+from baton.device.attention_library import HALF_DTYPES, library_attention
 from baton.engine.forward.layers import attention_heads
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.absorb_attention import absorb_attention
@@ -26,12 +26,12 @@ from baton.engine.prefill.attention_plan import (
     AttentionPlan,
     CallShape,
     CausalCall,
+    KeySplit,
     LibraryRule,
     Run,
     Span,
     plan_attention,
 )
-from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.step_inputs import GroupPlaces, GroupPlan, InputLayout
 
 
@@ -43,8 +43,7 @@ class PlannedRows:
     library need them.
     """
 
-    plan: AttentionPlan
-    tuning: PromptTuning
+    plan: GroupPlan
     places: GroupPlaces[Tensor]
     tables: Tensor
     lines: Sequence[int]
@@ -78,7 +77,7 @@ class PromptAttention:
         self._split = split
         rows = self._attended.shape[0]
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
-        self._library = AttentionLibrary(config.attention_scale, device, dtype)
+        self._scale = config.attention_scale
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
             2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
@@ -88,14 +87,10 @@ class PromptAttention:
         # Shapes that the library does not support: the paged kernel computes them, more slowly.
         self.refused = len(shapes) - len(self._ready)
 
-    def has(self, shape: CallShape) -> bool:
-        """Whether the library may be called with it."""
-        return shape in self._ready
-
     def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None) -> GroupPlan:
         """Plans which kernel computes which part of the chunks `runs`, in packed order, and the tuning of
         the paged kernel: `tuning`, or by its rows."""
-        plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
+        plan = plan_attention(runs, self.rule if heads.window is None else None, self._ready.__contains__)
         tuning = tuning or self._tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
@@ -130,7 +125,7 @@ class PromptAttention:
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
         rotated, and k and v in the cache."""
-        group, plan = self._cache.groups[attention.group], planned.plan
+        group, plan = self._cache.groups[attention.group], planned.plan.attention
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
@@ -142,7 +137,7 @@ class PromptAttention:
         heads, places = self.heads[attention.group], planned.places
         prompt_attention(
             self._attended, self._qkv[:rows], group, attention.index, planned.tables, places.items,
-            heads, planned.tuning, self._sums if plan.prefix or places.joins is not None else None,
+            heads, planned.plan.tuning, self._sums if plan.prefix or places.joins is not None else None,
         )  # fmt: skip
         if places.joins is not None:
             join_parts(self._attended, self._sums, places.joins, heads.dim)
@@ -177,12 +172,12 @@ class PromptAttention:
         query = self._heads_of(row, batch, rows, 0, heads.heads)
         key = self._heads_of(row, batch, rows, heads.heads, heads.kv_heads)
         value = self._heads_of(row, batch, rows, heads.heads + heads.kv_heads, heads.kv_heads)
-        return self._library.attend(query, key, value, causal=True)
+        return library_attention(query, key, value, self._scale, causal=True)
 
     def _over_prefix(self, row: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
         query = self._heads_of(row, 1, rows, 0, self.heads[0].heads)
         key, value = self._gathered[:, None, :, :keys]
-        return self._library.attend(query, key, value, causal=False)
+        return library_attention(query, key, value, self._scale, causal=False)
 
     def _heads_of(self, row: int, batch: int, rows: int, first: int, count: int) -> Tensor:
         """[batch, count, rows, dim] of the product, where it is."""

@@ -8,12 +8,17 @@ ready at start (`baton.device.attention_library`). So it gets, of each chunk tha
 
 and the paged kernel gets all else: short chunks, windows, and what the pieces leave of a prefix. What a row
 sees in several parts is joined by the sums of exponentials.
+
+A program of the paged kernel does a few rows with all their keys, one tile after the other. A hundred rows
+behind 100,000 tokens are so few programs that most of the chip would wait for them, as long as a thousand
+rows take. So such a span is cut along its keys and given to several programs (`KeySplit`); all parts but the
+last write to rows of their own, and are joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 
 # (first position, rows) of a chunk.
@@ -233,3 +238,46 @@ def _prefix_calls(row: int, rows: int, start: int, table: int, rule: LibraryRule
             calls.append(PrefixCall(row, size, rows, table, first, keys))
             first += keys
     return calls
+
+
+@dataclass(frozen=True, slots=True)
+class KeySplit:
+    """`programs`: that share a pass's spans at best; a part has `least_keys` or more, and ends at a multiple
+    of `grain`; `rows`: of the buffer that parts are written to."""
+
+    programs: int = 4 * 132
+    least_keys: int = 1024
+    rows: int = 1024
+    grain: int = 256
+
+    def more_items(self, kv_heads: int) -> int:
+        """How many items more than its spans' own a split plan has at most."""
+        return self.programs // kv_heads
+
+    def split(self, plan: AttentionPlan, item_rows: int, kv_heads: int, buffer: int) -> AttentionPlan:
+        """The plan with its spans cut where that is worth it. `item_rows`: of a program; `buffer`: where the
+        rows for parts begin."""
+        work = sum(-(-span.rows // item_rows) * kv_heads * (span.end - span.begin) for span in plan.spans)
+        share = max(self.least_keys, -(-work // self.programs))
+        spans: list[Span] = []
+        parted: list[PartedRows] = []
+        free, end = buffer, buffer + self.rows
+        for span in plan.spans:
+            most = 1 + (end - free) // span.rows
+            ends = self._cuts(span, min((span.end - span.begin) // share, most))
+            first = free
+            for cut in ends:
+                spans.append(replace(span, end=cut, into=free))
+                span = replace(span, begin=cut)
+                free += span.rows
+            spans.append(span)
+            if ends:
+                parted.append(PartedRows(span.row, span.rows, first, len(ends)))
+        return replace(plan, spans=spans, parted=parted)
+
+    def _cuts(self, span: Span, parts: int) -> list[int]:
+        """Where all parts but the last end. Every row sees something of each: none ends behind the first."""
+        if parts < 2:
+            return []
+        size = -(-(span.end - span.begin) // (parts * self.grain)) * self.grain
+        return list(range(span.begin + size, span.position, size))

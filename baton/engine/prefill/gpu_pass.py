@@ -27,10 +27,9 @@ from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
-from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import Pace
 from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
-from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 
@@ -95,8 +94,9 @@ class PrefillPass:
             chunks = bounds.chunks(rows)
             layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))
         nowhere: list[Run[int]] = [()] * len(self._attention.heads)
-        self._graphs.capture(layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere))
-        self.uncaptured = self._graphs.failure
+        self.uncaptured = self._graphs.capture(
+            layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere)
+        )
 
     def take_paces(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
@@ -153,7 +153,7 @@ class PrefillPass:
         padding for the products: zeros, or what layers make of zeros."""
         rows = there.token.shape[0]
         groups = [
-            PlannedRows(plan.attention, plan.tuning, places, there.tables, line)
+            PlannedRows(plan, places, there.tables, line)
             for plan, places, line in zip(plans, there.groups, lines, strict=True)
         ]
         model, workspace = self._model, self.workspace

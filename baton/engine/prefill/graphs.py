@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.device.graphs import Recorder, Replayable
+from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 
@@ -45,16 +45,14 @@ class PrefillGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._inputs = torch.zeros(0, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[InputLayout, Replayable]] = {}
-        # Why there are none, where capturing failed.
-        self.failure = ""
+        self._graphs: dict[int, tuple[InputLayout, Graph]] = {}
 
     def capture(
         self, layouts: Iterable[InputLayout], launch: Callable[[InputLayout, Places[Tensor]], None]
-    ) -> None:
-        """One graph for each layout, of what `launch` does with inputs that stand there. It runs once on
-        zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory for them
-        there are none."""
+    ) -> str:
+        """Captures one graph for each layout, of what `launch` does with inputs that stand there. It runs
+        once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory
+        for them there are none; returns why, or an empty string."""
         layouts = list(layouts)
         recorder = Recorder(self._device)
         size = max((layout.size for layout in layouts), default=0)
@@ -62,11 +60,12 @@ class PrefillGraphs:
         try:
             for layout in layouts:
                 graph = recorder.capture(partial(launch, layout, layout.places(self._inputs)))
-                graph.replay()  # the first also brings it to the GPU
+                graph()  # the first also brings it to the GPU
                 self._graphs[layout.rows] = layout, graph
         except RuntimeError as error:
             self._graphs.clear()
-            self.failure = str(error) or type(error).__name__
+            return str(error) or type(error).__name__
+        return ""
 
     def replay(self, step: StepInputs) -> bool:
         """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
@@ -77,5 +76,5 @@ class PrefillGraphs:
         if not step.fits(layout):
             return False
         put_ints(step.values(layout), self._inputs)
-        graph.replay()
+        graph()
         return True

@@ -1,6 +1,6 @@
 """The prefill loop: plans steps, launches them, and samples first tokens of prompts that are complete.
 
-    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle: blocks and durations
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ finalize: blocks and durations
 
 On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -61,7 +62,7 @@ class PromptPass(Protocol):
         """hidden [M, hidden] → [M, vocab] in the model's dtype."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChunkResult:
     """A computed chunk, and the first output token where it was its sequence's last and a token is drawn.
 
@@ -74,27 +75,26 @@ class ChunkResult:
     logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """First tokens of the chunks with the numbers `of` in the step; valid once the step has ended."""
-
-    of: list[int]
-    tokens: Tensor
-    logprobs: list[Logprobs | None]
+    @property
+    def draws(self) -> bool:
+        """Whether the chunk yields its sequence's first output token."""
+        return self.chunk.is_last and self.chunk.sequence.draws
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was launched."""
+    """A step that was launched. `tokens`: of the results that draw one, valid once the step has ended."""
 
-    chunks: list[Chunk]
+    results: list[ChunkResult]
     runs: list[tuple[int, int]]
     units: float
-    drawn: _Drawn | None
-    of_prompts: dict[int, list[Logprobs]]
+    tokens: Tensor
     begun: TimedEvent
     end: TimedEvent
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [result.chunk for result in self.results]
 
 
 class PrefillLoop:
@@ -126,7 +126,7 @@ class PrefillLoop:
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take
         self._before_step = before_step
-        self._unsettled: list[_Step] = []
+        self._unfinalized: list[_Step] = []
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -183,7 +183,9 @@ class PrefillLoop:
         with torch.inference_mode(), self._stream.activate():
             begun = self._stream.record_event()
             hidden = self._pass.forward(step)
-            drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
+            results = [ChunkResult(chunk) for chunk in chunks]
+            tokens = self._draw(results, hidden)
+            self._add_prompt_logprobs(results, hidden)
             end = self._stream.record_event()
         if self._stream.asynchronous:
             for chunk in chunks:
@@ -191,7 +193,7 @@ class PrefillLoop:
             self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
-        self._under_way.append(_Step(chunks, step.runs, units, drawn, of_prompts, begun, end))
+        self._under_way.append(_Step(results, step.runs, units, tokens, begun, end))
         if len(self._under_way) == 1:  # else the one that runs was polled before
             self._looked_ns = time.monotonic_ns()
         return True
@@ -208,22 +210,22 @@ class PrefillLoop:
 
     def ended(self) -> list[ChunkResult]:
         """The results of all steps that have ended since; of sequences that were removed there are none.
-        `settle` must be called next, so that results can be sent before it."""
+        `finalize` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
             self.steps_ended += 1
-            self._unsettled.append(step)
+            self._unfinalized.append(step)
             results += self._results(step)
         return results
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Accounts for the steps whose results were collected: unpins their blocks and records their
         durations."""
-        if not self._unsettled:
+        if not self._unfinalized:
             return
-        for step in self._unsettled:
+        for step in self._unfinalized:
             took = step.end.seconds_since(step.begun)
             self.device_s += took
             self.scheduler.cost.took(step.runs, took)
@@ -231,7 +233,7 @@ class PrefillLoop:
                 self.tokens_run += chunk.count
                 self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
-        self._unsettled.clear()
+        self._unfinalized.clear()
         # The steps that are left run from now on, however long they were expected to wait.
         left = sum(step.units for step in self._under_way)
         self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
@@ -245,41 +247,34 @@ class PrefillLoop:
         return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
 
     def _results(self, step: _Step) -> list[ChunkResult]:
-        tokens: dict[int, tuple[int, Logprobs | None]] = {}
-        if step.drawn is not None:
-            drawn = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
-            tokens = dict(zip(step.drawn.of, drawn, strict=True))
-        results = []
-        for number, chunk in enumerate(step.chunks):
-            if chunk.sequence in self.scheduler:
-                token, logprobs = tokens.get(number, (None, None))
-                of_prompt = tuple(step.of_prompts.get(number, ()))
-                results.append(ChunkResult(chunk, token, logprobs, of_prompt))
-        return results
+        """The results of a step that has ended, except those of sequences that were removed."""
+        drawing = (result for result in step.results if result.draws)
+        for result, token in zip(drawing, step.tokens.tolist(), strict=True):
+            result.token = token
+        return [result for result in step.results if result.chunk.sequence in self.scheduler]
 
-    def _draw(self, chunks: list[Chunk], hidden: Tensor) -> _Drawn | None:
-        """The first token of every sequence whose last chunk this is. hidden [N, hidden]: the rows."""
-        last_rows, lasts, row = [], [], -1
-        for number, chunk in enumerate(chunks):
-            row += chunk.count
-            if chunk.is_last and chunk.sequence.draws:
-                last_rows.append(row)
-                lasts.append(number)
-        if not lasts:
-            return None
-        logits = self._pass.logits(hidden[put_values(last_rows, torch.int64, hidden.device)])
-        sequences = [chunks[number].sequence for number in lasts]
+    def _draw(self, results: list[ChunkResult], hidden: Tensor) -> Tensor:
+        """Draws the first token of every sequence whose last chunk this is, and adds its logprobs to the
+        result. hidden [N, hidden]: the step's rows → tokens on the host, valid once the step has ended."""
+        ends = accumulate(result.chunk.count for result in results)
+        last_rows = {end - 1: result for end, result in zip(ends, results, strict=True) if result.draws}
+        if not last_rows:
+            return torch.empty(0, dtype=torch.int64)
+        logits = self._pass.logits(hidden[put_values(list(last_rows), torch.int64, hidden.device)])
+        sequences = [result.chunk.sequence for result in last_rows.values()]
         tokens = draw_first(logits, sequences)
-        logprobs = first_logprobs(logits, tokens, sequences)
-        return _Drawn(lasts, self._stream.copy_to_host(tokens), logprobs)
+        found = first_logprobs(logits, tokens, sequences)
+        for result, logprobs in zip(last_rows.values(), found, strict=True):
+            result.logprobs = logprobs
+        return self._stream.copy_to_host(tokens)
 
-    def _of_prompts(self, chunks: list[Chunk], hidden: Tensor) -> dict[int, list[Logprobs]]:
-        """Logprobs of the prompts' own tokens, where requested, by the chunk's number. Waits for the
-        device."""
-        found, row = {}, 0
-        for number, chunk in enumerate(chunks):
-            if chunk.sequence.prompt_logprobs:
+    def _add_prompt_logprobs(self, results: list[ChunkResult], hidden: Tensor) -> None:
+        """Adds the logprobs of the prompts' own tokens, where requested. Waits for the device."""
+        row = 0
+        for result in results:
+            chunk, sequence = result.chunk, result.chunk.sequence
+            if sequence.prompt_logprobs:
                 rows = hidden[row : row + chunk.count]
-                found[number] = prompt_logprobs(rows, self._pass.logits, chunk.sequence, chunk.start)
+                found = prompt_logprobs(rows, self._pass.logits, sequence, chunk.start)
+                result.prompt_logprobs = tuple(found)
             row += chunk.count
-        return found

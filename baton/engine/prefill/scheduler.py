@@ -58,7 +58,7 @@ class Chunk:
         if sequence.blocks is None:
             raise ValueError("a chunk's sequence has no blocks")
         token_ids = sequence.token_ids[self.start : self.start + self.count]
-        return StepChunk(sequence.id, self.start, token_ids, sequence.blocks)
+        return StepChunk(self.start, token_ids, sequence.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,7 @@ class PrefillScheduler:
         """The sequences that have blocks or can be given them, the shortest remaining first."""
         short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
         aged = self._aged(waiting)
-        may_start = True
-        if aged is not None:
-            may_start = self._has_blocks(aged)
+        may_start = aged is None or self._has_blocks(aged)
         runnable = []
         for sequence in short_first:
             if sequence.borrowed:  # to find it a prefix takes nothing from those that wait for blocks

@@ -11,9 +11,8 @@ from baton.layout import Layout
 @dataclass(frozen=True, slots=True)
 class StepChunk:
     """`token_ids` are those of one sequence from position `start` on; `blocks`: all of the sequence's
-    blocks, by cache group. `sequence_id` is unique within a worker process; 0 is no sequence's."""
+    blocks, by cache group."""
 
-    sequence_id: int
     start: int
     token_ids: tuple[int, ...]
     blocks: BlockTables
@@ -42,4 +41,4 @@ class PrefillStep:
     def on_scratch(cls, layout: Layout, start: int, rows: int) -> PrefillStep:
         """Rows from position `start` on that read and write the scratch block alone: for warming up."""
         blocks = tuple((0,) * group.blocks_for(start + rows) for group in layout.groups)
-        return cls((StepChunk(0, start, (0,) * rows, blocks),))
+        return cls((StepChunk(start, (0,) * rows, blocks),))

@@ -78,16 +78,12 @@ class InputLayout:
     @property
     def size(self) -> int:
         """Elements of the array."""
-        return self._ahead_of_tables + self.entries
-
-    @property
-    def _ahead_of_tables(self) -> int:
-        lines = 2 + len(self.items) + sum(self.joins) * int(JOIN_WIDTH.value)
-        return self.rows * lines + sum(self.items) * int(ITEM_WIDTH.value)
+        return self.used(self.entries)
 
     def used(self, entries: int) -> int:
         """Elements that are copied where tables have so many entries."""
-        return self._ahead_of_tables + entries
+        lines = 2 + len(self.items) + sum(self.joins) * int(JOIN_WIDTH.value)
+        return self.rows * lines + sum(self.items) * int(ITEM_WIDTH.value) + entries
 
     def places(self, run: Place) -> Places[Place]:
         """`run` [at least `size`] on the host or on the device. Each place begins at a multiple of 16 bytes

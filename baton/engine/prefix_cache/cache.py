@@ -53,7 +53,7 @@ class BlockStore(Protocol):
     def __contains__(self, name: bytes) -> bool:
         """Whether the block can be loaded, at once or after it was read from disk."""
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all blocks that can be loaded."""
 
     def put(self, entries: list[Entry]) -> None:
@@ -105,9 +105,9 @@ class PrefixCache:
         self.missed_tokens = 0
         self.hit_blocks: Counter[str] = Counter()
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all blocks that this worker has, in any tier."""
-        return self._cached.names() | (self._store.names() if self._store is not None else set())
+        return self._cached.hashes() | (self._store.hashes() if self._store is not None else set())
 
     @property
     def stored(self) -> Stored:
@@ -122,10 +122,6 @@ class PrefixCache:
         """To be called once, at shutdown."""
         if self._store is not None:
             self._store.close()
-
-    def name(self, sequence: Sequence, tenant: str = "") -> None:
-        """Sets the hashes of a sequence's full blocks; a sequence without them does not use the cache."""
-        sequence.hashes = self._hasher_of(tenant).hashes(sequence.token_ids)
 
     def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
         """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
@@ -152,10 +148,10 @@ class PrefixCache:
         full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
         if sequence.blocks is not None and full > sequence.named:
             tables = tuple(table[sequence.named : full] for table in sequence.blocks)
-            self.keep(sequence.hashes[sequence.named : full], tables)
+            self.add(sequence.hashes[sequence.named : full], tables)
             sequence.named = full
 
-    def take_over(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
+    def allocate(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
         """Allocates blocks for `tokens` tokens, the first of which are shared ones with the first of
         `names`, not to be written; returns them and the number shared. Raises OutOfBlocksError, taking
         none."""
@@ -169,12 +165,12 @@ class PrefixCache:
         self.hit_blocks[DEVICE] += held
         return tuple(mine + new for mine, new in zip(prefix, more, strict=True)), held
 
-    def names_of(self, token_ids: Run[int], tenant: str = "", known: Run[bytes] = ()) -> tuple[bytes, ...]:
+    def hashes_of(self, token_ids: Run[int], tenant: str = "", known: Run[bytes] = ()) -> tuple[bytes, ...]:
         """The hashes of the full blocks of `token_ids`; `known`: those of the first blocks, if known
         already."""
         return self._hasher_of(tenant).hashes(token_ids, known)
 
-    def keep(self, names: Run[bytes], tables: BlockTables) -> None:
+    def add(self, names: Run[bytes], tables: BlockTables) -> None:
         """Caches the first blocks of `tables`, whose contents are final, by `names`. A block whose hash is
         cached already is skipped."""
         for name, *blocks in zip(names, *tables, strict=False):
@@ -234,7 +230,7 @@ class PrefixCache:
         if count:
             filled = tuple(table[start : start + count] for table in tables)
             self.hit_blocks.update(self._store.load(names[:count], filled))
-            self.keep(names[:count], filled)
+            self.add(names[:count], filled)
         return count
 
     def _count(self, sequence: Sequence, blocks: int) -> None:

@@ -41,14 +41,14 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class FinishedRead:
     """A finished read. `data`: None where the file was corrupt, or had not been written."""
 
     name: bytes
     data: bytes | None
 
 
-class DiskBlocks:
+class DiskBlockStore:
     """At most `budget` bytes of blocks in a folder of its own; all calls from the engine's loop."""
 
     def __init__(
@@ -59,19 +59,20 @@ class DiskBlocks:
         self._folder = folder
         self._key = key
         self._block_bytes = block_bytes
-        self._most = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
+        # The most blocks that fit.
+        self.room = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
         self._wake = wake
         # Least recently used first; includes blocks that are being written.
         self._names: OrderedDict[bytes, None] = OrderedDict()
         self._reading: set[bytes] = set()
         self._most_jobs = max(4, min(_QUEUE, _QUEUE_BYTES // block_bytes))
         self._jobs: queue.Queue[_Job | None] = queue.Queue(self._most_jobs)
-        self._done: deque[Came] = deque()
+        self._done: deque[FinishedRead] = deque()
         self.dropped = 0
         self.corrupt = 0
         # Moving average of the seconds to read and check a block; written by the thread.
         self.seconds_each = 0.0
-        self._take_over()
+        self._adopt_files()
         self._thread = threading.Thread(target=self._work, name="disk-blocks", daemon=True)
         self._thread.start()
 
@@ -81,31 +82,26 @@ class DiskBlocks:
     def __len__(self) -> int:
         return len(self._names)
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all blocks that are here or being written."""
         return set(self._names)
 
     @property
-    def room(self) -> int:
-        """The most blocks that fit."""
-        return self._most
-
-    @property
-    def takes(self) -> bool:
+    def accepts(self) -> bool:
         """Whether a block would be written now."""
-        return self._most > 0 and self._jobs.qsize() <= self._most_jobs - 2
+        return self.room > 0 and self._jobs.qsize() <= self._most_jobs - 2
 
-    def offer(self, name: bytes, data: bytes) -> list[bytes]:
-        """Queues a block to be written if `takes`; returns the hashes of blocks lost: those evicted for it,
+    def write(self, name: bytes, data: bytes) -> list[bytes]:
+        """Queues a block to be written if `accepts`; returns the hashes of blocks lost: those evicted for it,
         or its own where it is not written."""
         if name in self._names:
             self._names.move_to_end(name)
             return []
-        if not self.takes:
+        if not self.accepts:
             self.dropped += 1
             return [name]
         gone = []
-        if len(self._names) >= self._most:
+        if len(self._names) >= self.room:
             oldest, _ = self._names.popitem(last=False)
             self._jobs.put_nowait(_Job(oldest, delete=True))
             gone.append(oldest)
@@ -113,7 +109,7 @@ class DiskBlocks:
         self._jobs.put_nowait(_Job(name, data))
         return gone
 
-    def ask(self, name: bytes) -> bool:
+    def request(self, name: bytes) -> bool:
         """Queues a block to be read; False where it is not here, or the queue is full."""
         if name in self._reading:
             return True
@@ -124,7 +120,7 @@ class DiskBlocks:
         self._jobs.put_nowait(_Job(name))
         return True
 
-    def poll(self) -> list[Came]:
+    def poll(self) -> list[FinishedRead]:
         """Reads that finished since the last call. A block without data is lost."""
         came = []
         while self._done:
@@ -141,7 +137,7 @@ class DiskBlocks:
             self._jobs.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
 
-    def _take_over(self) -> None:
+    def _adopt_files(self) -> None:
         """Indexes files of an earlier owner with the same key, the newest as far as there is room."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner, mark = self._folder / _OWNER, hashlib.blake2b(self._key, digest_size=HASH_BYTES).hexdigest()
@@ -156,7 +152,7 @@ class DiskBlocks:
         owner.write_text(mark, encoding="ascii")
         for place, (_, file) in enumerate(sorted(whole, reverse=True)):
             name = _name_of(file)
-            if name is None or place >= self._most:
+            if name is None or place >= self.room:
                 file.unlink()
             else:
                 self._names[name] = None
@@ -168,21 +164,21 @@ class DiskBlocks:
                 if job.delete:
                     self._path(job.name).unlink(missing_ok=True)
                 elif job.data is not None:
-                    self._write(job.name, job.data)
+                    self._write_file(job.name, job.data)
                 else:
                     begun = time.perf_counter()
-                    came = Came(job.name, self._read(job.name))
+                    came = FinishedRead(job.name, self._read(job.name))
                     took = time.perf_counter() - begun
                     self.seconds_each += _WEIGHT * (took - self.seconds_each) if self.seconds_each else took
-                    self._tell(came)
+                    self._finish(came)
             except OSError:  # a disk that is full, or gone: the block is not there
-                self._tell(Came(job.name, None))
+                self._finish(FinishedRead(job.name, None))
 
-    def _tell(self, came: Came) -> None:
+    def _finish(self, came: FinishedRead) -> None:
         self._done.append(came)
         self._wake()
 
-    def _write(self, name: bytes, data: bytes) -> None:
+    def _write_file(self, name: bytes, data: bytes) -> None:
         """A file appears whole or not at all."""
         path = self._path(name)
         part = path.with_suffix(".kvpart")

@@ -17,7 +17,7 @@ from baton.engine.memory.cached_blocks import Entry
 from baton.engine.memory.host_blocks import HostBlocks, Saved
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import Stored
-from baton.engine.prefix_cache.disk_store import DiskBlocks
+from baton.engine.prefix_cache.disk_store import DiskBlockStore
 
 # How many of the oldest blocks are searched for one that is not on disk yet.
 _AHEAD = 256
@@ -25,10 +25,10 @@ _AHEAD = 256
 _AHEAD_BYTES = 8 * 10**6
 
 
-class HostPrefixes:
+class HostBlockStore:
     """`prefix_cache.BlockStore`, in at most `budget` bytes; all calls from the engine's loop."""
 
-    def __init__(self, cache: KVCache, budget: int, disk: DiskBlocks | None = None) -> None:
+    def __init__(self, cache: KVCache, budget: int, disk: DiskBlockStore | None = None) -> None:
         self._host = HostBlocks(cache, budget)
         self._disk = disk
         self._room = self._host.free
@@ -43,9 +43,9 @@ class HostPrefixes:
     def __contains__(self, name: bytes) -> bool:
         return name in self._saved or (self._disk is not None and name in self._disk)
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all blocks that can be loaded."""
-        return set(self._saved) | (self._disk.names() if self._disk is not None else set())
+        return set(self._saved) | (self._disk.hashes() if self._disk is not None else set())
 
     @property
     def stored(self) -> Stored:
@@ -65,9 +65,9 @@ class HostPrefixes:
             return
         self._make_room(len(fresh))
         saved, copy = self._host.save(tuple(zip(*(blocks for _, blocks in fresh), strict=True)))
-        copy.wait()
+        copy.synchronize()
         for place, (name, _) in enumerate(fresh):
-            self._saved[name] = Saved(tuple((places[place],) for places in saved.places))
+            self._saved[name] = Saved(tuple((places[place],) for places in saved))
 
     def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
         """How many of the first `names` are in host memory, and whether those behind are being read from
@@ -80,7 +80,7 @@ class HostPrefixes:
             return here, False
         coming = False
         for name in names[here : self._room]:
-            if name not in self._saved and not self._disk.ask(name):
+            if name not in self._saved and not self._disk.request(name):
                 break
             coming = True
         return here, coming
@@ -91,9 +91,9 @@ class HostPrefixes:
 
     def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
         """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
-        saved = [self._saved[name].places for name in names]
+        saved = [self._saved[name] for name in names]
         places = tuple(tuple(place for (place,) in group) for group in zip(*saved, strict=True))
-        self._host.load(Saved(places), tables).wait()
+        self._host.load(Saved(places), tables).synchronize()
         tiers = ["disk" if name in self._from_disk else "host" for name in names]
         self._from_disk.difference_update(names)
         for name in names:
@@ -131,7 +131,7 @@ class HostPrefixes:
                 self._to_disk(self._disk, name, saved)
             self._host.release(saved)
 
-    def _write_ahead(self, disk: DiskBlocks) -> bool:
+    def _write_ahead(self, disk: DiskBlockStore) -> bool:
         """Once memory is nearly full, writes some of the oldest blocks to disk each turn, since evictions
         come in batches that are too large for a disk. False where none is due."""
         if len(self._saved) <= self._room * 3 // 4:
@@ -139,15 +139,15 @@ class HostPrefixes:
         oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
         due = [(name, saved) for name, saved in oldest if name not in disk][: self._ahead_a_turn]
         written = 0
-        while written < len(due) and disk.takes:
+        while written < len(due) and disk.accepts:
             self._to_disk(disk, *due[written])
             written += 1
         return written > 0
 
-    def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> None:
-        """Writes a block to the disk; returns the hashes that were evicted for it, or its own where it
-        was refused."""
-        copy = name not in disk and disk.takes
-        for one in disk.offer(name, self._host.bytes_of(saved) if copy else b""):
+    def _to_disk(self, disk: DiskBlockStore, name: bytes, saved: Saved) -> None:
+        """Queues a block for the disk. Blocks that are evicted for it, or itself where the disk refuses it,
+        are lost if they are nowhere else."""
+        copy = name not in disk and disk.accepts
+        for one in disk.write(name, self._host.bytes_of(saved) if copy else b""):
             if one not in self:
                 self.on_lost(one)

@@ -22,8 +22,8 @@ HEADER_BYTES = 64  # the reader's tail, on a cache line of its own
 class EntryKind(IntEnum):
     ADMIT = 1
     CANCEL = 2
-    GROW = 3  # its blocks hold `capacity` tokens now
-    MOVE = 4  # a cancel whose sequence goes on elsewhere
+    EXTEND = 3  # its blocks hold `capacity` tokens now
+    PREEMPT = 4  # a cancel whose sequence continues on another worker
 
 
 class Feature(IntFlag):
@@ -89,9 +89,6 @@ class Mailbox:
         self._posted = 0
         self._taken = 0
 
-    def room(self) -> int:
-        return self.capacity - (self._posted - int(self._tail[0]))
-
     @property
     def pending(self) -> int:
         """Entries posted and not yet applied."""
@@ -104,7 +101,7 @@ class Mailbox:
 
     def post(self, entry: Entry) -> None:
         """Publishes one entry (a 0-d or 1-element ENTRY array). Raises RuntimeError when there is no room."""
-        if self.room() < 1:
+        if self.pending >= self.capacity:
             raise RuntimeError("the mailbox is full")
         place = self._entries[self._posted % self.capacity : self._posted % self.capacity + 1]
         lap = self._posted // self.capacity + 1

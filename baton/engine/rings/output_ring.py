@@ -43,7 +43,7 @@ class Finish(IntEnum):
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
-    MOVED = 4
+    PREEMPTED = 4
 
 
 _FINISHES = tuple(Finish)
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
     @property
     def has_token(self) -> bool:
-        return self.finish not in (Finish.CANCELLED, Finish.MOVED)
+        return self.finish not in (Finish.CANCELLED, Finish.PREEMPTED)
 
 
 def ring_bytes(capacity: int) -> int:
@@ -76,6 +76,7 @@ class _Ring:
             raise ValueError("a ring's capacity is a power of two")
         self.capacity = capacity
         self._records = records
+        self._next = 0  # number of the word that this end writes or reads next
         counters = memory.region(offset, RING_HEADER_BYTES // 8, np.uint64)
         line = _CACHE_LINE // 8
         self._tail, self._steps = counters[0:1], counters[line : line + 1]
@@ -107,14 +108,8 @@ class _Ring:
 class RingWriter(_Ring):
     """The producer's end."""
 
-    def __init__(
-        self, memory: SharedMemory, offset: int, capacity: int, records: LogprobRecords | None = None
-    ) -> None:
-        super().__init__(memory, offset, capacity, records)
-        self._head = 0
-
     def room(self) -> int:
-        return self.capacity - (self._head - int(self._tail[0]))
+        return self.capacity - (self._next - self.tail)
 
     def count_step(self) -> None:
         self._steps[0] += np.uint64(1)
@@ -139,7 +134,7 @@ class RingWriter(_Ring):
         """
         if len(tokens) > self.room():
             raise RuntimeError("the output ring would overrun its reader")
-        positions = np.arange(self._head, self._head + len(tokens), dtype=np.uint64)
+        positions = np.arange(self._next, self._next + len(tokens), dtype=np.uint64)
         laps = positions // np.uint64(self.capacity) % np.uint64(LAPS) + np.uint64(1)
         words = np.asarray(tokens, dtype=np.uint64)
         for field, shift in ((slots, 24), (generations, 36), (finishes, 52), (laps, 56)):
@@ -149,17 +144,11 @@ class RingWriter(_Ring):
                 raise ValueError("this ring carries no logprobs")
             self._records.write(positions[logprobs.rows], logprobs)
         self.words[positions % np.uint64(self.capacity)] = words
-        self._head += len(tokens)
+        self._next += len(tokens)
 
 
 class RingReader(_Ring):
     """The consumer's end."""
-
-    def __init__(
-        self, memory: SharedMemory, offset: int, capacity: int, records: LogprobRecords | None = None
-    ) -> None:
-        super().__init__(memory, offset, capacity, records)
-        self._next = 0
 
     def read(self, limit: int = 4096) -> list[Record]:
         """Takes up to `limit` valid words, in order, and publishes the new tail."""

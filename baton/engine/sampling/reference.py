@@ -60,8 +60,8 @@ class Filters:
         """Looks at the parameters, and so waits for their device; who has them on the host need not."""
         drawing = torch.nonzero(sampling.temperature > 0).flatten()
         mine = sampling.at(drawing)
-        ranked = _ranked_rows(mine.top_k, mine.top_p, vocab_size)
-        return cls(drawing, ranked, bool((mine.min_p > 0).any()))
+        by_rank = ((mine.top_k > 0) & (mine.top_k < vocab_size)) | (mine.top_p < 1)
+        return cls(drawing, torch.nonzero(by_rank).flatten(), bool((mine.min_p > 0).any()))
 
 
 @torch.inference_mode()
@@ -88,24 +88,17 @@ def sample(
 def _draw(logits: Tensor, sampling: Sampling, positions: Tensor, filters: Filters) -> Tensor:
     """logits [B, V] float64, which keeps tiny probabilities apart → [B] int64."""
     scaled = logits / sampling.temperature.double()[:, None]
-    kept = _filtered(scaled, sampling, filters)
+    kept = filtered(scaled, sampling, filters)
     return (kept + gumbel(sampling.seed, positions, logits.shape[1])).argmax(-1)
 
 
-def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """logits [B, V], top_k [B] int64, top_p and min_p [B] → logits with -inf for each token dropped.
+def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
+    """logits [B, V] of rows that all draw → logits with -inf for each token dropped.
 
     Top-k keeps the k largest; top-p, of the distribution over these, the fewest largest whose
     probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
     to the last one kept is kept as well.
     """
-    seed = torch.zeros_like(top_k)
-    sampling = Sampling(torch.ones_like(top_p), top_k, top_p, seed, min_p)
-    return _filtered(logits, sampling, Filters.of(sampling, logits.shape[1]))
-
-
-def _filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
-    """`filtered` of rows that all draw."""
     ranked = filters.ranked
     if ranked.numel():
         kept = _ranked(logits[ranked], sampling.top_k[ranked], sampling.top_p[ranked])
@@ -114,10 +107,6 @@ def _filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
         share = (logits - logits.amax(-1, keepdim=True)).exp()
         logits = logits.masked_fill(share < sampling.min_p.double()[:, None], -torch.inf)
     return logits
-
-
-def _ranked_rows(top_k: Tensor, top_p: Tensor, vocab_size: int) -> Tensor:
-    return torch.nonzero(((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)).flatten()
 
 
 def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -90,10 +90,6 @@ class SlotSampler:
         self.bias_ids[slot, : len(bias)] = torch.tensor([token for token, _ in bias], dtype=torch.int64)
         self.bias_values[slot, : len(bias)] = torch.tensor([value for _, value in bias])
 
-    def set_counts(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Counts a slot's tokens, before its admission is posted."""
-        self.counts.set(slot, prompt, output)
-
     def set_last_logprobs(self, slot: int, logprobs: Logprobs) -> None:
         """Copies those of the token that the slot is admitted with, before its admission is posted."""
         record = np.zeros(2 + 2 * MAX_LOGPROBS, dtype=np.int32)

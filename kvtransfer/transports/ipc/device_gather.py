@@ -44,7 +44,7 @@ class DeviceGather:
         self._pools = blocks.addresses
         with ExitStack() as undo:
             self._registered = device.register(memory.shared)
-            undo.callback(self._registered.release)
+            undo.callback(self._registered.close)
             self._window = device.open(memory.handle)
             undo.callback(self._window.close)
             self._sums = memory.sums(window_pieces, self._registered.address)

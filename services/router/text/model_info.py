@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
-from baton.model_files import ConfigFile, ModelLimits
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import ConfigFile, ModelLimits, TokenizerFiles
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class PrefixAffinity:
         await asyncio.gather(*self._queries, return_exceptions=True)
 
     def _make_hasher(self, kind: CacheKind, tenant: str) -> BlockHasher:
-        return BlockHasher.of_cache(
+        return BlockHasher(
             self._secret,
             tenant=tenant,
             fingerprint=kind.fingerprint,

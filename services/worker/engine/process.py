@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 import torch
 
-from baton.device.heap import keep_freed_memory
 from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
-from baton.timer_slack import sharpen_timers
+from baton.process_tuning import keep_freed_memory, sharpen_timers
 from services.common.config.worker import EngineConfig
 from services.common.engine.channel import ChannelClosedError, EngineEnd, failed_event
 from services.common.engine.launch import EngineLaunch

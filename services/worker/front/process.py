@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.engine.rings.layout import SharedRings
 from baton.errors import BatonError, ErrorKind
+from baton.process_tuning import batch_wakeups
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
@@ -26,7 +27,6 @@ from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from baton.wakeups import batch_wakeups
 from services.common.config.worker import WorkerConfig
 from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of

@@ -69,7 +69,7 @@ def test_a_held_slot_grows_and_ends_as_if_it_had_had_its_blocks(
         assert engine.reader.stalled_rows > before, "it was not held"
         assert len(engine.output[key]) == have
         assert len(engine.output[neighbour]) > going
-        engine.grow(key, held, capacity)
+        engine.extend(key, held, capacity)
         held, have = capacity, capacity - LENGTH + 1
     assert engine.run(key) == [wanted]
     engine.run(neighbour)
@@ -83,7 +83,7 @@ def test_a_slot_that_grows_in_time_is_never_held(tmp_path: Path, dtype: str) -> 
     held, grown = LENGTH + 20, 0
     while key not in engine.finish:
         if held < LENGTH + 119 and LENGTH + len(engine.output[key]) > held - 12:
-            engine.grow(key, held, min(held + 16, LENGTH + 119))
+            engine.extend(key, held, min(held + 16, LENGTH + 119))
             held, grown = min(held + 16, LENGTH + 119), grown + 1
         engine.step()
     assert engine.output[key] == wanted
@@ -105,7 +105,7 @@ def test_set_aside_and_brought_back_to_other_blocks(
     for more in (5, 17, 30):
         while len(engine.output[key]) < more:
             engine.step()
-        number = engine.decode.hold(*key)
+        number = engine.decode.stall(*key)
         while not engine.decode.applied(number):
             engine.step()
         engine.read()
@@ -115,18 +115,18 @@ def test_set_aside_and_brought_back_to_other_blocks(
         assert len(engine.output[neighbour]) > going
         mine = engine.tables[key]
         saved, copy = host.save(mine)
-        copy.wait()
+        copy.synchronize()
         for block in mine[0]:
             engine.cache.groups[0][block].fill_(1e4)
         other = engine.pools.allocate(LENGTH + 59)
         assert not set(mine[0]) & set(other[0])
         copy = host.load(saved, other)
-        while not copy.ended():
+        while not copy.query():
             engine.step()
         host.release(saved)
         engine.pools.release(mine)
         engine.tables[key] = other
-        engine.decode.grow(*key, other, (0,), LENGTH + 59)
+        engine.decode.extend(*key, other, (0,), LENGTH + 59)
     assert engine.run(key) == [wanted]
     engine.run(neighbour)
     for one in (key, neighbour):
@@ -143,13 +143,13 @@ def test_moved_once_however_often_it_is_posted_and_grows_no_more(tmp_path: Path,
         key = engine.start(PROMPT, max_tokens=200, capacity=LENGTH + 50)
         while len(engine.output[key]) < told // 4 + 1:
             engine.step()
-        engine.decode.move(*key)
-        engine.decode.move(*key)
+        engine.decode.preempt(*key)
+        engine.decode.preempt(*key)
         engine.decode.cancel(*key)
-        engine.grow(key, LENGTH + 50, LENGTH + 199)
+        engine.extend(key, LENGTH + 50, LENGTH + 199)
         (output,) = engine.run(key)
         case.quiet()
-        assert engine.finish[key] is Finish.MOVED
+        assert engine.finish[key] is Finish.PREEMPTED
         assert output == wanted[: len(output)]
         assert told // 4 + 1 <= len(output) < 50
         case.free(key)
@@ -165,14 +165,14 @@ def test_a_grow_for_an_earlier_tenant_changes_nothing(tmp_path: Path) -> None:
     case.free(first)
     tenant = engine.start(PROMPT, max_tokens=30, capacity=LENGTH + 5)
     assert tenant == (first[0], first[1] + 1)
-    engine.decode.grow(*first, ((),), (0,), LENGTH + 29)
-    engine.decode.hold(*first)
+    engine.decode.extend(*first, ((),), (0,), LENGTH + 29)
+    engine.decode.stall(*first)
     while not engine.reader.stalled_rows:
         engine.step()
     for _ in range(100):  # the only row is held, so no step is enqueued
         engine.step()
         time.sleep(0.001)
     assert len(engine.output[tenant]) == 6
-    engine.grow(tenant, LENGTH + 5, LENGTH + 29)
+    engine.extend(tenant, LENGTH + 5, LENGTH + 29)
     engine.run(tenant)
     assert len(engine.output[tenant]) == 30

@@ -72,15 +72,15 @@ def test_growing_and_being_moved(tmp_path: Path) -> None:
     moved = engine.start(PROMPTS[1], max_tokens=20)
     while engine.reader.stalled_rows == 0:
         engine.step()
-    number = engine.decode.hold(*growing)
+    number = engine.decode.stall(*growing)
     while not engine.decode.applied(number):
         engine.step()
-    engine.decode.move(*moved)
+    engine.decode.preempt(*moved)
     engine.decode.cancel(*moved)
-    engine.grow(moved, len(PROMPTS[1]) + 19, len(PROMPTS[1]) + 19)
-    engine.decode.grow(*growing, engine.tables[growing], (0,), len(PROMPTS[2]) + 4)
+    engine.extend(moved, len(PROMPTS[1]) + 19, len(PROMPTS[1]) + 19)
+    engine.decode.extend(*growing, engine.tables[growing], (0,), len(PROMPTS[2]) + 4)
     assert engine.run(growing, moved)[0] == wanted
-    assert engine.finish[moved] is Finish.MOVED
+    assert engine.finish[moved] is Finish.PREEMPTED
     assert 1 < len(engine.output[moved]) < 20
     assert not engine.step()
 
@@ -162,7 +162,7 @@ def test_a_row_without_a_block_is_held(tmp_path: Path) -> None:
     assert held not in engine.finish
     assert len(engine.output[held]) == 3
     assert engine.reader.stalled_rows > 0
-    engine.grow(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
+    engine.extend(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
     engine.run(held)
     assert len(engine.output[held]) == 10
 

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from baton.device.graphs import Graph
 from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
@@ -22,14 +23,14 @@ PROMPT = [5, 6, 7]
 class Counted:
     """A graph that counts its replays, and does nothing else where it has nothing to replay."""
 
-    def __init__(self, graph: object = None) -> None:
+    def __init__(self, graph: Graph | None = None) -> None:
         self._graph = graph
         self.replays = 0
 
-    def replay(self) -> None:
+    def __call__(self) -> None:
         self.replays += 1
         if self._graph is not None:
-            self._graph.replay()  # type: ignore[attr-defined]
+            self._graph()
 
 
 class Case:
@@ -71,7 +72,7 @@ def test_held_slots_are_not_replayed_until_blocks_come(tmp_path: Path) -> None:
     assert case.quiet() == 0
     assert case.engine.output[key] == wanted[:2], "it is held where its blocks end"
     assert case.replays <= 6, "two that did something, and what was queued behind them"
-    case.engine.grow(key, len(PROMPT) + 1, len(PROMPT) + 4)
+    case.engine.extend(key, len(PROMPT) + 1, len(PROMPT) + 4)
     assert case.engine.run(key) == [wanted]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.device.graphs import Graph
 from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import CONFIG, LocalEngine
@@ -97,13 +98,13 @@ def test_a_mask_of_another_width_is_refused(engine: LocalEngine) -> None:
 class Counted:
     """A graph that counts its replays."""
 
-    def __init__(self, graph: object, counts: dict[str, int], name: str) -> None:
+    def __init__(self, graph: Graph, counts: dict[str, int], name: str) -> None:
         self._graph, self._counts, self._name = graph, counts, name
         counts.setdefault(name, 0)
 
-    def replay(self) -> None:
+    def __call__(self) -> None:
         self._counts[self._name] += 1
-        self._graph.replay()  # type: ignore[attr-defined]
+        self._graph()
 
 
 def counted(engine: LocalEngine) -> dict[str, int]:

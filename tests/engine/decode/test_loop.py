@@ -101,7 +101,7 @@ def test_a_row_without_a_block_is_held_and_its_neighbours_go_on(engine: LocalEng
     assert held not in engine.finish
     assert len(engine.output[held]) == 3  # two tokens had room for their KV
     assert engine.reader.stalled_rows > 0
-    engine.grow(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
+    engine.extend(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
     engine.run(held)
     assert len(engine.output[held]) == 10
 
@@ -112,7 +112,7 @@ def test_a_slot_that_grows_in_time_is_never_held(engine: LocalEngine, tmp_path: 
     key = growing.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
     for before in (4, 9, 14):
         growing.step()
-        growing.grow(key, len(PROMPTS[2]) + before, len(PROMPTS[2]) + min(before + 5, 19))
+        growing.extend(key, len(PROMPTS[2]) + before, len(PROMPTS[2]) + min(before + 5, 19))
     assert growing.run(key) == [expected]
     assert growing.reader.stalled_rows == 0
 
@@ -123,24 +123,24 @@ def test_a_slot_that_is_held_stands_still_until_it_grows(engine: LocalEngine, tm
     key = held.start(PROMPTS[2], max_tokens=12)
     held.step()
     held.step()
-    number = held.decode.hold(*key)
+    number = held.decode.stall(*key)
     assert not held.decode.applied(number)
     held.step()
     assert held.decode.applied(number)
     assert not held.step(), "with nothing else to do the steps rest"
     assert len(held.output[key]) == 3
-    held.decode.grow(*key, held.tables[key], (0,), len(PROMPTS[2]) + 11)
+    held.decode.extend(*key, held.tables[key], (0,), len(PROMPTS[2]) + 11)
     assert held.run(key) == [expected]
 
 
 def test_a_moved_slot_reports_it_once_and_grows_no_more(engine: LocalEngine) -> None:
     key = engine.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
     engine.step()
-    engine.decode.move(*key)
+    engine.decode.preempt(*key)
     engine.decode.cancel(*key)
-    engine.grow(key, len(PROMPTS[2]) + 4, len(PROMPTS[2]) + 9)
+    engine.extend(key, len(PROMPTS[2]) + 4, len(PROMPTS[2]) + 9)
     engine.run(key)
-    assert engine.finish[key] is Finish.MOVED
+    assert engine.finish[key] is Finish.PREEMPTED
     assert len(engine.output[key]) == 2
     assert not engine.step()
 

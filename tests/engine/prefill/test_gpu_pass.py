@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import AttentionLibrary
+from baton.device.attention_library import library_attention
 from baton.engine.kernels.gpu.attention.join_parts import join_parts
-from baton.engine.prefill.attention_plan import AttentionPlan, CallShape, LibraryRule, plan_attention
-from baton.engine.prefill.key_split import KeySplit
+from baton.engine.prefill import attention
+from baton.engine.prefill.attention_plan import (
+    AttentionPlan,
+    CallShape,
+    KeySplit,
+    LibraryRule,
+    plan_attention,
+)
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,14 +105,12 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_library_that_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = AttentionLibrary.attend
-
-    def choosy(self: AttentionLibrary, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Any:
+    def choosy(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> Any:
         if not causal:
             raise RuntimeError("no engine for this graph")
-        return attend(self, query, key, value, causal=causal)
+        return library_attention(query, key, value, scale, causal=causal)
 
-    monkeypatch.setattr(AttentionLibrary, "attend", choosy)
+    monkeypatch.setattr(attention, "library_attention", choosy)
     both = BothPasses(tmp_path, lengths=(80,), most_rows=40, device=DEVICE)
     assert both.kernels.refused == sum(1 for shape in SMALL_RULE.shapes(40) if not shape.causal)
     both.check([(0, 0, 40)], [(0, 40, 20)])

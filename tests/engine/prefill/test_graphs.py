@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from baton.device.graphs import Recorder
+from baton.engine.prefill.attention_plan import KeySplit
 from baton.engine.prefill.graphs import GraphBounds
-from baton.engine.prefill.key_split import KeySplit
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_SPLIT, SMALL_TUNING
 

@@ -16,9 +16,6 @@ def test_a_step_has_the_data_of_its_chunks() -> None:
     assert (step.rows, step.runs) == (9, [(2, 4), (0, 5)])
     assert [chunk.token_ids for chunk in step.chunks] == [(12, 13, 14, 15), (10, 11, 12, 13, 14)]
     assert [chunk.blocks for chunk in step.chunks] == [((1, 3),), ((2, 4),)]
-    ids = [chunk.sequence_id for chunk in step.chunks]
-    assert ids == [sequence.id for sequence in sequences]
-    assert len({0, *ids}) == 3
 
 
 def test_a_step_on_scratch_has_no_other_block() -> None:
@@ -27,5 +24,4 @@ def test_a_step_on_scratch_has_no_other_block() -> None:
     step = PrefillStep.on_scratch(layout, 5, 6)
     assert (step.rows, step.runs) == (6, [(5, 6)])
     (chunk,) = step.chunks
-    assert chunk.sequence_id == 0
     assert chunk.blocks == ((0, 0, 0), (0, 0, 0))

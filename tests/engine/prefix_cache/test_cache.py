@@ -57,7 +57,7 @@ def test_a_block_that_a_transfer_reads_is_not_evicted() -> None:
     tables = pools.allocate(3 * BLOCK)
     for number, block in enumerate(tables[0]):
         driver.memory.write((block,), str(number))
-    driver.cache.keep(driver.cache.names_of(range(3 * BLOCK)), tables)
+    driver.cache.add(driver.cache.hashes_of(range(3 * BLOCK)), tables)
     pinned = tables[0][1]
     pools.pools[0].pin(pinned)
     pools.release(tables)
@@ -122,5 +122,5 @@ def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> 
 
 def prompt(driver: Driver, length: int) -> Sequence:
     one = Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
-    driver.cache.name(one)
+    one.hashes = driver.cache.hashes_of(one.token_ids)
     return one

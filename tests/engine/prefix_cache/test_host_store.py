@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.prefix_cache.disk_store import DiskBlocks
-from baton.engine.prefix_cache.host_store import HostPrefixes
+from baton.engine.prefix_cache.disk_store import DiskBlockStore
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.layout import CacheGroup, Layout, Plane
 
 # Two groups of unlike blocks: 2 * 4 * 8 and 3 * 4 * 8 floats.
@@ -37,8 +37,8 @@ class Case:
             group.copy_(torch.rand(group.shape, generator=draw))
         self.truth = [group.clone() for group in self.cache.groups]
         budget = disk_room * (BLOCK_BYTES + 40)
-        self.behind = DiskBlocks(disk, b"k" * 16, BLOCK_BYTES, budget, lambda: None) if disk else None
-        self.store = HostPrefixes(self.cache, room * BLOCK_BYTES, self.behind)
+        self.behind = DiskBlockStore(disk, b"k" * 16, BLOCK_BYTES, budget, lambda: None) if disk else None
+        self.store = HostBlockStore(self.cache, room * BLOCK_BYTES, self.behind)
         self.lost: list[int] = []
         self.store.on_lost = lambda one: self.lost.append(int.from_bytes(one, "little"))
 
@@ -87,16 +87,16 @@ def test_a_full_memory_evicts_the_oldest_and_reports_it() -> None:
     case.put(1)  # it was used again: nothing is copied, and it is the youngest
     case.put(4)
     assert case.lost == [2]
-    assert case.store.names() == {name(n) for n in (1, 3, 4)}
+    assert case.store.hashes() == {name(n) for n in (1, 3, 4)}
     case.put(5, 6, 7, 8)  # more than there is room for: the last ones stay
-    assert case.store.names() == {name(n) for n in (6, 7, 8)}
+    assert case.store.hashes() == {name(n) for n in (6, 7, 8)}
     assert sorted(case.lost) == [1, 2, 3, 4]  # who put 5 is not told: it sees that it is not there
 
 
 def test_without_room_nothing_is_kept() -> None:
     case = Case(room=0)
     case.put(1, 2)
-    assert case.store.names() == set()
+    assert case.store.hashes() == set()
     assert case.store.ready([name(1)]) == (0, False)
 
 

@@ -70,9 +70,9 @@ def test_a_full_ring_is_never_overwritten() -> None:
 
 def test_extreme_fields_survive() -> None:
     writer, reader = make_ring(2)
-    writer.write([(1 << 24) - 1], [4095], [65535], [Finish.MOVED])
+    writer.write([(1 << 24) - 1], [4095], [65535], [Finish.PREEMPTED])
     (record,) = reader.read()
-    assert record == Record(4095, 65535, (1 << 24) - 1, Finish.MOVED)
+    assert record == Record(4095, 65535, (1 << 24) - 1, Finish.PREEMPTED)
     assert not record.has_token
 
 

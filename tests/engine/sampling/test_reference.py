@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from baton.engine.sampling.reference import Sampling, filtered, sample
+from baton.engine.sampling.reference import Sampling, sample
+from tests.engine.token_filters import filtered
 
 DRAWS = 20_000
 VOCAB = 37

@@ -15,12 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.device.link_device import Kernel, LinkStream, Memory, Opened, Registered
+from baton.device.link_device import Kernel, LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
 from baton.device.stream import Event
 
@@ -166,35 +164,12 @@ class _FakeMemory:
     def handle(self) -> bytes:
         return _HANDLE.pack(os.getpid(), self._shared.fd)
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self._bytes[part].copy()
-
     def free(self) -> None:
         """Overwrites the memory, so that later reads find garbage."""
         if not self.freed:
             self.freed = True
             self._bytes[:] = _FREED
             self._shared.drop_descriptor()
-
-
-class _FakeOpened:
-    def __init__(self, handle: bytes) -> None:
-        process, descriptor = _HANDLE.unpack_from(handle)
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
-        self._shared = SharedMemory.attach(opened)
-        self._shared.drop_descriptor()
-        self.address = int(self._shared.bytes.ctypes.data)
-
-    def close(self) -> None:
-        self._shared.unmap()
-
-
-class _FakeRegistered:
-    def __init__(self, memory: SharedMemory) -> None:
-        self.address = int(memory.bytes.ctypes.data)
-
-    def release(self) -> None:
-        """Nothing was done."""
 
 
 class FakeDevice:
@@ -221,13 +196,16 @@ class FakeDevice:
     def allocate_own(self, size: int) -> Memory:
         return self.allocate(size)
 
-    def open(self, handle: bytes) -> Opened:
+    def open(self, handle: bytes) -> Mapped:
         if self.blind:
             raise OSError(f"{self.name} cannot write there")
-        return _FakeOpened(handle)
+        process, descriptor = _HANDLE.unpack_from(handle)
+        shared = SharedMemory.attach(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR))
+        shared.drop_descriptor()
+        return Mapped(int(shared.bytes.ctypes.data), shared.unmap)
 
-    def register(self, memory: SharedMemory) -> Registered:
-        return _FakeRegistered(memory)
+    def register(self, memory: SharedMemory) -> Mapped:
+        return Mapped(int(memory.bytes.ctypes.data), lambda: None)
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:
         return _FakeStream(self._pump)

@@ -8,7 +8,7 @@ from typing import cast
 import grpc
 import pytest
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.errors import BatonError, ErrorKind
 from baton.state import Memory, State
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
@@ -50,8 +50,10 @@ class Workers(Directory):
 
 
 def names(count: int, *, tenant: str = "") -> tuple[bytes, ...]:
-    seed = seed_of(SECRET.encode(), tenant=tenant, model=b"same", adapter="", cache_dtype="float32")
-    return BlockHasher(seed, BLOCK).hashes(PROMPT)[:count]
+    hasher = BlockHasher(
+        SECRET.encode(), tenant=tenant, fingerprint=b"same", cache_dtype="float32", block_tokens=BLOCK
+    )
+    return hasher.hashes(PROMPT)[:count]
 
 
 async def test_a_prompt_that_was_sent_counts_as_cached() -> None:
@@ -220,7 +222,7 @@ async def test_of_equally_loaded_decode_workers_the_one_with_the_prompt_is_chose
 
 def names_of(ids: list[int]) -> list[bytes]:
     """As the fakes would."""
-    hasher = BlockHasher.of_cache(
+    hasher = BlockHasher(
         SECRET.encode(), tenant="", fingerprint=b"same", cache_dtype="float32", block_tokens=16
     )
     return list(hasher.hashes(ids))

@@ -57,7 +57,7 @@ class Pair:
     def hashes(self, tokens: Sequence[int], tenant: str = "") -> tuple[bytes, ...]:
         """The block hashes of a prompt, as a router computes them."""
         model = self._model
-        return BlockHasher.of_cache(
+        return BlockHasher(
             SECRET.encode(),
             tenant=tenant,
             fingerprint=model.fingerprint,

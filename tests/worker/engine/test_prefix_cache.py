@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.memory.host_blocks import HostBlocks
-from baton.engine.prefix_cache.host_store import HostPrefixes
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.v1.worker_pb2 import GetAuditRequest, PrefixAudit
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -79,7 +79,7 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
     folder = str(tmp_path / "disk") if disk else None
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
     store = stepped.engine.decode.prefix_cache._store  # type: ignore[union-attr]
-    assert isinstance(store, HostPrefixes)
+    assert isinstance(store, HostBlockStore)
     if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
         store._host = HostBlocks(store._host._cache, 12 * block_bytes)
         store._room = 12

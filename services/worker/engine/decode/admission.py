@@ -92,7 +92,7 @@ class AdmissionChecks:
         sent, are of other tokens or another tenant: the hashes in the reservation came from the router."""
         if self.prefix_cache is None:
             return ()
-        hashes = self.prefix_cache.names_of(record.token_ids, reservation.tenant)
+        hashes = self.prefix_cache.hashes_of(record.token_ids, reservation.tenant)
         if hashes[: reservation.resident_blocks] != reservation.block_hashes:
             raise BatonError(ErrorKind.CONFLICT, "the resident blocks are not of these tokens")
         return hashes

@@ -131,7 +131,7 @@ class BlockAllocation:
         position = self._position(running)
         full = position == reservation.grant.capacity
         reservation.append_blocks(more, capacity)
-        self._loop.grow(*reservation.key, more, tuple(map(len, before)), capacity)
+        self._loop.extend(*reservation.key, more, tuple(map(len, before)), capacity)
         if full:  # it may be stalled
             self._stop_at(reservation.key, position)
         else:
@@ -172,7 +172,7 @@ class BlockAllocation:
             self.swapped_out += 1
         else:
             victim.reservation.ending = True
-            self._loop.move(*key)
+            self._loop.preempt(*key)
             self.preempted += 1
 
     def _left(self, running: _Running) -> int:

@@ -139,7 +139,7 @@ class HandoffReceiver:
         reservation.token_ids = tuple(record.token_ids)
         if self.reserved.prefix_cache is not None and admission.block_hashes:
             reservation.block_hashes = admission.block_hashes
-            self.reserved.prefix_cache.keep(admission.block_hashes, reservation.blocks)
+            self.reserved.prefix_cache.add(admission.block_hashes, reservation.blocks)
         self.resident_blocks += reservation.resident_blocks * len(self.block_bytes)
         self.resident_bytes += reservation.resident_blocks * sum(self.block_bytes)
         self.reserved.allocation.add(reservation)

@@ -155,7 +155,7 @@ class ReservedSlots:
         del self._by_slot[reservation.key]
         if self.prefix_cache is not None and output:
             tokens = (*reservation.token_ids, *output[:-1])  # the last token has no KV
-            hashes = self.prefix_cache.names_of(tokens, reservation.tenant, known=reservation.block_hashes)
-            self.prefix_cache.keep(hashes, reservation.blocks)
+            hashes = self.prefix_cache.hashes_of(tokens, reservation.tenant, known=reservation.block_hashes)
+            self.prefix_cache.add(hashes, reservation.blocks)
         self.pools.release(reservation.blocks)
         self.slots.release(*reservation.key)

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from baton.device.stream import Event
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
-from baton.engine.memory.host_blocks import Copy, HostBlocks, Saved
+from baton.engine.memory.host_blocks import HostBlocks, Saved
 from baton.engine.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 
@@ -36,7 +37,7 @@ class _Swapped:
     steps: int
     stage: _Stage = _Stage.STALLING
     saved: Saved | None = None
-    copy: Copy | None = None
+    copy: Event | None = None
 
 
 class SwappedSequences:
@@ -63,7 +64,7 @@ class SwappedSequences:
     def swap_out(self, reservation: Reservation, position: int, capacity: int) -> None:
         """Begins to swap a sequence out. `position`: of its last token, at the furthest. It returns with
         blocks for `capacity` tokens."""
-        entry = self._loop.hold(*reservation.key)
+        entry = self._loop.stall(*reservation.key)
         self._swapped[reservation.key] = _Swapped(
             reservation, capacity, entry, position, self._loop.ring.steps
         )
@@ -77,7 +78,7 @@ class SwappedSequences:
         """Removes a sequence whose slot has ended; the blocks that it has are its owner's to free."""
         one = self._swapped.pop(key)
         if one.copy is not None:
-            one.copy.wait()
+            one.copy.synchronize()
         if one.saved is not None:
             self._host.release(one.saved)
 
@@ -121,8 +122,8 @@ class SwappedSequences:
         self._host.release(one.saved)
         key, blocks = one.reservation.key, one.reservation.blocks
         del self._swapped[key]
-        self._loop.grow(*key, blocks, tuple(0 for _ in blocks), one.capacity)
+        self._loop.extend(*key, blocks, tuple(0 for _ in blocks), one.capacity)
 
 
-def _ended(copy: Copy | None) -> bool:
-    return copy is not None and copy.ended()
+def _ended(copy: Event | None) -> bool:
+    return copy is not None and copy.query()

@@ -139,7 +139,7 @@ class TicketIssuer:
         slot, generation = self.reserved.slots.grant()
         try:
             if self.reserved.prefix_cache is not None and hashes:
-                blocks, resident = self.reserved.prefix_cache.take_over(hashes, tokens)
+                blocks, resident = self.reserved.prefix_cache.allocate(hashes, tokens)
             else:
                 blocks, resident = self.model.pools.allocate(tokens), 0
         except BatonError:

@@ -40,7 +40,7 @@ class RequestCheck:
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
         if self.prefix_cache is not None:
-            self.prefix_cache.name(sequence, request.tenant)
+            sequence.hashes = self.prefix_cache.hashes_of(sequence.token_ids, request.tenant)
         ticketed = request.HasField("ticket") or request.ticket_follows
         if not sequence.draws and (ticketed or sequence.first_number):
             raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")

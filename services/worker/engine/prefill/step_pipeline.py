@@ -72,7 +72,7 @@ class PrefillPipeline:
         """Ships the blocks of all steps that have ended, then replies; False where none has ended."""
         results = self.loop.ended()
         events = self._ship(results)
-        self.loop.settle()
+        self.loop.finalize()
         self._reply(results)
         self.jobs.handle(events)  # after the replies, which come before a handoff's end
         return bool(results)

@@ -22,7 +22,7 @@ from baton.engine.model.weights import (
 from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from baton.block_hash import BlockHasher
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.engine.prefix_cache.disk_store import DiskBlocks
-from baton.engine.prefix_cache.host_store import HostPrefixes
+from baton.engine.prefix_cache.disk_store import DiskBlockStore
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -30,7 +30,7 @@ def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], No
 
     @lru_cache(_TENANTS)
     def hasher_of(tenant: str) -> BlockHasher:
-        return BlockHasher.of_cache(
+        return BlockHasher(
             secret,
             tenant=tenant,
             fingerprint=model.fingerprint,
@@ -43,7 +43,7 @@ def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], No
 
 def _store(
     model: LoadedModel, config: WorkerConfig, key: bytes, wake: Callable[[], None]
-) -> HostPrefixes | None:
+) -> HostBlockStore | None:
     engine = config.engine
     if not engine.prefix_host_mb or config.role == "decode":  # decode steps do not wait for copies
         return None
@@ -52,8 +52,8 @@ def _store(
         folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no files
         block_bytes = sum(group.block_bytes for group in model.layout.groups)
         try:
-            disk = DiskBlocks(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)
+            disk = DiskBlockStore(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)
         except OSError as error:
             message = f"prefix_disk_dir {engine.prefix_disk_dir}: {error.strerror}"
             raise BatonError(ErrorKind.INVALID, message) from error
-    return HostPrefixes(model.cache, engine.prefix_host_mb * 10**6, disk)
+    return HostBlockStore(model.cache, engine.prefix_host_mb * 10**6, disk)

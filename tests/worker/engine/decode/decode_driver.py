@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
@@ -73,7 +73,7 @@ class Driver:
         self.pools = BlockPools(layout, [blocks + 1] * groups)
         self.cache = KVCache(layout, blocks + 1, "cpu")
         self._hashers = {
-            tenant: BlockHasher(seed_of(b"s", tenant=tenant, model=b"m", adapter="", cache_dtype="x"), BLOCK)
+            tenant: BlockHasher(b"s", tenant=tenant, fingerprint=b"m", cache_dtype="x", block_tokens=BLOCK)
             for tenant in TENANTS
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
@@ -292,8 +292,8 @@ class Driver:
         self.pools.check_integrity(owned)
         cached, idle = self.pools.cached, 0
         used = [{block for tables in owned for block in tables[g]} for g in range(len(self.pools.pools))]
-        for name in cached.names():
-            blocks = cached.blocks(name)
+        for name in cached.hashes():
+            blocks = cached._entries[name]
             assert tuple(map(self.bytes_of, range(len(blocks)), blocks)) == self.meaning[name], (
                 "a cached block has other contents"
             )
@@ -303,7 +303,7 @@ class Driver:
             assert pool.free + idle == pool.total - len(mine)
         changes = self.prefixes._changes
         known = {name for name in self.published | changes.keys() if changes.get(name, True)}
-        assert known == cached.names()
+        assert known == cached.hashes()
 
     def run_out(self) -> None:
         """Ends everything: no block has a reference, and none is swapped out."""

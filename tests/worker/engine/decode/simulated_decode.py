@@ -92,21 +92,21 @@ class SimulatedSteps:
         self.slots[slot.key] = slot
         self._post("admit", slot.key)
 
-    def grow(
+    def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
         one = self.slots[slot, generation]
         one.table = [mine[:n] + list(new) for mine, n, new in zip(one.table, held, more, strict=True)]
         self._post("grow", one.key, capacity)
 
-    def hold(self, slot: int, generation: int) -> int:
+    def stall(self, slot: int, generation: int) -> int:
         self._post("grow", (slot, generation), 0)
         return self.posted
 
     def applied(self, number: int) -> bool:
         return self.applied_entries >= number
 
-    def move(self, slot: int, generation: int) -> None:
+    def preempt(self, slot: int, generation: int) -> None:
         self._post("end", (slot, generation))
 
     def cancel(self, slot: int, generation: int) -> None:

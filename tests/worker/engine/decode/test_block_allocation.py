@@ -37,17 +37,17 @@ class Steps:
     def ring(self) -> Steps:
         return self
 
-    def grow(
+    def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
         assert len(more[0]) + held[0] == -(-capacity // BLOCK)
         self.grown.append(((slot, generation), capacity))
 
-    def hold(self, slot: int, generation: int) -> int:
+    def stall(self, slot: int, generation: int) -> int:
         self.stalled.append((slot, generation))
         return len(self.stalled)
 
-    def move(self, slot: int, generation: int) -> None:
+    def preempt(self, slot: int, generation: int) -> None:
         self.preempted.append((slot, generation))
 
     def applied(self, number: int) -> bool:
@@ -58,10 +58,10 @@ class Steps:
 class LateSteps(Steps):
     """Steps that apply an entry when the test has them."""
 
-    def grow(
+    def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
-        super().grow(slot, generation, more, held, capacity)
+        super().extend(slot, generation, more, held, capacity)
         self.posted += 1
 
 

@@ -184,8 +184,8 @@ def cached_bytes(pair: Pair) -> dict[bytes, bytes]:
     """The contents of decode's cached blocks, by hash."""
     model = pair.target.model
     return {
-        name: bytes(model.cache.read_block(0, model.pools.cached.blocks(name)[0], 0, pair.block_bytes))
-        for name in model.pools.cached.names()
+        name: bytes(model.cache.read_block(0, model.pools.cached._entries[name][0], 0, pair.block_bytes))
+        for name in model.pools.cached.hashes()
     }
 
 
@@ -256,7 +256,7 @@ def test_sequences_that_share_blocks_are_swapped_out_or_preempted(
     for one in request:
         tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
         assert tokens == wanted[: len(tokens)]
-        assert pair.finish(one) is (Finish.LENGTH if len(tokens) == 60 else Finish.MOVED)
+        assert pair.finish(one) is (Finish.LENGTH if len(tokens) == 60 else Finish.PREEMPTED)
     pair.assert_free()
     # Wherever they were, the blocks that they left cached are right.
     for one in request:

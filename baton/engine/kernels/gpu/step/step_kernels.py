@@ -72,12 +72,12 @@ _LOGPROBS = tl.constexpr(int(Feature.LOGPROBS))
 _MIN_TOKENS = tl.constexpr(int(Feature.MIN_TOKENS))
 _MAX_LOGPROBS = tl.constexpr(MAX_LOGPROBS)
 _ADMIT = tl.constexpr(int(EntryKind.ADMIT))
-_GROW = tl.constexpr(int(EntryKind.GROW))
-_MOVE = tl.constexpr(int(EntryKind.MOVE))
+_EXTEND = tl.constexpr(int(EntryKind.EXTEND))
+_PREEMPT = tl.constexpr(int(EntryKind.PREEMPT))
 _STOP = tl.constexpr(int(Finish.STOP))
 _LENGTH = tl.constexpr(int(Finish.LENGTH))
 _CANCELLED = tl.constexpr(int(Finish.CANCELLED))
-_MOVED = tl.constexpr(int(Finish.MOVED))
+_PREEMPTED = tl.constexpr(int(Finish.PREEMPTED))
 _LAPS = tl.constexpr(LAPS)
 # The status word: active slots, the features they use, entries applied, replays ended.
 STATUS_FEATURES = tl.constexpr(13)
@@ -196,20 +196,20 @@ def begin(
         generation = tl.load(entry + _GENERATION)
         kind = tl.load(entry + _KIND)
         admits = kind == _ADMIT
-        grows = kind == _GROW
+        extends = kind == _EXTEND
         due = tl.load(entry + _FROM_STEP).to(tl.int64) <= steps
         lacking = tl.load(entry + _FEATURES) & ~can
         takes = due & (((running < bucket) & (lacking == 0)) | (admits == 0))
         record = records + slot * RECORD_WORDS
         current = (tl.load(active + slot).to(tl.int32) != 0) & (tl.load(record + _GENERATION) == generation)
-        emits = takes & (admits | (current & (grows == 0)))
+        emits = takes & (admits | (current & (extends == 0)))
         token = tl.where(admits, tl.load(entry + _LAST_TOKEN), 0)
-        finish = tl.where(admits, 0, tl.where(kind == _MOVE, _MOVED, _CANCELLED))
+        finish = tl.where(admits, 0, tl.where(kind == _PREEMPT, _PREEMPTED, _CANCELLED))
         values = tl.load(entry + w)
         capacity = tl.load(entry + _CAPACITY)
         together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
-        tl.store(record + _CAPACITY, capacity, mask=takes & grows & current)
+        tl.store(record + _CAPACITY, capacity, mask=takes & extends & current)
         tl.store(active + slot, admits, mask=emits)
         if TOP > 0:  # noqa: SIM102 (a constexpr: without records the rest is not compiled)
             if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from baton.timer_slack import sharpen_timers
+from baton.process_tuning import sharpen_timers
 
 _PR_GET_TIMERSLACK = 30
 
