@@ -19,7 +19,7 @@ from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.health_routes import health_routes
 from services.router.api.http_api import HttpApi
 from services.router.http.connections import Connections
-from services.router.http.descriptors import ADMIN_LIMITS, connection_budget
+from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.deps import LifecycleDeps
@@ -130,7 +130,7 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
-        budget = connection_budget(config.connections)
+        limits = within_descriptors(config.connections)
         self._status = Status(
             model=self.admission.model,
             readiness=self.readiness,
@@ -144,13 +144,13 @@ class Router:
             pools=self.pools,
         )
         self.grpc = GrpcServer(
-            [SERVICE_NAME], options=public_options(config.connections, budget.grpc, self._max_body_bytes)
+            [SERVICE_NAME], options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes)
         )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        self.connections = Connections(config.connections, budget.http)
+        self.connections = Connections(limits)
         self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:

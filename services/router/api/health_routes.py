@@ -20,13 +20,13 @@ def health_routes(readiness: Readiness) -> list[Route]:
     it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
     """
 
-    async def health(request: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def ready(request: HttpRequest) -> Response:
         reason = readiness.reason()
         if reason is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
-    return [Route("/health", health, methods=["GET"]), Route("/ready", ready, methods=["GET"])]
+    return [
+        Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+    ]
