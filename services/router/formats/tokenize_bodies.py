@@ -14,7 +14,7 @@ from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 
 if TYPE_CHECKING:
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
 
 _NEUTRAL: Neutral = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 
 if TYPE_CHECKING:
     from services.router.text.model_info import ModelInfo

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
 from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
-from services.router.workers.worker_state import state_of
+from services.router.workers.worker import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
 from services.router.observability.window import LONGEST_S
-from services.router.workers.worker_state import state_of
+from services.router.workers.worker import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

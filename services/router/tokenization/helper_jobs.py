@@ -27,7 +27,7 @@ from services.router.formats.tokenize_bodies import (
     tokenize_response,
 )
 from services.router.request import sizes, validate
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

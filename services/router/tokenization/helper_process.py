@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization.helper_frames import receive_frame, send_frame

@@ -26,7 +26,7 @@ from services.router.tokenization.helper_frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
 
 _MODULE = "services.router.tokenization.helper_process"
 # Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.

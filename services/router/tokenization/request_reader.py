@@ -22,7 +22,7 @@ from services.router.tokenization import helper_jobs as helper_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
     from services.router.tokenization.helper_jobs import Job
     from services.router.tokenization.tokenizer_pool import TokenizerPool
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from services.router.request.request import Chat, Request
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
     from services.router.tokenization.helper_processes import HelperProcesses
 

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from services.router.workers.block_wait import BlockWait
-from services.router.workers.placement import nothing_cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.router.request.client_call import ClientCall
+    from services.router.request.request import ClientCall
     from services.router.workers.block_wait import QueuePosition
     from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
     from services.router.workers.worker import Worker
@@ -89,12 +88,7 @@ class WaitingQueue:
         return QueueEntry(call, (turn, self._arrivals))
 
     async def claim(
-        self,
-        entry: QueueEntry,
-        tokens: int,
-        max_tokens: int,
-        until: float,
-        cached: Cached = nothing_cached,
+        self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
     ) -> Claim:
         """Waits for a pair with room for prompt and output, until `until` on the event loop's clock.
 
@@ -104,13 +98,12 @@ class WaitingQueue:
         time, UNAVAILABLE if there is no pair.
         """
         may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
-        binding = entry.call.binding
-        pick = partial(self._placement.pick, tokens, max_tokens, cached, binding, may_use)
+        pick = partial(self._placement.pick, tokens, max_tokens, cached, entry.call, may_use)
         return await self._wait(entry, pick, until)
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
-        pick = partial(self._placement.pick_prefill, tokens, entry.call.binding)
+        pick = partial(self._placement.pick_prefill, tokens, entry.call)
         return await self._wait(entry, pick, until)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:
@@ -178,12 +171,13 @@ class WaitingQueue:
         reserved for it.
         """
         blocked: set[str | None] = set()
+        pools = self._placement.pools
         index = 0
         while index < len(self._waiting):
             waiter = self._waiting[index]
-            pool = waiter.call.binding.pool or self._placement.current_pool
+            pool = waiter.call.pool or pools.current
             if pool in blocked:
-                if not self._placement.several_pools:
+                if not pools.several:
                     return  # all others need the same pool
                 index += 1
             elif waiter.try_place():
@@ -203,9 +197,9 @@ class WaitingQueue:
             waiter.claim.cancel()
 
     def _timed_out(self, call: ClientCall) -> BatonError:
-        if self._placement.usable(call.binding):
+        if self._placement.usable(call):
             return BatonError(ErrorKind.OVERLOADED, f"no slot became free within {self.timeout_s:g} s")
-        if call.binding.pool is None:
+        if call.pool is None:
             return BatonError(ErrorKind.UNAVAILABLE, "no pair of prefill and decode workers is ready")
         message = "no workers are left that serve the model on which this request began"
         return BatonError(ErrorKind.UNAVAILABLE, message)
