@@ -21,13 +21,12 @@ from services.router.api.http_api import HttpApi
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
-from services.router.lifecycle.admission import Admission
-from services.router.lifecycle.deps import LifecycleDeps
+from services.router.lifecycle.admission import Admission, ServedModel
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
-from services.router.lifecycle.served_model import ServedModel
+from services.router.lifecycle.request_lifecycle import LifecycleDeps
 from services.router.observability.metrics import RouterMetrics, metrics_route
 from services.router.observability.status import Status
 from services.router.observability.store import Store
@@ -35,7 +34,7 @@ from services.router.observability.window import Window
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
-from services.router.tokenization.helper_processes import HelperProcesses, HelperSettings
+from services.router.tokenization.helper_processes import HelperProcesses, helper_settings
 from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.workers.cancels import Cancels
@@ -98,7 +97,7 @@ class Router:
         self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.max_context_tokens)
         self.tokenizer = TokenizerPool(
             ModelTokenizer(Path(config.model), info, bytes_only=config.byte_tokenizer),
-            HelperProcesses(HelperSettings(config.model, config.byte_tokenizer, self._max_body_bytes)),
+            HelperProcesses(helper_settings(config.model, config.byte_tokenizer, self._max_body_bytes)),
             config.tokenizer_threads,
             config.max_waiting,
         )

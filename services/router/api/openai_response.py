@@ -70,7 +70,7 @@ class CompletionResponse:
 
         The body is encoded while it is sent, so a large one is never in memory as a whole.
         """
-        outputs = [output.delta() for output in await collect_choices(self._dispatcher, self._requests)]
+        outputs = await collect_choices(self._dispatcher, self._requests)
         for index, delta in enumerate(outputs):
             self._record_cached(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in outputs))

@@ -27,13 +27,37 @@ if TYPE_CHECKING:
     from services.router.formats.openai_chat import ChatBody
     from services.router.formats.openai_completions import CompletionBody
     from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.served_model import ServedModel
     from services.router.request.request import ParsedRequest
+    from services.router.text.model_info import ModelInfo
     from services.router.tokenization.request_reader import Body, RequestReader
     from services.router.tokenization.tokenizer_pool import TokenizerPool
+    from services.router.workers.pools import Pools
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
+_NO_LIMIT = 2**62
+
+
+class ServedModel:
+    """Combines the limits of the model's files with those of the workers that serve it."""
+
+    def __init__(self, name: str, info: ModelInfo, pools: Pools) -> None:
+        self.name = name
+        self._info = info
+        self._pools = pools
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens that prompt and output may have together: the least of the model's limit and the
+        workers'."""
+        return min(self._info.max_context_tokens, self._pools.max_context_tokens or _NO_LIMIT)
+
+    def limits(self) -> validate.RequestLimits:
+        """The limits that apply to a request now."""
+        vocab_size = min(self._info.vocab_size, self._pools.vocab_size or _NO_LIMIT)
+        return validate.RequestLimits(
+            self.name, self._info.eos_token_ids, vocab_size, self.max_context_tokens
+        )
 
 
 class Admission:
@@ -111,7 +135,7 @@ class Admission:
         fields = validate.check_fields(parsed, self.model.limits())
         if sum(map(len, fields.stop)) > _LONG_STOPS:
             await self.tokenizer.run(lambda: automaton_of(fields.stop))
-        prompt_ids = await self._tokenize(parsed)
+        prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
         echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [
@@ -132,15 +156,6 @@ class Admission:
             )
             for choice in range(fields.choices)
         ]
-
-    async def _tokenize(self, parsed: ParsedRequest) -> tuple[int, ...]:
-        if parsed.tokenized is not None:
-            return parsed.tokenized
-        if parsed.token_ids is not None:
-            return parsed.token_ids
-        if parsed.chat is not None:
-            return await self.tokenizer.encode_chat(parsed.chat)
-        return await self.tokenizer.encode_text(parsed.text or "", special=parsed.add_special_tokens)
 
     async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
         """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from

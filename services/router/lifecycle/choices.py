@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from typing import TYPE_CHECKING
 
-from services.router.request.whole_output import WholeOutput
+from services.router.request.request import Delta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.lifecycle.outbox import Outbox
-    from services.router.request.request import Delta, Request
+    from services.router.request.request import Request
 
 
 @contextlib.asynccontextmanager
@@ -42,10 +43,20 @@ async def _deltas(outboxes: Sequence[Outbox], available: asyncio.Event) -> Async
                 yield index, delta
 
 
-async def collect_choices(dispatcher: Dispatcher, requests: Sequence[Request]) -> list[WholeOutput]:
-    """Runs all requests to their ends."""
-    outputs = [WholeOutput() for _ in requests]
+async def collect_choices(dispatcher: Dispatcher, requests: Sequence[Request]) -> list[Delta]:
+    """Runs all requests to their ends. Returns each whole output as one delta, which is compact: ids and
+    offsets take four bytes each, logprobs stay serialised."""
+    outputs = [Delta(0, token_ids=array("I"), offsets=array("I"), opening=True) for _ in requests]
+    texts: list[list[str]] = [[] for _ in requests]
     async with stream_choices(dispatcher, requests) as deltas:
         async for index, delta in deltas:
-            outputs[index].append(delta)
+            whole = outputs[index]
+            whole.token_ids.extend(delta.token_ids)
+            whole.offsets.extend(delta.offsets)
+            whole.logprobs += delta.logprobs
+            whole.prompt_logprobs += delta.prompt_logprobs
+            whole.finish, whole.usage = delta.finish, delta.usage
+            texts[index].append(delta.text)
+    for whole, parts in zip(outputs, texts, strict=True):
+        whole.text = "".join(parts)
     return outputs

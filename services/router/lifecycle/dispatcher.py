@@ -12,8 +12,8 @@ from services.router.lifecycle.request_lifecycle import RequestLifecycle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from services.router.lifecycle.deps import LifecycleDeps
     from services.router.lifecycle.outbox import Outbox
+    from services.router.lifecycle.request_lifecycle import LifecycleDeps
     from services.router.request.request import Request
 
 _CANCELS_S = 5.0

@@ -25,9 +25,9 @@ from services.router.workers.worker import state_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from services.router.lifecycle.admission import ServedModel
     from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.lifecycle.readiness import Readiness
-    from services.router.lifecycle.served_model import ServedModel
     from services.router.observability.store import Store
     from services.router.observability.window import Window
     from services.router.workers.directory import Directory

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Limits, Sampling
@@ -90,6 +91,23 @@ class ParsedRequest:
     def api_name(self, name: str) -> str:
         """The API's name for a field."""
         return self.api_names.get(name, name)
+
+
+# Its fields that both APIs have under the same names; absent or None where the client did not set them.
+OPTIONAL_FIELDS: tuple[Any, ...] = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "skip_special_tokens",
+    "n",
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from services.router.request.request import Chat
+    from services.router.request.request import Chat, ParsedRequest
     from services.router.text.model_info import ModelInfo
 
 
@@ -42,10 +42,18 @@ class ModelTokenizer:
             id_: token.content for id_, token in added.items() if token.special and token.normalized
         } if normalises else {}  # fmt: skip
 
-    def encode_text(self, text: str, *, special: bool = True, param: str = "prompt") -> list[int]:
+    def encode(self, parsed: ParsedRequest) -> Sequence[int]:
+        """Token ids of a request's prompt: its own, or those of its conversation or text."""
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        if parsed.chat is not None:
+            return self.encode_chat(parsed.chat)
+        return self.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.
-        Special tokens that the text spells are recognised. `param`: the text's field, for errors."""
-        return self._encode([text], param, special=special)
+        Special tokens that the text spells are recognised."""
+        return self._encode([text], "prompt", special=special)
 
     def encode_chat(self, chat: Chat) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens: those that messages or
