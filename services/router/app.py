@@ -27,7 +27,7 @@ from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
 from services.router.lifecycle.request_lifecycle import LifecycleDeps
-from services.router.observability.metrics import RouterMetrics, metrics_route
+from services.router.observability.metrics import metrics_route, register_metrics
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
@@ -70,7 +70,7 @@ class Router:
         registry = CollectorRegistry()
         self._assemble_public(registry)
         self._assemble_admin(registry)
-        self._metrics().register(registry)
+        register_metrics(self._status, registry)
 
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Which workers there are, and the queue for them."""
@@ -130,17 +130,22 @@ class Router:
         """The public listeners."""
         config = self._config
         limits = within_descriptors(config.connections)
+        self.connections = Connections(limits)
         self._status = Status(
             model=self.admission.model,
+            observations=self.observations,
+            window=self._window,
             readiness=self.readiness,
             dispatcher=self.dispatcher,
+            unread=self.unread,
             queue=self.queue,
+            cancels=self.cancels,
             directory=self.directory,
+            pools=self.pools,
             store=self.store,
-            window=self._window,
+            connections=self.connections,
             started=time.monotonic(),
             addresses=self._addresses,
-            pools=self.pools,
         )
         self.grpc = GrpcServer(
             [SERVICE_NAME], options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes)
@@ -149,7 +154,6 @@ class Router:
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        self.connections = Connections(limits)
         self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
@@ -200,19 +204,6 @@ class Router:
         )
         await self.directory.stop()
         self.tokenizer.close()
-
-    def _metrics(self) -> RouterMetrics:
-        return RouterMetrics(
-            model=self._config.served_model_name,
-            observations=self.observations,
-            dispatcher=self.dispatcher,
-            unread=self.unread,
-            queue=self.queue,
-            cancels=self.cancels,
-            directory=self.directory,
-            store=self.store,
-            connections=self.connections,
-        )
 
     def _workers_changed(self) -> None:
         """A worker came, went, or has more or less room; or draining or the current pool has changed."""

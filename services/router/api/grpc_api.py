@@ -22,7 +22,6 @@ from baton.v1.router_pb2 import (
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
 from services.router.formats.generate_message import MessageT, parse_message
-from services.router.lifecycle.choices import stream_choices
 from services.router.request.sizes import LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class GrpcApi:
         try:
             requests = await self._admission.generate(data, context.time_remaining())
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
-            async with read_by, stream_choices(self._dispatcher, requests) as deltas:
+            async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:

@@ -35,13 +35,7 @@ from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish
-from services.router.workers.worker_error import (
-    RETRIED_KINDS,
-    WorkerError,
-    client_error,
-    internal_error,
-    public_text,
-)
+from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +214,7 @@ class RequestLifecycle:
             reason=error.message,
         )
         if self._failures >= self._deps.max_attempts:
-            message = f"gave up after {self._failures} attempts: {public_text(error)}"
+            message = f"gave up after {self._failures} attempts: {client_error(error).message}"
             raise BatonError(ErrorKind.UNAVAILABLE, message) from error
 
     def _check_progress(self) -> None:
