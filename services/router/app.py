@@ -16,8 +16,7 @@ from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
-from services.router.api.health_routes import health_routes
-from services.router.api.http_api import HttpApi
+from services.router.api.http_api import HttpApi, health_routes
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
@@ -83,7 +82,7 @@ class Router:
             directory, config.served_model_name, config.workers, secret_name(config.cluster_secret)
         )
         self.pools = Pools(
-            config.served_model_name, info.tokenizer_digest, config.pool, lambda: directory.workers
+            config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
         )
         self.placement = Placement(directory, self.pools, config.prefill_ahead_tokens)
         self.queue = WaitingQueue(
@@ -94,7 +93,7 @@ class Router:
     def _assemble_requests(self, info: ModelInfo) -> None:
         """Admission and lifecycle of requests."""
         config = self._config
-        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.max_context_tokens)
+        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.limits.max_positions)
         self.tokenizer = TokenizerPool(
             ModelTokenizer(Path(config.model), info, bytes_only=config.byte_tokenizer),
             HelperProcesses(helper_settings(config.model, config.byte_tokenizer, self._max_body_bytes)),

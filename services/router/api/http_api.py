@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
-from services.router.api.health_routes import health_routes
 from services.router.api.openai_response import CompletionResponse
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
@@ -128,6 +127,25 @@ class HttpApi:
             "owned_by": "baton",
             "max_model_len": model.max_context_tokens,
         }
+
+
+def health_routes(readiness: Readiness) -> list[Route]:
+    """Routes of liveness and readiness probes.
+
+    `/health` is 200 as long as the event loop runs, whatever the state of the workers: restart the process if
+    it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
+    """
+
+    async def ready(request: HttpRequest) -> Response:
+        reason = readiness.reason()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+    return [
+        Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+    ]
 
 
 def _installed_version() -> str:

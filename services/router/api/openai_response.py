@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
-from services.router.formats.json_pieces import encode, send_json
+from services.router.formats.json_bodies import encode, send_json
 from services.router.formats.openai_fields import StreamOptions
 
 if TYPE_CHECKING:

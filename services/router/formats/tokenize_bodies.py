@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, model_validator
 
 from baton.errors import FieldError
-from services.router.formats.json_pieces import encode
+from services.router.formats.json_bodies import encode
 from services.router.formats.openai_chat import ChatFields, Messages
 from services.router.formats.openai_fields import Body, Neutral
 from services.router.request import sizes, validate

@@ -43,20 +43,20 @@ class ServedModel:
 
     def __init__(self, name: str, info: ModelInfo, pools: Pools) -> None:
         self.name = name
-        self._info = info
+        self._limits = info.limits
         self._pools = pools
 
     @property
     def max_context_tokens(self) -> int:
         """Tokens that prompt and output may have together: the least of the model's limit and the
         workers'."""
-        return min(self._info.max_context_tokens, self._pools.max_context_tokens or _NO_LIMIT)
+        return min(self._limits.max_positions, self._pools.max_context_tokens or _NO_LIMIT)
 
     def limits(self) -> validate.RequestLimits:
         """The limits that apply to a request now."""
-        vocab_size = min(self._info.vocab_size, self._pools.vocab_size or _NO_LIMIT)
+        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or _NO_LIMIT)
         return validate.RequestLimits(
-            self.name, self._info.eos_token_ids, vocab_size, self.max_context_tokens
+            self.name, self._limits.eos_token_ids, vocab_size, self.max_context_tokens
         )
 
 

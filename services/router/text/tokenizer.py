@@ -32,9 +32,8 @@ class ModelTokenizer:
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         control = ControlTokens.of(self.tokenizer)
-        self._template = (
-            ChatTemplate(info.chat_template, info.special_tokens, control) if info.chat_template else None
-        )
+        template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
+        self._template = ChatTemplate(template, variables, control) if template else None
         # Special tokens that are matched in normalised text, by id: other spellings may become theirs.
         normalises = self.tokenizer.normalizer is not None
         self._normalised = {

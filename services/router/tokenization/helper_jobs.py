@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.generate_message import parse_message, parsed_request
-from services.router.formats.json_pieces import parse_json
+from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.tokenize_bodies import (

@@ -195,4 +195,4 @@ def _error(fields: dict[str, Any]) -> BatonError:
     kind, field = ErrorKind[fields["kind"]], fields["field"]
     if field is None:
         return BatonError(kind, fields["message"])
-    return FieldError(fields["message"], param=field["param"], code=field["code"], kind=kind)
+    return FieldError(fields["message"], kind=kind, **field)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -44,12 +44,11 @@ class QueueEntry:
     returning: bool = False
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class _Waiter(Generic[ClaimT]):
-    position: QueuePosition
-    call: ClientCall = field(compare=False)
-    pick: Callable[[], ClaimT | None] = field(compare=False)
-    claim: asyncio.Future[ClaimT] = field(compare=False)
+    entry: QueueEntry
+    pick: Callable[[], ClaimT | None]
+    claim: asyncio.Future[ClaimT]
 
     def try_place(self) -> bool:
         """Claims what the request waits for, if there is room."""
@@ -118,7 +117,7 @@ class WaitingQueue:
 
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(entry.position, entry.call, pick, claimed)
+        waiter = _Waiter(entry, pick, claimed)
         if entry.returning:
             return await self._in_queue(waiter, until)
         entry.returning = True
@@ -149,7 +148,7 @@ class WaitingQueue:
         return in_queue
 
     async def _in_queue(self, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
-        bisect.insort(self._waiting, waiter)
+        bisect.insort(self._waiting, waiter, key=lambda one: one.entry.position)
         self.place_waiting()
         claimed = waiter.claim
         if claimed.done():
@@ -159,7 +158,7 @@ class WaitingQueue:
                 return await asyncio.shield(claimed)
         except TimeoutError as error:
             self._leave(waiter)
-            raise self._timed_out(waiter.call) from error
+            raise self._timed_out(waiter.entry.call) from error
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
@@ -175,16 +174,16 @@ class WaitingQueue:
         index = 0
         while index < len(self._waiting):
             waiter = self._waiting[index]
-            pool = waiter.call.pool or pools.current
+            pool = waiter.entry.call.pool or pools.current
             if pool in blocked:
                 if not pools.several:
                     return  # all others need the same pool
                 index += 1
             elif waiter.try_place():
-                self._turn = max(self._turn, waiter.position[0])
+                self._turn = max(self._turn, waiter.entry.position[0])
                 del self._waiting[index]
             else:
-                if not self._blocks.holds(waiter.position):
+                if not self._blocks.holds(waiter.entry.position):
                     blocked.add(pool)
                 index += 1
 

@@ -1,4 +1,4 @@
-"""Incremental encoding of large JSON documents."""
+"""JSON bodies: parses them, and encodes large ones piece by piece."""
 
 from __future__ import annotations
 
