@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
-from services.router.api.openai_response import CompletionResponse
+from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
 from services.router.http.body import CancelOnDisconnect
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Send
 
-    from services.router.api.openai_response import Formatter
     from services.router.formats.openai_fields import SamplingBody
     from services.router.lifecycle.admission import Admission
     from services.router.lifecycle.dispatcher import Dispatcher

@@ -10,10 +10,9 @@ from pydantic import FailFast
 from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody
 from services.router.formats.openai_logprobs import chat_logprobs
-from services.router.request.request import Chat, ChatTurn, ParsedRequest
+from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
 
 if TYPE_CHECKING:
-    from services.router.request.request import Delta, Request
     from services.router.text.token_texts import TokenTexts
 
 _CHAT_NEUTRAL: Neutral = {

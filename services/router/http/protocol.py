@@ -19,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.http.connections import client_address
+from services.router.http.connections import Connections, client_address
 from services.router.http.errors import error_response
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from services.router.http.connections import Connections
 
 # Bytes passed to the parser at once, so that an endless header is noticed early.
 _SLICE = 16 * 1024

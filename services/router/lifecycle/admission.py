@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baton.errors import BatonError
 from services.router.request import validate
-from services.router.request.request import Echo, Request
+from services.router.request.request import Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.text.stop_strings import automaton_of
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from services.router.formats.openai_chat import ChatBody
     from services.router.formats.openai_completions import CompletionBody
     from services.router.lifecycle.observations import Observations
-    from services.router.request.request import ParsedRequest
     from services.router.text.model_info import ModelInfo
     from services.router.tokenization.request_reader import Body, RequestReader
     from services.router.tokenization.tokenizer_pool import TokenizerPool

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import Stage
 from baton.v1.types_pb2 import FinishReason
-from services.router.lifecycle.attempt_calls import PREFILL_END_S
+from services.router.lifecycle.attempt_calls import PREFILL_END_S, AttemptCalls
 from services.router.request.request import Finish
 from services.router.workers.worker_error import RETRIED_KINDS
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
-    from services.router.lifecycle.attempt_calls import AttemptCalls
     from services.router.lifecycle.output_state import OutputState
     from services.router.lifecycle.timeline import RequestTimeline
     from services.router.workers.placement import Claim

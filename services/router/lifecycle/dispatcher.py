@@ -9,15 +9,13 @@ from array import array
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
-from services.router.lifecycle.request_lifecycle import RequestLifecycle
-from services.router.request.request import Delta
+from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
+from services.router.request.request import Delta, Request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from services.router.lifecycle.outbox import Outbox
-    from services.router.lifecycle.request_lifecycle import LifecycleDeps
-    from services.router.request.request import Request
 
 _CANCELS_S = 5.0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import Stage, Usage
-from baton.v1.types_pb2 import FinishReason
-from services.router.request.request import Finish
+from baton.v1.types_pb2 import FinishReason, Logprobs
+from services.router.request.request import Finish, Request
 from services.router.workers.worker_error import internal_error
 
 if TYPE_CHECKING:
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
-    from baton.v1.types_pb2 import Logprobs
     from services.router.lifecycle.observations import Observations
     from services.router.lifecycle.outbox import Outbox
     from services.router.lifecycle.timeline import RequestTimeline
-    from services.router.request.request import Request
     from services.router.text.output_text import OutputText
 
 # Finish reasons that a later report does not replace.

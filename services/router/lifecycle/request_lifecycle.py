@@ -23,27 +23,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord
+from baton.state import Journal, JournalRecord
 from baton.v1.journal_pb2 import AcceptedRequest
 from baton.v1.router_pb2 import Stage
 from services.common.observability.logs import get_log
 from services.router.lifecycle.attempt import Attempt, Incomplete
 from services.router.lifecycle.attempt_calls import AttemptCalls
-from services.router.lifecycle.observations import CANCELLED
-from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.observations import CANCELLED, Observations
+from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
-from services.router.request.request import Finish
+from services.router.request.request import Finish, Request
 from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from baton.state import Journal
-    from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.outbox import UnreadBudget
-    from services.router.request.request import Request
     from services.router.text.output_text import OutputText
     from services.router.workers.cancels import Cancels
     from services.router.workers.placement import Claim

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
 from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
-from services.router.workers.worker import state_of
+from services.router.workers.worker import Worker, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from baton.state import State
     from services.common.observability.metrics import Samples
     from services.router.observability.status import Status
-    from services.router.workers.worker import Worker
 
 
 def _by_key(counts: Counter[str]) -> Samples:

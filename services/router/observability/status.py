@@ -18,8 +18,8 @@ from baton.v1.admin_pb2 import (
 )
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
-from services.router.observability.window import LONGEST_S
-from services.router.workers.worker import state_of
+from services.router.observability.window import LONGEST_S, Window
+from services.router.workers.worker import Peer, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from services.router.lifecycle.outbox import UnreadBudget
     from services.router.lifecycle.readiness import Readiness
     from services.router.observability.store import Store
-    from services.router.observability.window import Window
     from services.router.workers.cancels import Cancels
     from services.router.workers.directory import Directory
     from services.router.workers.pools import Pools
     from services.router.workers.waiting_queue import WaitingQueue
-    from services.router.workers.worker import Peer
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.router.workers.pools import bind
+from services.router.workers.pools import Pools, bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from services.router.request.request import ClientCall
     from services.router.workers.directory import Directory
-    from services.router.workers.pools import Pools
     from services.router.workers.worker import Worker
 
     Cached = Callable[[Worker], int]

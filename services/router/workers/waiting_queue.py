@@ -18,13 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
-from services.router.workers.block_wait import BlockWait
+from services.router.workers.block_wait import BlockWait, QueuePosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.router.request.request import ClientCall
-    from services.router.workers.block_wait import QueuePosition
     from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
     from services.router.workers.worker import Worker
 

@@ -10,11 +10,11 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from baton.errors import ErrorKind
+from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
-from baton.v1.types_pb2 import WorkerRole
+from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
 from services.router.workers.liveness import LivenessTimer
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
-    from baton.errors import BatonError
     from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
     from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
-    from baton.v1.types_pb2 import Attempt
     from baton.v1.worker_pb2 import DescribeResponse
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
