@@ -16,26 +16,24 @@ from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
-from services.router.api.health_routes import health_routes
-from services.router.api.http_api import HttpApi
+from services.router.api.http_api import HttpApi, health_routes
 from services.router.http.connections import Connections
-from services.router.http.descriptors import ADMIN_LIMITS, connection_budget
+from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
-from services.router.lifecycle.admission import Admission
-from services.router.lifecycle.deps import LifecycleDeps
+from services.router.lifecycle.admission import Admission, ServedModel
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
-from services.router.lifecycle.served_model import ServedModel
-from services.router.observability.metrics import RouterMetrics, metrics_route
+from services.router.lifecycle.request_lifecycle import LifecycleDeps
+from services.router.observability.metrics import metrics_route, register_metrics
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
-from services.router.tokenization.helper_processes import HelperProcesses, HelperSettings
+from services.router.tokenization.helper_processes import HelperProcesses, helper_settings
 from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.workers.cancels import Cancels
@@ -71,7 +69,7 @@ class Router:
         registry = CollectorRegistry()
         self._assemble_public(registry)
         self._assemble_admin(registry)
-        self._metrics().register(registry)
+        register_metrics(self._status, registry)
 
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Which workers there are, and the queue for them."""
@@ -84,7 +82,7 @@ class Router:
             directory, config.served_model_name, config.workers, secret_name(config.cluster_secret)
         )
         self.pools = Pools(
-            config.served_model_name, info.tokenizer_digest, config.pool, lambda: directory.workers
+            config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
         )
         self.placement = Placement(directory, self.pools, config.prefill_ahead_tokens)
         self.queue = WaitingQueue(
@@ -95,10 +93,10 @@ class Router:
     def _assemble_requests(self, info: ModelInfo) -> None:
         """Admission and lifecycle of requests."""
         config = self._config
-        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.max_context_tokens)
+        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.limits.max_positions)
         self.tokenizer = TokenizerPool(
             ModelTokenizer(Path(config.model), info, bytes_only=config.byte_tokenizer),
-            HelperProcesses(HelperSettings(config.model, config.byte_tokenizer, self._max_body_bytes)),
+            HelperProcesses(helper_settings(config.model, config.byte_tokenizer, self._max_body_bytes)),
             config.tokenizer_threads,
             config.max_waiting,
         )
@@ -130,27 +128,31 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
-        budget = connection_budget(config.connections)
+        limits = within_descriptors(config.connections)
+        self.connections = Connections(limits)
         self._status = Status(
             model=self.admission.model,
+            observations=self.observations,
+            window=self._window,
             readiness=self.readiness,
             dispatcher=self.dispatcher,
+            unread=self.unread,
             queue=self.queue,
+            cancels=self.cancels,
             directory=self.directory,
+            pools=self.pools,
             store=self.store,
-            window=self._window,
+            connections=self.connections,
             started=time.monotonic(),
             addresses=self._addresses,
-            pools=self.pools,
         )
         self.grpc = GrpcServer(
-            [SERVICE_NAME], options=public_options(config.connections, budget.grpc, self._max_body_bytes)
+            [SERVICE_NAME], options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes)
         )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        self.connections = Connections(config.connections, budget.http)
         self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
@@ -201,19 +203,6 @@ class Router:
         )
         await self.directory.stop()
         self.tokenizer.close()
-
-    def _metrics(self) -> RouterMetrics:
-        return RouterMetrics(
-            model=self._config.served_model_name,
-            observations=self.observations,
-            dispatcher=self.dispatcher,
-            unread=self.unread,
-            queue=self.queue,
-            cancels=self.cancels,
-            directory=self.directory,
-            store=self.store,
-            connections=self.connections,
-        )
 
     def _workers_changed(self) -> None:
         """A worker came, went, or has more or less room; or draining or the current pool has changed."""

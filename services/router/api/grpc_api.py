@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import (
@@ -22,7 +21,7 @@ from baton.v1.router_pb2 import (
 )
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
-from services.router.lifecycle.choices import stream_choices
+from services.router.formats.generate_message import MessageT, parse_message
 from services.router.request.sizes import LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
-MessageT = TypeVar("MessageT", bound=Message)
 
 
 class GrpcApi:
@@ -74,7 +72,7 @@ class GrpcApi:
         try:
             requests = await self._admission.generate(data, context.time_remaining())
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
-            async with read_by, stream_choices(self._dispatcher, requests) as deltas:
+            async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
@@ -138,7 +136,4 @@ def _parse(message: type[MessageT], data: bytes) -> MessageT:
     """Parses a message other than GenerateRequest, which has to be small."""
     if len(data) > LARGE_BYTES:
         raise BatonError(ErrorKind.INVALID, f"a {message.DESCRIPTOR.name} has at most {LARGE_BYTES} bytes")
-    try:
-        return message.FromString(data)
-    except DecodeError as error:
-        raise BatonError(ErrorKind.INVALID, f"not a {message.DESCRIPTOR.name} message") from error
+    return parse_message(message, data)

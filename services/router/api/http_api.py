@@ -10,14 +10,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
-from services.router.api.health_routes import health_routes
-from services.router.api.openai_response import CompletionResponse
-from services.router.api.tokenize_api import tokenize_routes
+from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
 from services.router.http.body import CancelOnDisconnect
 from services.router.http.errors import HANDLERS
 from services.router.http.server import http_app
+from services.router.request import sizes
+from services.router.tokenization import helper_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Send
 
-    from services.router.api.openai_response import Formatter
     from services.router.formats.openai_fields import SamplingBody
     from services.router.lifecycle.admission import Admission
     from services.router.lifecycle.dispatcher import Dispatcher
@@ -47,16 +46,20 @@ class HttpApi:
         """`more_routes` are served in addition to those of the API."""
         self._admission = admission
         self._dispatcher = dispatcher
-        limit = admission.reader.max_body_bytes
         self._created = int(time.time())
+        posts = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        limit = admission.reader.max_body_bytes
         routes: list[BaseRoute] = [
-            Route("/v1/completions", CancelOnDisconnect(self.completions, limit), methods=["POST"]),
-            Route("/v1/chat/completions", CancelOnDisconnect(self.chat, limit), methods=["POST"]),
+            *(Route(at, CancelOnDisconnect(handle, limit), methods=["POST"]) for at, handle in posts.items()),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             *health_routes(readiness),
-            Route("/version", self.version, methods=["GET"]),
-            *tokenize_routes(admission.reader),
+            Route("/version", JSONResponse({"version": _installed_version()}), methods=["GET"]),
             *more_routes,
         ]
         self.app = http_app(routes, HANDLERS)
@@ -84,9 +87,19 @@ class HttpApi:
             raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
         return JSONResponse(self._model())
 
-    async def version(self, request: HttpRequest) -> Response:
-        """GET /version."""
-        return JSONResponse({"version": _VERSION})
+    async def tokenize(self, request: HttpRequest, send: Send) -> None:
+        """POST /tokenize: the tokens of a text, without any worker."""
+        await self._convert(helper_jobs.tokenize, request, send)
+
+    async def detokenize(self, request: HttpRequest, send: Send) -> None:
+        """POST /detokenize: the text of tokens, without any worker."""
+        await self._convert(helper_jobs.detokenize, request, send)
+
+    async def _convert(self, job: helper_jobs.Job, request: HttpRequest, send: Send) -> None:
+        """Responds with the result of a job."""
+        parts = await self._admission.reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
+        response = Response(bytes(parts[0]), media_type="application/json")
+        await response(request.scope, request.receive, send)
 
     async def _respond(
         self,
@@ -115,11 +128,27 @@ class HttpApi:
         }
 
 
+def health_routes(readiness: Readiness) -> list[Route]:
+    """Routes of liveness and readiness probes.
+
+    `/health` is 200 as long as the event loop runs, whatever the state of the workers: restart the process if
+    it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
+    """
+
+    async def ready(request: HttpRequest) -> Response:
+        reason = readiness.reason()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+    return [
+        Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+    ]
+
+
 def _installed_version() -> str:
     try:
         return importlib.metadata.version("baton-serve")
     except importlib.metadata.PackageNotFoundError:  # run from a bare checkout
         return "unknown"
-
-
-_VERSION = _installed_version()

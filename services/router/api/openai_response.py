@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
-from services.router.formats.json_pieces import encode, send_json
+from services.router.formats.json_bodies import encode, send_json
 from services.router.formats.openai_fields import StreamOptions
-from services.router.lifecycle.choices import collect_choices, stream_choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +69,7 @@ class CompletionResponse:
 
         The body is encoded while it is sent, so a large one is never in memory as a whole.
         """
-        outputs = [output.delta() for output in await collect_choices(self._dispatcher, self._requests)]
+        outputs = await self._dispatcher.collect(self._requests)
         for index, delta in enumerate(outputs):
             self._record_cached(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
@@ -91,7 +90,7 @@ class CompletionResponse:
         tokens = 0
         head = self._head(self._formatter.chunk_object)
         try:
-            async with stream_choices(self._dispatcher, self._requests) as deltas:
+            async with self._dispatcher.stream(self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
                     self._record_cached(index, delta)
@@ -99,12 +98,12 @@ class CompletionResponse:
                         await events.send({**head, "choices": [choice], **self._chunk_usage(tokens)})
             if self._options.include_usage:
                 await events.send({**head, "choices": [], "usage": self._usage(tokens)})
-            await events.end(b"data: [DONE]\n\n")
+            await events.write(b"data: [DONE]\n\n", last=True)
         except BatonError as error:
             if not events.started:
                 raise
             await events.send(openai_body(error))
-            await events.end(b"")
+            await events.write(b"", last=True)
 
     def _head(self, kind: str) -> dict[str, object]:
         return {
@@ -150,18 +149,10 @@ class _Events:
         self.started = False
 
     async def send(self, document: object) -> None:
-        line = encode(document, default=list)
-        await self._start()
-        await self._body(f"data: {line}\n\n".encode(), more=True)
+        await self.write(f"data: {encode(document, default=list)}\n\n".encode())
 
-    async def end(self, rest: bytes) -> None:
-        await self._start()
-        await self._body(rest, more=False)
-
-    async def _start(self) -> None:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-
-    async def _body(self, body: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from baton.errors import FieldError
-from services.router.request.request import Chat, ChatTurn, ParsedRequest
+from google.protobuf.message import DecodeError, Message
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ParsedRequest
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2 import GenerateRequest
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def parse_message(message: type[MessageT], data: bytes) -> MessageT:
+    """Parses a message of this type; BatonError(INVALID) if the bytes are not one."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise BatonError(ErrorKind.INVALID, f"not a {message.DESCRIPTOR.name} message") from error
 
 
 def parsed_request(request: GenerateRequest) -> ParsedRequest:
@@ -27,23 +39,6 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
         echo=request.echo,
-        **{name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)},
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
     )
-
-
-# Fields of GenerateRequest with explicit presence; ParsedRequest has the same names.
-_OPTIONAL: tuple[Any, ...] = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "skip_special_tokens",
-    "logprobs",
-    "n",
-)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import FailFast
 
 from baton.errors import FieldError
-from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody, parse
+from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody
 from services.router.formats.openai_logprobs import chat_logprobs
-from services.router.request.request import Chat, ChatTurn, ParsedRequest
+from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
 
 if TYPE_CHECKING:
-    from services.router.request.request import Delta, Request
     from services.router.text.token_texts import TokenTexts
 
-_NEUTRAL: Neutral = {
+_CHAT_NEUTRAL: Neutral = {
     **NEUTRAL,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -77,6 +76,8 @@ class ChatFields(Body):
 class ChatBody(SamplingBody, ChatFields):
     """The body of POST /v1/chat/completions."""
 
+    neutral: ClassVar[Neutral] = _CHAT_NEUTRAL
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -97,11 +98,6 @@ class ChatBody(SamplingBody, ChatFields):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             api_names=api_names,
         )
-
-
-def parse_chat(document: object) -> ChatBody:
-    """Validates the body's fields and types; FieldError names the first invalid field."""
-    return parse(document, ChatBody, _NEUTRAL)
 
 
 class ChatFormatter:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from baton.errors import FieldError
-from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id, parse
+from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id
 from services.router.formats.openai_logprobs import legacy_logprobs
-from services.router.request.request import ParsedRequest
+from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
 
 if TYPE_CHECKING:
-    from services.router.request.request import Delta, Request
     from services.router.text.token_texts import TokenTexts
 
 MAX_CHOICES = 1024
-_NEUTRAL: Neutral = {**NEUTRAL, "suffix": ("",)}
 
 # Text, token ids, or a list of either. What a list is, is decided by its items.
 Prompt = str | list[Any]
@@ -24,6 +22,8 @@ Prompt = str | list[Any]
 
 class CompletionBody(SamplingBody):
     """The body of POST /v1/completions."""
+
+    neutral: ClassVar[Neutral] = {**NEUTRAL, "suffix": ("",)}
 
     prompt: Prompt
     echo: bool | None = None
@@ -49,11 +49,6 @@ class CompletionBody(SamplingBody):
             else dataclasses.replace(common, token_ids=prompt)
             for prompt in prompts
         ]
-
-
-def parse_completion(document: object) -> CompletionBody:
-    """Validates the body's fields and types; FieldError names the first invalid field."""
-    return parse(document, CompletionBody, _NEUTRAL)
 
 
 class CompletionFormatter:

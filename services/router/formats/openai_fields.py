@@ -8,12 +8,12 @@ change no token of the output, so they are accepted whatever their value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.request import ParsedRequest
+from services.router.request.request import OPTIONAL_FIELDS, ParsedRequest
 
 # Field → its neutral values. null is always neutral.
 Neutral = Mapping[str, tuple[object, ...]]
@@ -51,6 +51,26 @@ class Body(BaseModel):
     """Strict validation: no type conversion, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # The fields that are not supported yet.
+    neutral: ClassVar[Neutral] = {}
+
+    @classmethod
+    def parse(cls, document: object) -> Self:
+        """Validates a JSON document; FieldError names the first invalid field.
+
+        The error never contains a value, which may be part of a prompt.
+        """
+        if not isinstance(document, dict):
+            raise FieldError("the body must be a JSON object")
+        known = {name: value for name, value in document.items() if name not in HINTS}
+        for name, allowed in cls.neutral.items():
+            value = known.pop(name, None)
+            if value is not None and not any(_same(value, one) for one in allowed):
+                raise FieldError(f"{name} is not supported yet", param=name, code="unsupported_parameter")
+        try:
+            return cls.model_validate(known)
+        except ValidationError as error:
+            raise _field_error(error) from None
 
 
 class StreamOptions(Body):
@@ -65,6 +85,8 @@ class StreamOptions(Body):
 
 class SamplingBody(Body):
     """The fields of sampling and output that both kinds of completion have."""
+
+    neutral: ClassVar[Neutral] = NEUTRAL
 
     model: str
     max_tokens: int | None = None
@@ -91,44 +113,12 @@ class SamplingBody(Body):
         """Converts these fields; the caller adds the prompt and the fields of its API."""
         return ParsedRequest(
             model=self.model,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=self.ignore_eos is True,
-            skip_special_tokens=self.skip_special_tokens,
-            n=self.n,
+            **{name: getattr(self, name) for name in OPTIONAL_FIELDS},
         )
-
-
-BodyT = TypeVar("BodyT", bound=Body)
-
-
-def parse(document: object, model: type[BodyT], neutral: Neutral) -> BodyT:
-    """Validates a document as `model`; FieldError names the first invalid field.
-
-    The error never contains a value, which may be part of a prompt.
-    """
-    if not isinstance(document, dict):
-        raise FieldError("the body must be a JSON object")
-    known = {name: value for name, value in document.items() if name not in HINTS}
-    for name, allowed in neutral.items():
-        value = known.pop(name, None)
-        if value is not None and not any(_same(value, one) for one in allowed):
-            raise FieldError(f"{name} is not supported yet", param=name, code="unsupported_parameter")
-    try:
-        return model.model_validate(known)
-    except ValidationError as error:
-        raise _field_error(error) from None
 
 
 def is_token_id(item: object) -> bool:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
 from baton.errors import FieldError
+from services.router.formats.json_bodies import encode
 from services.router.formats.openai_chat import ChatFields, Messages
-from services.router.formats.openai_fields import Body, Neutral, parse
+from services.router.formats.openai_fields import Body, Neutral
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 
 if TYPE_CHECKING:
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
-
-_NEUTRAL: Neutral = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
 
 
 class TokenizeBody(ChatFields):
     """The body of /tokenize: a prompt or messages."""
+
+    neutral: ClassVar[Neutral] = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
 
     model: str | None = None
     prompt: str | None = None
@@ -43,16 +43,6 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
-def parse_tokenize(document: object) -> TokenizeBody:
-    """Validates the body of /tokenize; FieldError names the first invalid field."""
-    return parse(document, TokenizeBody, _NEUTRAL)
-
-
-def parse_detokenize(document: object) -> DetokenizeBody:
-    """Validates the body of /detokenize; FieldError names the first invalid field."""
-    return parse(document, DetokenizeBody, {})
-
-
 def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:
     """The JSON response with the ids that a completion would use; FieldError if there are too many."""
     _check_model(body.model, limits)
@@ -70,7 +60,7 @@ def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: To
         "tokens": ids,
         "token_strs": tokenizer.spellings(ids) if body.return_token_strs else None,
     }
-    return _to_json(response)
+    return encode(response).encode()
 
 
 def detokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: DetokenizeBody) -> bytes:
@@ -79,7 +69,7 @@ def detokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: 
     if len(body.tokens) > _max_listed(limits):
         raise FieldError(f"at most {_max_listed(limits)} tokens; got {len(body.tokens)}", param="tokens")
     ids = validate.check_token_ids("tokens", body.tokens, limits.vocab_size)
-    return _to_json({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
+    return encode({"prompt": tokenizer.decode(ids, skip_special_tokens=False)}).encode()
 
 
 def _ids(tokenizer: ModelTokenizer, body: TokenizeBody) -> list[int]:
@@ -99,7 +89,3 @@ def _check_model(name: str | None, limits: RequestLimits) -> None:
 def _max_listed(limits: RequestLimits) -> int:
     """Tokens that one request may have."""
     return max(limits.max_context_tokens, sizes.MAX_LISTED_TOKENS)
-
-
-def _to_json(response: dict[str, object]) -> bytes:
-    return json.dumps(response, ensure_ascii=False, separators=(",", ":")).encode()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
 
 from baton.errors import FieldError
 from services.common.errors import openai_body
@@ -71,15 +71,9 @@ async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
     """Responds with 413 and ends the connection. Reads on for a moment, because a reset would destroy the
     response on its way to a client that still sends."""
     error = FieldError(f"the body has more than {max_body_bytes} bytes", code="body_too_large")
-    content = json.dumps(openai_body(error)).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(content)),
-        "connection": "close",
-    }
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 413, "headers": raw})
-    await send({"type": "http.response.body", "body": content, "more_body": True})
+    response = JSONResponse(openai_body(error), 413, {"connection": "close"})
+    await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             while (message := await receive())["type"] == "http.request" and message.get("more_body"):

@@ -38,10 +38,9 @@ class Connection(Protocol):
 class Connections:
     """Counts the connections of one listener. `now` is the event loop's clock, in seconds."""
 
-    def __init__(self, limits: ConnectionLimits, max_connections: int | None = None) -> None:
-        """`max_connections`: as many as the process has descriptors for; None: the configured limit."""
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._max = limits.max_connections if max_connections is None else max_connections
+        self._max = limits.max_connections
         self._share = max(1, limits.max_connections_per_address or self._max // 2)
         # Address → its connections, each with the time since which it waits; None while its request runs.
         self._open: dict[str, dict[Connection, float | None]] = {}

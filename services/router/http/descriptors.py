@@ -6,7 +6,6 @@ The listeners together stay below the limit, so that connections to workers and 
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from services.common.config.router import ConnectionLimits
@@ -26,14 +25,6 @@ _LEAST_CONNECTIONS = 16
 _log = get_log("router")
 
 
-@dataclass(frozen=True)
-class ConnectionBudget:
-    """The connections that each public listener may have."""
-
-    http: int
-    grpc: int
-
-
 def raise_descriptor_limit(limits: ConnectionLimits) -> None:
     """Raises the soft limit to what the configured connections need, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -43,22 +34,18 @@ def raise_descriptor_limit(limits: ConnectionLimits) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def connection_budget(limits: ConnectionLimits) -> ConnectionBudget:
-    """The configured connections, or fewer if the descriptor limit is low; BatonError(INVALID) if it is too
-    low to serve."""
+def within_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
+    """The configured limits, with fewer connections if the descriptor limit is low; BatonError(INVALID) if it
+    is too low to serve."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + limits.max_grpc_connections
     spare = RESERVE + _ADMIN + min(_SPARE, soft // 3)
     if soft == resource.RLIM_INFINITY or wanted + spare <= soft:
-        return ConnectionBudget(limits.max_connections, limits.max_grpc_connections)
+        return limits
     left = soft - spare
     if left < _LEAST_CONNECTIONS:
         raise BatonError(ErrorKind.INVALID, f"a limit of {soft} open files is too low for the router")
-    budget = ConnectionBudget(
-        http=max(1, left * limits.max_connections // wanted),
-        grpc=max(1, left * limits.max_grpc_connections // wanted),
-    )
-    _log.warning(
-        "descriptor_limit_low", limit=soft, http_connections=budget.http, grpc_connections=budget.grpc
-    )
-    return budget
+    http = max(1, left * limits.max_connections // wanted)
+    grpc = max(1, left * limits.max_grpc_connections // wanted)
+    _log.warning("descriptor_limit_low", limit=soft, http_connections=http, grpc_connections=grpc)
+    return limits.model_copy(update={"max_connections": http, "max_grpc_connections": grpc})

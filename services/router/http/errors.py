@@ -19,11 +19,10 @@ _RETRY_AFTER_S = "1"
 _log = get_log("http")
 
 
-def error_response(error: BatonError) -> Response:
-    """OpenAI's error body and the status of the error's kind."""
-    status = http_status(error)
+def error_response(error: BatonError, status: int | None = None) -> Response:
+    """OpenAI's error body, and the status of the error's kind unless another one is given."""
     headers = {"retry-after": _RETRY_AFTER_S} if error.kind.retryable else None
-    return JSONResponse(openai_body(error), status, headers)
+    return JSONResponse(openai_body(error), status or http_status(error), headers)
 
 
 async def _baton_error(request: HttpRequest, error: Exception) -> Response:

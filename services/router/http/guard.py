@@ -12,11 +12,9 @@ import re
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 
 from baton.addresses import is_loopback
 from baton.errors import BatonError, ErrorKind
-from services.common.errors import openai_body
 from services.router.http.errors import error_response
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ class HttpGuard:
                 return error_response(BatonError(ErrorKind.FORBIDDEN, "a content-type is required"))
         elif content_type.partition(";")[0].strip().lower() != _JSON:
             error = BatonError(ErrorKind.INVALID, f"the content-type must be {_JSON}")
-            return JSONResponse(openai_body(error), 415)
+            return error_response(error, 415)
         return None
 
     def _is_allowed(self, host: str) -> bool:

@@ -13,15 +13,14 @@ application puts into the scope's state (`deadline`, on the event loop's clock),
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.common.errors import openai_body
-from services.router.http.connections import client_address
+from services.router.http.connections import Connections, client_address
+from services.router.http.errors import error_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from services.router.http.connections import Connections
 
 # Bytes passed to the parser at once, so that an endless header is noticed early.
 _SLICE = 16 * 1024
@@ -253,15 +251,10 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self.pipeline or not (cycle is None or cycle.response_complete or not cycle.response_started):
             return False
-        body = json.dumps(openai_body(error)).encode()
-        lines = [
-            *(name + b": " + value for name, value in self.server_state.default_headers),
-            b"content-type: application/json",
-            b"content-length: %d" % len(body),
-            b"connection: close",
-            *([b"retry-after: 1"] if error.kind.retryable else []),
-        ]
-        self.transport.write(STATUS_LINE[status] + b"\r\n".join([*lines, b"", body]))
+        response = error_response(error, status)
+        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        lines = [name + b": " + value for name, value in headers]
+        self.transport.write(STATUS_LINE[status] + b"\r\n".join([*lines, b"", response.body]))
         if cycle is not None:
             cycle.waiting_for_100_continue = False
             cycle.disconnected = True
@@ -326,13 +319,7 @@ def _refuse_all_but_health(app: ASGIApp) -> ASGIApp:
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("path") in HEALTH_PATHS:
             return await app(scope, receive, send)
-        body = json.dumps(openai_body(BatonError(ErrorKind.OVERLOADED, "too many connections"))).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"retry-after", b"1"),
-        ]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        refusal = error_response(BatonError(ErrorKind.OVERLOADED, "too many connections"))
+        await refusal(scope, receive, send)
 
     return refusing

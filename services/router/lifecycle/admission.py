@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from baton.errors import BatonError
 from services.router.request import validate
-from services.router.request.request import Echo, Request
-from services.router.request.response_limit import check_response_size, shorten
-from services.router.text.stop_automaton import automaton_of
+from services.router.request.request import Echo, ParsedRequest, Request
+from services.router.request.sizes import check_response_size, shorten
+from services.router.text.stop_strings import automaton_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,13 +27,44 @@ if TYPE_CHECKING:
     from services.router.formats.openai_chat import ChatBody
     from services.router.formats.openai_completions import CompletionBody
     from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.served_model import ServedModel
-    from services.router.request.request import ParsedRequest
+    from services.router.text.model_info import ModelInfo
     from services.router.tokenization.request_reader import Body, RequestReader
     from services.router.tokenization.tokenizer_pool import TokenizerPool
+    from services.router.workers.pools import Pools
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
+_NO_LIMIT = 2**62
+
+
+class ServedModel:
+    """Combines the limits of the model's files with those of the workers that serve it."""
+
+    def __init__(self, name: str, info: ModelInfo, pools: Pools) -> None:
+        self.name = name
+        self._limits = info.limits
+        self._pools = pools
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens that prompt and output may have together: the least of the model's limit and the
+        workers'."""
+        return min(self._limits.max_positions, self._pools.max_context_tokens or _NO_LIMIT)
+
+    def limits(self) -> validate.RequestLimits:
+        """The limits that apply to a request now."""
+        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or _NO_LIMIT)
+        return validate.RequestLimits(
+            self.name, self._limits.eos_token_ids, vocab_size, self.max_context_tokens
+        )
+
+
+class _Arrival(NamedTuple):
+    """When a call arrived, in monotonic nanoseconds, and its deadline on the event loop's clock, in
+    seconds."""
+
+    at_ns: int
+    deadline: float
 
 
 class Admission:
@@ -52,7 +83,7 @@ class Admission:
         timeout_s: float,
         max_response_values: int,
     ) -> None:
-        """`timeout_s`: the longest that a request may take. `max_response_values`: see `response_limit`."""
+        """`timeout_s`: the longest that a request may take. `max_response_values`: see `sizes`."""
         self.model = model
         self.reader = reader
         self.tokenizer = tokenizer
@@ -62,56 +93,48 @@ class Admission:
 
     async def completion(self, body: Body) -> tuple[CompletionBody, list[Request]]:
         """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
-        arrived_ns, deadline = time.monotonic_ns(), self._deadline()
-        with self._counting_refusals():
+        with self._arrival() as arrival:
             parsed, prompts = await self.reader.completion(body)
-            return parsed, await self._admit(prompts, arrived_ns, deadline)
+            return parsed, await self._admit(prompts, arrival)
 
     async def chat(self, body: Body) -> tuple[ChatBody, list[Request]]:
         """POST /v1/chat/completions: the body, and a request for each output."""
-        arrived_ns, deadline = time.monotonic_ns(), self._deadline()
-        with self._counting_refusals():
+        with self._arrival() as arrival:
             parsed, prompt = await self.reader.chat(body)
-            return parsed, await self._admit([prompt], arrived_ns, deadline)
+            return parsed, await self._admit([prompt], arrival)
 
     async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
-        arrived_ns, deadline = time.monotonic_ns(), self._deadline(remaining_s)
-        with self._counting_refusals():
-            return await self._admit([await self.reader.generate(data)], arrived_ns, deadline)
-
-    def _deadline(self, remaining_s: float | None = None) -> float:
-        """On the event loop's clock, in seconds."""
-        left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
-        return asyncio.get_running_loop().time() + left_s
+        with self._arrival(remaining_s) as arrival:
+            return await self._admit([await self.reader.generate(data)], arrival)
 
     @contextlib.contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
+    def _arrival(self, remaining_s: float | None = None) -> Iterator[_Arrival]:
+        """Opened when a call arrives. Counts the call if it is refused within."""
+        left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         try:
-            yield
+            yield _Arrival(time.monotonic_ns(), asyncio.get_running_loop().time() + left_s)
         except BatonError as error:
             self._observations.refused(error.kind)
             raise
 
-    async def _admit(
-        self, prompts: Sequence[ParsedRequest], arrived_ns: int, deadline: float
-    ) -> list[Request]:
+    async def _admit(self, prompts: Sequence[ParsedRequest], arrival: _Arrival) -> list[Request]:
         """The requests of one client call."""
         requests: list[Request] = []
         for parsed in prompts:
-            admitted = await self._outputs(parsed, arrived_ns, deadline)
+            admitted = await self._outputs(parsed, arrival)
             if parsed.fills_context and parsed.max_tokens is None:
                 admitted = shorten(admitted, self._max_response_values)
             requests += admitted
         check_response_size(requests, self._max_response_values)
         return requests
 
-    async def _outputs(self, parsed: ParsedRequest, arrived_ns: int, deadline: float) -> list[Request]:
+    async def _outputs(self, parsed: ParsedRequest, arrival: _Arrival) -> list[Request]:
         """A request for each output of one prompt."""
         fields = validate.check_fields(parsed, self.model.limits())
         if sum(map(len, fields.stop)) > _LONG_STOPS:
             await self.tokenizer.run(lambda: automaton_of(fields.stop))
-        prompt_ids = await self._tokenize(parsed)
+        prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
         echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [
@@ -123,8 +146,8 @@ class Admission:
                 stop_token_ids=fields.stop_token_ids,
                 stop=fields.stop,
                 skip_special_tokens=parsed.skip_special_tokens is not False,
-                arrived_ns=arrived_ns,
-                deadline=deadline,
+                arrived_ns=arrival.at_ns,
+                deadline=arrival.deadline,
                 min_tokens=limits.min_tokens,
                 echo=echo,
                 choice=choice,
@@ -132,15 +155,6 @@ class Admission:
             )
             for choice in range(fields.choices)
         ]
-
-    async def _tokenize(self, parsed: ParsedRequest) -> tuple[int, ...]:
-        if parsed.tokenized is not None:
-            return parsed.tokenized
-        if parsed.token_ids is not None:
-            return parsed.token_ids
-        if parsed.chat is not None:
-            return await self.tokenizer.encode_chat(parsed.chat)
-        return await self.tokenizer.encode_text(parsed.text or "", special=parsed.add_special_tokens)
 
     async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
         """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from

@@ -15,12 +15,10 @@ from services.router.workers.worker_error import RETRIED_KINDS
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
-    from services.router.lifecycle.deps import LifecycleDeps
     from services.router.lifecycle.output_state import OutputState
     from services.router.lifecycle.timeline import RequestTimeline
-    from services.router.request.request import Request
     from services.router.workers.placement import Claim
-    from services.router.workers.waiting_queue import QueueEntry
+    from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 
 # An early prefill is sent so many seconds before the slot is reserved: then the two calls do not delay each
 # other, and the ticket still arrives before the first token.
@@ -43,17 +41,16 @@ class Attempt:
 
     def __init__(
         self,
-        deps: LifecycleDeps,
-        request: Request,
+        calls: AttemptCalls,
+        claim: Claim,
         output: OutputState,
         timeline: RequestTimeline,
-        claim: Claim,
+        queue: WaitingQueue,
         entry: QueueEntry,
-        block_hashes: tuple[bytes, ...],
     ) -> None:
-        """`entry`: the request's in the waiting queue. `block_hashes`: see `AttemptCalls`."""
-        self._calls = AttemptCalls(request, output, claim, deps.cancels, block_hashes)
-        self._queue = deps.queue
+        """`entry`: the request's in the waiting queue."""
+        self._calls = calls
+        self._queue = queue
         self._entry = entry
         self._decode = claim.decode
         self._output = output

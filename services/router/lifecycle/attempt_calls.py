@@ -14,7 +14,7 @@ import grpc.aio
 
 from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
+from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, Ticket, TicketState
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
@@ -23,7 +23,6 @@ from services.router.workers.token_stream import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 if TYPE_CHECKING:
-    from baton.v1.decode_pb2 import Ticket
     from services.router.lifecycle.output_state import OutputState
     from services.router.request.request import Request
     from services.router.workers.cancels import Cancels

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import Stage, Usage
-from baton.v1.types_pb2 import FinishReason
-from services.router.request.request import Finish
+from baton.v1.types_pb2 import FinishReason, Logprobs
+from services.router.request.request import Finish, Request
 from services.router.workers.worker_error import internal_error
 
 if TYPE_CHECKING:
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
-    from baton.v1.types_pb2 import Logprobs
     from services.router.lifecycle.observations import Observations
     from services.router.lifecycle.outbox import Outbox
     from services.router.lifecycle.timeline import RequestTimeline
-    from services.router.request.request import Request
     from services.router.text.output_text import OutputText
 
 # Finish reasons that a later report does not replace.
@@ -61,6 +59,7 @@ class OutputState:
         # Every token of the prompt but the first has logprobs.
         self._prompt_due = len(request.prompt_ids) - 1 if request.wants_prompt_logprobs else 0
         self._prompt_received = 0
+        # Until all of them have arrived.
         self._prompt_logprobs: list[bytes] = []
         # Prompt tokens that the first attempt with a token found in the prefix cache; None before that.
         self.cached_tokens: int | None = None
@@ -135,6 +134,9 @@ class OutputState:
         self._prompt_received += len(new)
         if self._prompt_received > self._prompt_due:
             return self._violation(f"more than {self._prompt_due} logprobs of the prompt came")
+        if new and self.prompt_complete:
+            self._outbox.put_prompt(self._prompt_logprobs)
+            self._prompt_logprobs.clear()
         if self.emitted:
             self._deliver()
         self.wake()
@@ -196,8 +198,6 @@ class OutputState:
 
     def end(self, finish: Finish) -> None:
         """Delivers the rest of the text, the usage and the trace."""
-        if not self.delivered:
-            self._outbox.put_prompt(self._take_prompt_logprobs())
         rest = self._text.finish()
         self._timeline.mark(Stage.STAGE_ENDED)
         self._outbox.end(rest, finish, self.usage, self._timeline.trace(self.attempt))
@@ -225,25 +225,20 @@ class OutputState:
         come first, though decode's stream may overtake prefill's."""
         if not self.prompt_complete:
             return
+        before = self.delivered
         try:
             if not self._timeline.has_reached(Stage.STAGE_DECODING):
                 self._mark_progress()
-            self._put_tokens()
+            while self._undelivered and not self.stopped:
+                offset = self._text.length
+                token_id, logprobs = self._undelivered.popleft()
+                self._outbox.put(token_id, self._text.push(token_id), offset, logprobs)
+            if self.delivered > before:
+                self._observations.delivered(self.delivered - before, self._timeline.delivered())
         except Exception as error:  # an internal error fails this request, not the stream that reports
             self.fail(internal_error(self._request.id, error))
         if self.stopped:
             self.wake()
-
-    def _put_tokens(self) -> None:
-        before = self.delivered
-        while self._undelivered and not self.stopped:
-            if not self.delivered:
-                self._outbox.put_prompt(self._take_prompt_logprobs())
-            offset = self._text.length
-            token_id, logprobs = self._undelivered.popleft()
-            self._outbox.put(token_id, self._text.push(token_id), offset, logprobs)
-        if self.delivered > before:
-            self._observations.delivered(self.delivered - before, self._timeline.delivered())
 
     def _mark_progress(self) -> None:
         for reached, stage in (
@@ -253,10 +248,6 @@ class OutputState:
         ):
             if reached:
                 self._timeline.mark(stage)
-
-    def _take_prompt_logprobs(self) -> list[bytes]:
-        taken, self._prompt_logprobs = self._prompt_logprobs, []
-        return taken
 
     def _violation(self, message: str) -> None:
         """Fails the request because a worker broke the protocol."""

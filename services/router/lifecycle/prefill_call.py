@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.prefill_pb2 import HandedOff, PrefillRequest
+from baton.v1.prefill_pb2 import HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
-    from baton.v1.prefill_pb2 import PrefillResponse
     from services.router.lifecycle.output_state import OutputState
     from services.router.request.request import Request
     from services.router.workers.placement import PrefillClaim

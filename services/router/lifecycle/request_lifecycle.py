@@ -18,36 +18,53 @@ needs prefill alone, without steps 2, 4, 5 and 6.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
+from baton.state import Journal, JournalRecord
+from baton.v1.journal_pb2 import AcceptedRequest
 from baton.v1.router_pb2 import Stage
 from services.common.observability.logs import get_log
 from services.router.lifecycle.attempt import Attempt, Incomplete
-from services.router.lifecycle.journal_entry import JournalEntry
-from services.router.lifecycle.observations import CANCELLED
-from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.attempt_calls import AttemptCalls
+from services.router.lifecycle.observations import CANCELLED, Observations
+from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
-from services.router.request.request import Finish
-from services.router.workers.worker_error import (
-    RETRIED_KINDS,
-    WorkerError,
-    client_error,
-    internal_error,
-    public_text,
-)
+from services.router.request.request import Finish, Request
+from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
 if TYPE_CHECKING:
-    from services.router.lifecycle.deps import LifecycleDeps
-    from services.router.request.request import Request
+    from collections.abc import Callable
+
+    from services.router.text.output_text import OutputText
+    from services.router.workers.cancels import Cancels
     from services.router.workers.placement import Claim
-    from services.router.workers.prefix_affinity import PromptBlocks
-    from services.router.workers.waiting_queue import QueueEntry
+    from services.router.workers.prefix_affinity import PrefixAffinity, PromptBlocks
+    from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
+
+# Requests have no tenants yet.
+_TENANT = ""
 
 _log = get_log("dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleDeps:
+    """What every request needs. `max_attempts`: failed attempts after which a request fails. `output_text`:
+    makes the text side of a request's output. `journal`: None without a state store."""
+
+    queue: WaitingQueue
+    cancels: Cancels
+    max_attempts: int
+    observations: Observations
+    prefixes: PrefixAffinity
+    unread: UnreadBudget
+    output_text: Callable[[Request], OutputText]
+    journal: Journal | None = None
 
 
 class RequestLifecycle:
@@ -73,13 +90,15 @@ class RequestLifecycle:
     async def run(self) -> None:
         """Makes attempts until the output is complete or the request fails."""
         self._timeline.mark(Stage.STAGE_ADMITTED)
-        entry = JournalEntry(self._deps.journal, self._request)
-        self.outbox.receipt = entry.receipt
+        journal = self._deps.journal
+        if journal is not None:
+            left_s = self._request.deadline - asyncio.get_running_loop().time()
+            self.outbox.receipt = journal.append(_record_of(self._request), left_s)
         try:
             async with asyncio.timeout_at(self._request.deadline):
                 finish = self._output.finish()
                 while finish is None:
-                    finish = await self._attempt(entry) or self._output.finish()
+                    finish = await self._attempt() or self._output.finish()
             self._outcome = finish.name.lower()
             self._output.end(finish)
         except TimeoutError:
@@ -95,16 +114,18 @@ class RequestLifecycle:
         finally:
             if self._entry is not None:
                 self._deps.queue.ended(self._entry)
-            entry.close()
+            if journal is not None:
+                journal.close(self._request.id)
             trace = self._timeline.trace(self._output.attempt)
             self._deps.observations.ended(
                 self._request.id, self._outcome, self._output.usage, trace, self._timeline
             )
 
-    async def _attempt(self, entry: JournalEntry) -> Finish | None:
+    async def _attempt(self) -> Finish | None:
         """Makes one attempt. Returns how a worker reported the output's end, None if it did not."""
         self._output.begin(self._output.attempt + 1)
-        entry.attempt(self._output.attempt)
+        if self._deps.journal is not None and self._output.attempt > 1:
+            self._deps.journal.mark_attempt(self._request.id, self._output.attempt)
         until = asyncio.get_running_loop().time() + self._deps.queue.timeout_s
         if self._request.max_tokens == 0:
             await self._run_prompt(until)
@@ -137,8 +158,9 @@ class RequestLifecycle:
     async def _run_on(self, claim: Claim) -> Finish | Incomplete:
         """Runs the attempt on this pair."""
         self._timeline.placed(claim.prefill.name, claim.decode.name)
-        entry, hashes = self._enter_queue(), self._block_hashes(claim)
-        attempt = Attempt(self._deps, self._request, self._output, self._timeline, claim, entry, hashes)
+        hashes = self._block_hashes(claim)
+        calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
+        attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
         return await attempt.run()
 
     async def _run_prompt(self, until: float) -> None:
@@ -188,7 +210,7 @@ class RequestLifecycle:
             reason=error.message,
         )
         if self._failures >= self._deps.max_attempts:
-            message = f"gave up after {self._failures} attempts: {public_text(error)}"
+            message = f"gave up after {self._failures} attempts: {client_error(error).message}"
             raise BatonError(ErrorKind.UNAVAILABLE, message) from error
 
     def _check_progress(self) -> None:
@@ -206,3 +228,16 @@ class RequestLifecycle:
         self._outcome = error.kind.name.lower()
         error.tokens_sent = self._output.delivered > 0
         self.outbox.fail(client_error(error))
+
+
+def _record_of(request: Request) -> JournalRecord:
+    """What another router would need to continue the request. The prompt's text is not included."""
+    details = AcceptedRequest(
+        sampling=request.sampling,
+        limits=request.limits,
+        stop=request.stop,
+        skip_special_tokens=request.skip_special_tokens,
+        echo=request.echo is not None,
+        choice=request.choice,
+    )
+    return JournalRecord(request.id, _TENANT, request.prompt_ids, details=details.SerializeToString())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from starlette.routing import Route
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
 from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
-from services.router.workers.worker_state import state_of
+from services.router.workers.worker import Worker, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,46 +22,18 @@ if TYPE_CHECKING:
 
     from baton.state import State
     from services.common.observability.metrics import Samples
-    from services.router.http.connections import Connections
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.outbox import UnreadBudget
-    from services.router.observability.store import Store
-    from services.router.workers.cancels import Cancels
-    from services.router.workers.directory import Directory
-    from services.router.workers.waiting_queue import WaitingQueue
-    from services.router.workers.worker import Worker
-
-
-@dataclass(frozen=True)
-class RouterMetrics:
-    """The sources of the router's metrics."""
-
-    model: str
-    observations: Observations
-    dispatcher: Dispatcher
-    unread: UnreadBudget
-    queue: WaitingQueue
-    cancels: Cancels
-    directory: Directory
-    store: Store
-    connections: Connections
-
-    def register(self, registry: CollectorRegistry) -> None:
-        """Adds the router's metrics, and those of its process."""
-        registry.register(ScrapedCollector(lambda: collect(FAMILIES, self, {"model": self.model})))
-        process_metrics(registry)
+    from services.router.observability.status import Status
 
 
 def _by_key(counts: Counter[str]) -> Samples:
     return [((key,), count) for key, count in sorted(counts.items())]
 
 
-def _by_worker(router: RouterMetrics, read: Callable[[Worker], int]) -> Samples:
+def _by_worker(router: Status, read: Callable[[Worker], int]) -> Samples:
     return [((worker.name,), read(worker)) for worker in router.directory.workers]
 
 
-def _workers(router: RouterMetrics) -> Samples:
+def _workers(router: Status) -> Samples:
     counts: Counter[tuple[str, ...]] = Counter()
     for address in router.directory.peers:
         worker = router.directory.at(address)
@@ -72,13 +43,13 @@ def _workers(router: RouterMetrics) -> Samples:
     return sorted(counts.items())
 
 
-def _of_state(read: Callable[[State], float], router: RouterMetrics) -> float | None:
+def _of_state(read: Callable[[State], float], router: Status) -> float | None:
     """A metric that exists only with a state store."""
     return None if router.store.state is None else read(router.store.state)
 
 
 # fmt: off
-FAMILIES: tuple[Metric[RouterMetrics], ...] = (
+FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_requests_total",
            "Requests that ended, by finish reason (stop, length), cancelled, or kind of error.",
            lambda router: _by_key(router.observations.outcomes), ("outcome",)),
@@ -172,6 +143,12 @@ FAMILIES: tuple[Metric[RouterMetrics], ...] = (
            partial(_of_state, lambda state: state.counters.journal_batches_failed)),
 )
 # fmt: on
+
+
+def register_metrics(router: Status, registry: CollectorRegistry) -> None:
+    """Adds the router's metrics, and those of its process."""
+    registry.register(ScrapedCollector(lambda: collect(FAMILIES, router, {"model": router.model.name})))
+    process_metrics(registry)
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:

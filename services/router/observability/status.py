@@ -16,24 +16,26 @@ from baton.v1.admin_pb2 import (
     WorkerAudit,
     WorkerStatus,
 )
-from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
-from services.router.observability.window import LONGEST_S
-from services.router.workers.worker_state import state_of
+from services.router.observability.window import LONGEST_S, Window
+from services.router.workers.worker import Peer, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from baton.v1.router_pb2 import RouterStatus
+    from services.router.http.connections import Connections
+    from services.router.lifecycle.admission import ServedModel
     from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.observations import Observations
+    from services.router.lifecycle.outbox import UnreadBudget
     from services.router.lifecycle.readiness import Readiness
-    from services.router.lifecycle.served_model import ServedModel
     from services.router.observability.store import Store
-    from services.router.observability.window import Window
+    from services.router.workers.cancels import Cancels
     from services.router.workers.directory import Directory
     from services.router.workers.pools import Pools
     from services.router.workers.waiting_queue import WaitingQueue
-    from services.router.workers.worker import Peer
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0
@@ -43,22 +45,26 @@ _QUICK_AUDIT_S = 1.0
 
 @dataclass(frozen=True)
 class Status:
-    """Collects status from the router's parts and its workers.
+    """Collects status from the router's parts and its workers. The router's metrics read the same parts.
 
     `started`: monotonic seconds. `addresses`: this router's listeners by protocol, filled in once they are
     bound.
     """
 
     model: ServedModel
+    observations: Observations
+    window: Window
     readiness: Readiness
     dispatcher: Dispatcher
+    unread: UnreadBudget
     queue: WaitingQueue
+    cancels: Cancels
     directory: Directory
+    pools: Pools
     store: Store
-    window: Window
+    connections: Connections
     started: float
     addresses: Mapping[str, str]
-    pools: Pools
 
     async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
         """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.
@@ -87,23 +93,13 @@ class Status:
 
     def totals(self, window_s: int) -> RouterStatus:
         """This router's figures of the last `window_s` seconds (0: 10), without workers and addresses."""
-        recent = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
-        return RouterStatus(
-            model=self.model.name,
-            serving=self.readiness.ready(),
-            running=self.dispatcher.running,
-            waiting=self.queue.waiting,
-            uptime_s=time.monotonic() - self.started,
-            window_s=recent.window_s,
-            requests_per_s=recent.requests,
-            errors_per_s=recent.errors,
-            prompt_tokens_per_s=recent.prompt_tokens,
-            completion_tokens_per_s=recent.completion_tokens,
-            ttft=recent.latencies["ttft"],
-            tpot=recent.latencies["tpot"],
-            itl=recent.latencies["itl"],
-            queue=recent.latencies["queue"],
-        )
+        totals = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
+        totals.model = self.model.name
+        totals.serving = self.readiness.ready()
+        totals.running = self.dispatcher.running
+        totals.waiting = self.queue.waiting
+        totals.uptime_s = time.monotonic() - self.started
+        return totals
 
     def _worker(self, audit: WorkerAudit) -> WorkerStatus:
         worker = self.directory.at(audit.address)

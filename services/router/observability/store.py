@@ -9,13 +9,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError
-from baton.state import State
+from baton.state import Journal, Member, State
 from baton.v1.admin_pb2 import StoreStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from baton.state import Journal, Member
     from services.common.config.state import StateConfig
 
 # At shutdown, the time to write pending journal entries, if Redis is available.

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baton.v1.router_pb2 import Latency
+from baton.v1.router_pb2 import Latency, RouterStatus
 from services.common.observability.histogram import SECONDS, quantile
 
 if TYPE_CHECKING:
@@ -29,18 +29,6 @@ class _Counts:
     histograms: dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class Recent:
-    """Rates per second and latencies of the last `window_s` seconds."""
-
-    window_s: float
-    requests: float
-    errors: float
-    prompt_tokens: float
-    completion_tokens: float
-    latencies: dict[str, Latency]
-
-
 class Window:
     """Keeps the snapshots of the last minute."""
 
@@ -54,21 +42,25 @@ class Window:
             await asyncio.sleep(_TICK_S)
             self._past.append(self._now())
 
-    def recent(self, window_s: float) -> Recent:
-        """Figures of the last `window_s` seconds, or since the start."""
+    def recent(self, window_s: float) -> RouterStatus:
+        """Rates and latencies of the last `window_s` seconds, or since the start; sets no other fields."""
         now = self._now()
         then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
         seconds = max(now.at - then.at, 1e-3)
-        return Recent(
+        latencies = {
+            name: _latency([a - b for a, b in zip(counts, then.histograms[name], strict=True)])
+            for name, counts in now.histograms.items()
+        }
+        return RouterStatus(
             window_s=seconds,
-            requests=(now.requests - then.requests) / seconds,
-            errors=(now.errors - then.errors) / seconds,
-            prompt_tokens=(now.prompt_tokens - then.prompt_tokens) / seconds,
-            completion_tokens=(now.completion_tokens - then.completion_tokens) / seconds,
-            latencies={
-                name: _latency([a - b for a, b in zip(counts, then.histograms[name], strict=True)])
-                for name, counts in now.histograms.items()
-            },
+            requests_per_s=(now.requests - then.requests) / seconds,
+            errors_per_s=(now.errors - then.errors) / seconds,
+            prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / seconds,
+            completion_tokens_per_s=(now.completion_tokens - then.completion_tokens) / seconds,
+            ttft=latencies["ttft"],
+            tpot=latencies["tpot"],
+            itl=latencies["itl"],
+            queue=latencies["queue"],
         )
 
     def _now(self) -> _Counts:

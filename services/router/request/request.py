@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Limits, Sampling
-from services.router.request.client_call import ClientCall
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,19 @@ class Chat:
     add_generation_prompt: bool = True
     # Further variables for the template; None: none.
     template_variables: Mapping[str, object] | None = None
+
+
+@dataclass(eq=False)
+class ClientCall:
+    """One call of one client. All of its attempts run in one pool of workers: that of the first one."""
+
+    pool: str | None = None
+    # The weight format of each role that was used (key: whether it decodes).
+    formats: dict[bool, str] = field(default_factory=dict)
+    # The earliest turn in the waiting queue that its next request may have.
+    next_turn: int = 0
+    # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
+    in_queue: asyncio.Semaphore | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,23 @@ class ParsedRequest:
     def api_name(self, name: str) -> str:
         """The API's name for a field."""
         return self.api_names.get(name, name)
+
+
+# Its fields that both APIs have under the same names; absent or None where the client did not set them.
+OPTIONAL_FIELDS: tuple[Any, ...] = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "skip_special_tokens",
+    "n",
+)
 
 
 @dataclass(frozen=True)

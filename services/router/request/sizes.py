@@ -1,11 +1,17 @@
-"""Limits on the size of a request, checked on the parsed JSON or protobuf before anything is built of it.
+"""Limits on the sizes of a request and its response.
+
+The request's are checked on the parsed JSON or protobuf before anything is built of it.
 
 A body above `LARGE_BYTES`, or with more than `MANY_MESSAGES`, is parsed and tokenised in a helper process: on
 the event loop, or in a thread that holds the GIL, it would delay every stream.
+
+A response's size is counted in values: one for each token, and with logprobs also the token's own logprob and
+those of the most likely tokens. An echoed prompt counts as well.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sized
 from typing import TYPE_CHECKING
 
@@ -18,7 +24,10 @@ from services.router.request.validate import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from baton.v1.router_pb2 import GenerateRequest
+    from services.router.request.request import Request
 
 LARGE_BYTES = 64 * 1024
 # For /tokenize and /detokenize, whose responses are several times as large as their bodies.
@@ -105,3 +114,42 @@ def _check_message_count(count: int, context: int) -> None:
     if count > context:
         message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
         raise FieldError(message, param="messages", code="context_length_exceeded")
+
+
+def check_response_size(requests: Sequence[Request], max_values: int) -> None:
+    """Raises FieldError if the response to these requests may have more than `max_values` values."""
+    values = sum(_values(request) for request in requests)
+    if values > max_values:
+        raise FieldError(
+            f"the answer may have {values} numbers (outputs x tokens x (1, or 2 + logprobs)); "
+            f"max_answer_values allows {max_values}",
+            param="max_tokens",
+            code="answer_too_large",
+        )
+
+
+def shorten(requests: Sequence[Request], max_values: int) -> list[Request]:
+    """Lowers max_tokens, which the client did not set, to what the limit allows."""
+    left = [
+        max_values // len(requests) // _values_per_token(request) - _echoed(request) for request in requests
+    ]
+    return [
+        dataclasses.replace(
+            request, max_tokens=min(request.max_tokens, tokens), min_tokens=min(request.min_tokens, tokens)
+        )
+        if 0 < tokens < request.max_tokens
+        else request
+        for request, tokens in zip(requests, left, strict=True)
+    ]
+
+
+def _values(request: Request) -> int:
+    return (request.max_tokens + _echoed(request)) * _values_per_token(request)
+
+
+def _values_per_token(request: Request) -> int:
+    return 2 + request.sampling.logprobs if request.wants_logprobs else 1
+
+
+def _echoed(request: Request) -> int:
+    return len(request.prompt_ids) if request.echo is not None else 0

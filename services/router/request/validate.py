@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.router.request.request import Chat, ParsedRequest
-    from services.router.request.request_limits import RequestLimits
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
 DEFAULT_MAX_TOKENS = 16
@@ -40,6 +39,16 @@ _U64 = 2**64 - 1
 
 # The roles that chat templates know. Others are refused: a template may copy the role into the prompt.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The served model's limits, a snapshot: vocabulary and context may change as workers join and leave."""
+
+    served_name: str
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_context_tokens: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from services.router.text.control_tokens import ControlTokens, cut, strings_of, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from services.router.request.request import Chat, ChatTurn
+    from services.router.request.request import Chat
 
 
 _LONGEST_REASON = 200
@@ -60,7 +60,9 @@ class ChatTemplate:
         given: dict[str, object] = dict(chat.template_variables or {})
         if taken := self._reserved.intersection(given):
             raise FieldError(f"chat_template_kwargs must not set {min(taken)}", param="chat_template_kwargs")
-        given["messages"] = [_message(turn) for turn in chat.turns]
+        given["messages"] = [
+            {name: value for name, value in vars(turn).items() if value is not None} for turn in chat.turns
+        ]
         try:
             text = "\0".join(strings_of(given))
             spellings = self._control.found_in(text)
@@ -83,15 +85,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program, which failed on this request's values
             message = f"the chat template fails on these messages: {type(error).__name__}"
             raise FieldError(message, param="messages") from error
-
-
-def _message(turn: ChatTurn) -> dict[str, str]:
-    message = {"role": turn.role, "content": turn.content}
-    if turn.name is not None:
-        message["name"] = turn.name
-    if turn.tool_call_id is not None:
-        message["tool_call_id"] = turn.tool_call_id
-    return message
 
 
 def _strftime_now(pattern: str) -> str:

@@ -12,15 +12,11 @@ from baton.model_files import ConfigFile, ModelLimits, TokenizerFiles
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """`special_tokens` are the names a chat template may use."""
+    """`tokenizer.special_tokens` are the names a chat template may use; a worker's `tokenizer.digest` must be
+    the same."""
 
-    vocab_size: int
-    max_context_tokens: int
-    eos_token_ids: tuple[int, ...]
-    chat_template: str | None
-    special_tokens: dict[str, str]
-    # SHA-256 of tokenizer, template and special tokens; a worker's must be equal.
-    tokenizer_digest: bytes
+    limits: ModelLimits
+    tokenizer: TokenizerFiles
 
     @classmethod
     def load(cls, folder: Path, *, byte_tokenizer: bool | None = None) -> ModelInfo:
@@ -31,12 +27,4 @@ class ModelInfo:
         if not folder.is_dir():
             raise BatonError(ErrorKind.INVALID, f"model folder {folder} does not exist")
         limits = ModelLimits.read(ConfigFile.read(folder / "config.json"))
-        files = TokenizerFiles.read(folder, byte_tokenizer=byte_tokenizer)
-        return cls(
-            vocab_size=limits.vocab_size,
-            max_context_tokens=limits.max_positions,
-            eos_token_ids=limits.eos_token_ids,
-            chat_template=files.chat_template,
-            special_tokens=files.special_tokens,
-            tokenizer_digest=files.digest,
-        )
+        return cls(limits, TokenizerFiles.read(folder, byte_tokenizer=byte_tokenizer))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.text.byte_tokenizer import byte_tokenizer
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
 from services.router.text.detokenizer import Detokenizer
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from services.router.request.request import Chat
+    from services.router.request.request import Chat, ParsedRequest
     from services.router.text.model_info import ModelInfo
 
 
@@ -29,23 +28,30 @@ class ModelTokenizer:
 
     def __init__(self, folder: Path, info: ModelInfo, *, bytes_only: bool = False) -> None:
         """BatonError(INVALID) if tokenizer.json is unusable. `bytes_only`: use the byte tokenizer instead."""
-        self.tokenizer = byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
+        self.tokenizer = _byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         control = ControlTokens.of(self.tokenizer)
-        self._template = (
-            ChatTemplate(info.chat_template, info.special_tokens, control) if info.chat_template else None
-        )
+        template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
+        self._template = ChatTemplate(template, variables, control) if template else None
         # Special tokens that are matched in normalised text, by id: other spellings may become theirs.
         normalises = self.tokenizer.normalizer is not None
         self._normalised = {
             id_: token.content for id_, token in added.items() if token.special and token.normalized
         } if normalises else {}  # fmt: skip
 
-    def encode_text(self, text: str, *, special: bool = True, param: str = "prompt") -> list[int]:
+    def encode(self, parsed: ParsedRequest) -> Sequence[int]:
+        """Token ids of a request's prompt: its own, or those of its conversation or text."""
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        if parsed.chat is not None:
+            return self.encode_chat(parsed.chat)
+        return self.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.
-        Special tokens that the text spells are recognised. `param`: the text's field, for errors."""
-        return self._encode([text], param, special=special)
+        Special tokens that the text spells are recognised."""
+        return self._encode([text], "prompt", special=special)
 
     def encode_chat(self, chat: Chat) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens: those that messages or
@@ -101,6 +107,17 @@ class ModelTokenizer:
         written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
         if sum(token_id in self._normalised for token_id in ids) > written:
             raise FieldError("messages: the text spells a special token of the model", param="messages")
+
+
+def _byte_tokenizer() -> Tokenizer:
+    """A tokenizer for models without one: every byte is a token, with ids 0 to 255; others have no text."""
+    vocabulary = {
+        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

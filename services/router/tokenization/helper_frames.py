@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-_START = struct.Struct("<II")
-_CHUNK = 1024 * 1024
+_LENGTH = struct.Struct("<I")
 
 
 def send_frame(
@@ -25,13 +24,10 @@ def send_frame(
     deadline: float | None = None,
 ) -> None:
     """Sends a frame. TimeoutError after `deadline` (monotonic seconds), OSError if the peer is gone."""
-    head = json.dumps(header).encode()
-    sizes = struct.pack(f"<{len(parts)}Q", *map(len, parts))
-    for data in (_START.pack(len(head), len(parts)) + sizes + head, *parts):
-        rest = memoryview(data)
-        while rest:
-            _limit(peer, deadline)
-            rest = rest[peer.send(rest[:_CHUNK]) :]
+    head = json.dumps([header, [len(part) for part in parts]]).encode()
+    for data in (_LENGTH.pack(len(head)) + head, *parts):
+        _limit(peer, deadline)
+        peer.sendall(data)
 
 
 def receive_frame(
@@ -39,9 +35,8 @@ def receive_frame(
 ) -> tuple[dict[str, Any], list[bytearray]]:
     """Receives a header and its parts. TimeoutError after `deadline` (monotonic seconds), EOFError at the
     end."""
-    head_size, count = _START.unpack(_receive(peer, _START.size, deadline))
-    sizes = struct.unpack(f"<{count}Q", _receive(peer, 8 * count, deadline))
-    header: dict[str, Any] = json.loads(_receive(peer, head_size, deadline))
+    (length,) = _LENGTH.unpack(_receive(peer, _LENGTH.size, deadline))
+    header, sizes = json.loads(_receive(peer, length, deadline))
     return header, [_receive(peer, size, deadline) for size in sizes]
 
 
@@ -50,7 +45,7 @@ def _receive(peer: socket.socket, size: int, deadline: float | None) -> bytearra
     rest = memoryview(data)
     while rest:
         _limit(peer, deadline)
-        received = peer.recv_into(rest[:_CHUNK])
+        received = peer.recv_into(rest)
         if not received:
             raise EOFError
         rest = rest[received:]

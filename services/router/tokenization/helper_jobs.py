@@ -12,26 +12,22 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.generate_message import parsed_request
-from services.router.formats.json_body import parse_json
-from services.router.formats.openai_chat import parse_chat
-from services.router.formats.openai_completions import parse_completion
+from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.json_bodies import parse_json
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.tokenize_bodies import (
+    DetokenizeBody,
+    TokenizeBody,
     detokenize_response,
-    parse_detokenize,
-    parse_tokenize,
     tokenize_response,
 )
 from services.router.request import sizes, validate
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from services.router.request.request import ParsedRequest
     from services.router.text.tokenizer import ModelTokenizer
 
@@ -48,7 +44,7 @@ def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) ->
     """POST /v1/completions: the body with empty prompts, then ids and text of each prompt. The text is empty
     unless it is echoed."""
     document = _document(body, limits)
-    prompts = [_prompt(tokenizer, limits, one) for one in parse_completion(document).parsed_requests()]
+    prompts = [_prompt(tokenizer, limits, one) for one in CompletionBody.parse(document).parsed_requests()]
     document["prompt"] = [""] * len(prompts)
     return [_rest(document), *(part for ids, echo in prompts for part in (ids, echo))]
 
@@ -56,7 +52,7 @@ def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) ->
 def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
     document = _document(body, limits)
-    prompt = _prompt(tokenizer, limits, parse_chat(document).parsed_request())
+    prompt = _prompt(tokenizer, limits, ChatBody.parse(document).parsed_request())
     document["messages"] = []
     document.pop("chat_template_kwargs", None)
     return [_rest(document), *prompt]
@@ -64,10 +60,7 @@ def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
     """RouterService.Generate: the message with an empty text for a prompt, then the prompt's ids and text."""
-    try:
-        request = GenerateRequest.FromString(data)
-    except DecodeError as error:
-        raise BatonError(ErrorKind.INVALID, "not a GenerateRequest message") from error
+    request = parse_message(GenerateRequest, data)
     sizes.check_message(request, limits.max_context_tokens)
     prompt = _prompt(tokenizer, limits, parsed_request(request))
     request.text = ""
@@ -78,20 +71,19 @@ def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> P
 
 def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /tokenize: the JSON response."""
-    return [tokenize_response(tokenizer, limits, parse_tokenize(_document(body, limits)))]
+    return [tokenize_response(tokenizer, limits, TokenizeBody.parse(_document(body, limits)))]
 
 
 def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /detokenize: the JSON response."""
-    return [detokenize_response(tokenizer, limits, parse_detokenize(_document(body, limits)))]
+    return [detokenize_response(tokenizer, limits, DetokenizeBody.parse(_document(body, limits)))]
 
 
 def decode(
     tokenizer: ModelTokenizer, limits: RequestLimits, ids: bytes, skip_special_tokens: bool, offsets: bool
 ) -> Parts:
     """The text of int32 ids and, if `offsets`, where each token's text begins, as int32."""
-    numbers = array("i")
-    numbers.frombytes(ids)
+    numbers = array("i", ids)
     if not offsets:
         return [tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens).encode(), b""]
     decoded, starts = tokenizer.decode_with_offsets(numbers, skip_special_tokens=skip_special_tokens)
@@ -114,13 +106,7 @@ def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
 def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
     """The token ids of a prompt as int32, and its text if that is to be echoed."""
     fields = validate.check_fields(parsed, limits)
-    ids: Sequence[int]
-    if parsed.token_ids is not None:
-        ids = parsed.token_ids
-    elif parsed.chat is not None:
-        ids = tokenizer.encode_chat(parsed.chat)
-    else:
-        ids = tokenizer.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+    ids = tokenizer.encode(parsed)
     validate.check_prompt(parsed, fields, ids, limits)
     return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 

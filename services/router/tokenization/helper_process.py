@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization.helper_frames import receive_frame, send_frame
@@ -60,21 +60,16 @@ def _run(
         limits = RequestLimits(**{**job["limits"], "eos_token_ids": tuple(job["limits"]["eos_token_ids"])})
         return {}, JOBS[job["job"]](tokenizer, limits, *map(bytes, parts), **job.get("options", {}))
     except BatonError as error:
-        return {"error": _error_fields(error)}, []
+        failure = error
     except MemoryError:
-        message = "this request takes more memory than the router allows"
-        return {"error": _error_fields(BatonError(ErrorKind.INVALID, message))}, []
+        failure = BatonError(ErrorKind.INVALID, "this request takes more memory than the router allows")
     except Exception as error:
         # Only the place: values may be part of a prompt.
         where = traceback.extract_tb(error.__traceback__)[-1]
         print(f"tokenizer helper: {type(error).__name__} at {where.filename}:{where.lineno}", file=sys.stderr)
-        message = f"the router failed: {type(error).__name__}"
-        return {"error": _error_fields(BatonError(ErrorKind.INTERNAL, message))}, []
-
-
-def _error_fields(error: BatonError) -> dict[str, Any]:
-    field = {"param": error.param, "code": error.code} if isinstance(error, FieldError) else None
-    return {"kind": error.kind.name, "message": error.message, "field": field}
+        failure = BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")
+    field = {"param": failure.param, "code": failure.code} if isinstance(failure, FieldError) else None
+    return {"error": {"kind": failure.kind.name, "message": failure.message, "field": field}}, []
 
 
 def _limit_memory(more_bytes: int) -> None:

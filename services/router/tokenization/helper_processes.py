@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
@@ -26,7 +26,7 @@ from services.router.tokenization.helper_frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
 
 _MODULE = "services.router.tokenization.helper_process"
 # Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.
@@ -45,24 +45,18 @@ _MEMORY_PER_BYTE = 192
 _log = get_log("router")
 
 
-@dataclass(frozen=True)
-class HelperSettings:
-    """Configuration of a helper process: model folder, whether to use the byte tokenizer, the largest job."""
-
-    folder: str
-    bytes_only: bool
-    max_job_bytes: int
-
-    def frame(self) -> dict[str, Any]:
-        """The header of the process's first frame."""
-        memory = _MEMORY_BYTES + _MEMORY_PER_BYTE * self.max_job_bytes
-        return {"folder": self.folder, "bytes_only": self.bytes_only, "memory_bytes": memory}
+def helper_settings(folder: str, bytes_only: bool, max_job_bytes: int) -> dict[str, Any]:
+    """The header of a helper process's first frame. `folder`: the model's. `bytes_only`: whether to use the
+    byte tokenizer."""
+    memory = _MEMORY_BYTES + _MEMORY_PER_BYTE * max_job_bytes
+    return {"folder": folder, "bytes_only": bytes_only, "memory_bytes": memory}
 
 
 class HelperProcesses:
     """The two processes. Call `run` on the event loop; `close` when no more jobs come."""
 
-    def __init__(self, settings: HelperSettings) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """`settings`: see `helper_settings`."""
         self._normal = HelperProcess(settings)
         self._large = HelperProcess(settings)
 
@@ -86,7 +80,7 @@ class HelperProcesses:
 class HelperProcess:
     """One process, started with its first job and again after it died."""
 
-    def __init__(self, settings: HelperSettings, job_s: float = JOB_S) -> None:
+    def __init__(self, settings: dict[str, Any], job_s: float = JOB_S) -> None:
         self._settings = settings
         self._job_s = job_s
         # Lives longer than the process, which the kernel kills when the thread that started it ends.
@@ -157,7 +151,7 @@ class HelperProcess:
             self._socket = self._start()
             try:
                 deadline = time.monotonic() + START_S
-                send_frame(self._socket, self._settings.frame(), (), deadline)
+                send_frame(self._socket, self._settings, (), deadline)
                 receive_frame(self._socket, deadline)
             except (EOFError, OSError):  # TimeoutError is one
                 raise self._died("the router's tokenizer helper does not start") from None
@@ -201,4 +195,4 @@ def _error(fields: dict[str, Any]) -> BatonError:
     kind, field = ErrorKind[fields["kind"]], fields["field"]
     if field is None:
         return BatonError(kind, fields["message"])
-    return FieldError(fields["message"], param=field["param"], code=field["code"], kind=kind)
+    return FieldError(fields["message"], kind=kind, **field)

@@ -7,22 +7,19 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
-from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.generate_message import parsed_request
-from services.router.formats.json_body import parse_json
-from services.router.formats.openai_chat import ChatBody, parse_chat
-from services.router.formats.openai_completions import CompletionBody, parse_completion
+from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.json_bodies import parse_json
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
-from services.router.tokenization import helper_jobs as helper_jobs
+from services.router.tokenization import helper_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.validate import RequestLimits
     from services.router.tokenization.helper_jobs import Job
     from services.router.tokenization.tokenizer_pool import TokenizerPool
 
@@ -48,31 +45,32 @@ class RequestReader:
         """POST /v1/completions: the body, and one request for each of its prompts."""
         document = self._small(body)
         if document is not None:
-            small = parse_completion(document)
+            small = CompletionBody.parse(document)
             return small, small.parsed_requests()
         rest, *prompts = await self._in_process(helper_jobs.completion, body)
-        parsed = parse_completion(parse_json(rest))
+        parsed = CompletionBody.parse(parse_json(rest))
         return parsed, await self._with_prompts(parsed.parsed_requests(), prompts)
 
     async def chat(self, body: Body) -> tuple[ChatBody, ParsedRequest]:
         """POST /v1/chat/completions: the body and its request."""
         document = self._small(body)
         if document is not None:
-            small = parse_chat(document)
+            small = ChatBody.parse(document)
             return small, small.parsed_request()
         rest, *prompt = await self._in_process(helper_jobs.chat, body)
-        parsed = parse_chat(parse_json(rest))
+        parsed = ChatBody.parse(parse_json(rest))
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
 
     async def generate(self, data: bytes) -> ParsedRequest:
         """RouterService.Generate: the request of a serialised message."""
         if len(data) <= sizes.LARGE_BYTES:
-            request = parse_generate(data)
+            request = parse_message(GenerateRequest, data)
             if len(request.chat.messages) <= sizes.MANY_MESSAGES:
                 sizes.check_message(request, self._limits().max_context_tokens)
                 return parsed_request(request)
         rest, *prompt = await self._in_process(helper_jobs.generate, data)
-        return (await self._with_prompts([parsed_request(parse_generate(bytes(rest)))], prompt))[0]
+        parsed = parsed_request(parse_message(GenerateRequest, bytes(rest)))
+        return (await self._with_prompts([parsed], prompt))[0]
 
     async def run(self, job: Job, body: Body, small_bytes: int) -> Sequence[Body]:
         """Runs a job on a body of up to `small_bytes` in a thread, on a larger one in a helper process."""
@@ -105,18 +103,9 @@ class RequestReader:
         return complete
 
 
-def parse_generate(data: bytes) -> GenerateRequest:
-    """Parses a message; BatonError(INVALID) if the bytes are not one."""
-    try:
-        return GenerateRequest.FromString(data)
-    except DecodeError as error:
-        raise BatonError(ErrorKind.INVALID, "not a GenerateRequest message") from error
-
-
 def token_ids(data: Body) -> tuple[int, ...]:
     """Converts int32 ids to Python integers."""
-    numbers = array("i")
-    numbers.frombytes(data)
+    numbers = array("i", data)
     ids: list[int] = []
     for start in range(0, len(numbers), _SLICE):
         ids += numbers[start : start + _SLICE]

@@ -11,13 +11,13 @@ from baton.errors import BatonError, ErrorKind
 from services.router.request.sizes import LARGE_TOKENS
 from services.router.text.output_text import OutputText
 from services.router.text.token_texts import TokenTexts
-from services.router.tokenization import helper_jobs as helper_jobs
+from services.router.tokenization import helper_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.request.request import Chat, Request
-    from services.router.request.request_limits import RequestLimits
+    from services.router.request.request import ParsedRequest, Request
+    from services.router.request.validate import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
     from services.router.tokenization.helper_processes import HelperProcesses
 
@@ -40,13 +40,9 @@ class TokenizerPool:
         self._max_pending = max_pending
         self._pending = 0
 
-    async def encode_text(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Token ids of a short prompt; see ModelTokenizer.encode_text."""
-        return await self.run(lambda: tuple(self.tokenizer.encode_text(text, special=special)))
-
-    async def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """Token ids of a short conversation; see ModelTokenizer.encode_chat."""
-        return await self.run(lambda: tuple(self.tokenizer.encode_chat(chat)))
+    async def encode(self, parsed: ParsedRequest) -> tuple[int, ...]:
+        """Token ids of a short prompt; see ModelTokenizer.encode."""
+        return await self.run(lambda: tuple(self.tokenizer.encode(parsed)))
 
     async def decode(self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""
@@ -92,6 +88,4 @@ class TokenizerPool:
         text, starts = await self.processes.run(
             helper_jobs.decode.__name__, limits, [packed], skip_special_tokens=skip, offsets=offsets
         )
-        numbers = array("i")
-        numbers.frombytes(starts)
-        return text.decode(), numbers
+        return text.decode(), array("i", starts)

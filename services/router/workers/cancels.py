@@ -104,9 +104,7 @@ def _key(worker: Worker, attempt: Attempt) -> tuple[bytes, bytes, int]:
 
 async def _cancel_until_answered(worker: Worker, attempt: Attempt) -> None:
     pause = _FIRST_PAUSE_S
-    while True:
-        if await _cancel(worker, attempt) or worker.lost:
-            return
+    while not (await _cancel(worker, attempt) or worker.lost):
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from baton.v1.worker_pb2 import DescribeRequest
+from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from baton.v1.types_pb2 import Attempt
-    from baton.v1.worker_pb2 import DescribeResponse
 
 HEARTBEAT_S = 0.5
 # Long enough for a worker that stalls for a second.

@@ -13,26 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.router.workers.pools import Pools, bind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from services.router.request.pool import Binding
+    from services.router.request.request import ClientCall
     from services.router.workers.directory import Directory
-    from services.router.workers.pools import Pools
     from services.router.workers.worker import Worker
 
     Cached = Callable[[Worker], int]
     MayUse = Callable[[Worker], bool]
-
-
-def nothing_cached(worker: Worker) -> int:
-    """A `Cached` without prefix caches."""
-    return 0
-
-
-def any_worker(worker: Worker) -> bool:
-    """A `MayUse` without restrictions."""
-    return True
 
 
 class PrefillClaim:
@@ -87,22 +78,12 @@ class Placement:
 
     def __init__(self, directory: Directory, pools: Pools, prefill_ahead_tokens: int) -> None:
         self._directory = directory
-        self._pools = pools
+        self.pools = pools
         self._ahead = prefill_ahead_tokens
 
-    @property
-    def current_pool(self) -> str | None:
-        """The pool of requests that are not bound to one."""
-        return self._pools.current
-
-    @property
-    def several_pools(self) -> bool:
-        """Whether requests may be bound to different pools at the moment."""
-        return self._pools.several
-
-    def usable(self, binding: Binding | None = None) -> bool:
-        """Whether some pair could serve a new request, or one that is bound, now or once it has room."""
-        workers = self._admitted(binding)
+    def usable(self, call: ClientCall | None = None) -> bool:
+        """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
+        workers = self._admitted(call)
         return any(self._prefills(decode, workers) for decode in workers if decode.alive and decode.decodes)
 
     def unusable_reason(self) -> str:
@@ -123,41 +104,39 @@ class Placement:
         self,
         tokens: int,
         max_tokens: int,
-        cached: Cached = nothing_cached,
-        binding: Binding | None = None,
-        may_use: MayUse = any_worker,
+        cached: Cached = lambda worker: 0,
+        call: ClientCall | None = None,
+        may_use: MayUse = lambda worker: True,
     ) -> Claim | None:
-        """Claims the best pair with room for `tokens` to prefill, and binds the request to its pool. None if
-        no pair has room.
+        """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool. None if no
+        pair has room.
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot.
         """
-        hits = {worker: cached(worker) for worker in self._admitted(binding)}
+        hits = {worker: cached(worker) for worker in self._admitted(call)}
         for decode in sorted(hits, key=lambda worker: _decode_order(worker, hits[worker])):
             if not (decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)):
                 continue
             idle = [worker for worker in self._prefills(decode, hits) if self._starts_soon(worker)]
             if idle:
                 prefill = min(idle, key=lambda worker: worker.queued_tokens - hits[worker])
-                if binding is not None:
-                    binding.bind(prefill, decode)
+                bind(call, prefill, decode)
                 return Claim(prefill, decode, tokens - hits[prefill], tokens + max_tokens)
         return None
 
-    def pick_prefill(self, tokens: int, binding: Binding | None = None) -> PrefillClaim | None:
+    def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
-        idle = [worker for worker in self._admitted(binding) if self._starts_soon(worker)]
+        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
         prefill = min(able, key=lambda worker: worker.queued_tokens)
-        if binding is not None:
-            binding.bind(prefill)
+        bind(call, prefill)
         return PrefillClaim(prefill, tokens)
 
-    def _admitted(self, binding: Binding | None) -> list[Worker]:
-        return [worker for worker in self._directory.workers if self._pools.admits(worker, binding)]
+    def _admitted(self, call: ClientCall | None) -> list[Worker]:
+        return [worker for worker in self._directory.workers if self.pools.admits(worker, call)]
 
     def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
         return [worker for worker in among if worker.can_prefill_for(decode)]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from services.common.observability.logs import get_log
-from services.router.request.pool import Binding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from services.router.request.request import ClientCall
     from services.router.workers.worker import Worker
 
 
@@ -76,14 +76,14 @@ class Pools:
         for worker in workers:
             worker.serves = self._serves(worker)
 
-    def admits(self, worker: Worker, binding: Binding | None = None) -> bool:
-        """Whether a request may use this worker."""
-        if binding is None or binding.pool is None:
+    def admits(self, worker: Worker, call: ClientCall | None = None) -> bool:
+        """Whether a request of this call, or a new one, may use this worker."""
+        if call is None or call.pool is None:
             return worker.serves and self.current is not None
-        wanted = binding.format_of(worker)
-        if wanted is None and binding.pool == self.current:
+        wanted = call.formats.get(worker.decodes)
+        if wanted is None and call.pool == self.current:
             wanted = self._formats.get(worker.decodes)
-        return worker.pool == binding.pool and wanted in (None, worker.weight_format)
+        return worker.pool == call.pool and wanted in (None, worker.weight_format)
 
     def ready(self, pool: str) -> bool:
         """Whether a pair of this pool could serve a request."""
@@ -150,3 +150,11 @@ class Pools:
             return False
         wanted = self._formats.get(worker.decodes, worker.weight_format)
         return self.current in (None, worker.pool) and worker.weight_format == wanted
+
+
+def bind(call: ClientCall | None, *workers: Worker) -> None:
+    """Records that an attempt of the call is placed on these workers: later ones stay in their pool."""
+    if call is not None:
+        for worker in workers:
+            call.pool = worker.pool
+            call.formats[worker.decodes] = worker.weight_format

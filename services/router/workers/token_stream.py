@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import AttachRequest, Position, SubscribeRequest
+from baton.v1.decode_pb2 import AttachRequest, Position, SequenceOutput, SubscribeRequest, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
 from services.router.workers.worker_error import WorkerError
@@ -22,7 +22,6 @@ from services.router.workers.worker_error import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from baton.v1.decode_pb2 import SequenceOutput, SubscribeResponse
     from services.router.workers.worker import AttemptOutput, Worker
 
 _OPEN_S = 2.0

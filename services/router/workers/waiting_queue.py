@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
-from services.router.workers.block_wait import BlockWait
-from services.router.workers.placement import nothing_cached
+from services.router.workers.block_wait import BlockWait, QueuePosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.router.request.client_call import ClientCall
-    from services.router.workers.block_wait import QueuePosition
+    from services.router.request.request import ClientCall
     from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
     from services.router.workers.worker import Worker
 
@@ -45,12 +43,11 @@ class QueueEntry:
     returning: bool = False
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class _Waiter(Generic[ClaimT]):
-    position: QueuePosition
-    call: ClientCall = field(compare=False)
-    pick: Callable[[], ClaimT | None] = field(compare=False)
-    claim: asyncio.Future[ClaimT] = field(compare=False)
+    entry: QueueEntry
+    pick: Callable[[], ClaimT | None]
+    claim: asyncio.Future[ClaimT]
 
     def try_place(self) -> bool:
         """Claims what the request waits for, if there is room."""
@@ -89,12 +86,7 @@ class WaitingQueue:
         return QueueEntry(call, (turn, self._arrivals))
 
     async def claim(
-        self,
-        entry: QueueEntry,
-        tokens: int,
-        max_tokens: int,
-        until: float,
-        cached: Cached = nothing_cached,
+        self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
     ) -> Claim:
         """Waits for a pair with room for prompt and output, until `until` on the event loop's clock.
 
@@ -104,13 +96,12 @@ class WaitingQueue:
         time, UNAVAILABLE if there is no pair.
         """
         may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
-        binding = entry.call.binding
-        pick = partial(self._placement.pick, tokens, max_tokens, cached, binding, may_use)
+        pick = partial(self._placement.pick, tokens, max_tokens, cached, entry.call, may_use)
         return await self._wait(entry, pick, until)
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
-        pick = partial(self._placement.pick_prefill, tokens, entry.call.binding)
+        pick = partial(self._placement.pick_prefill, tokens, entry.call)
         return await self._wait(entry, pick, until)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:
@@ -125,7 +116,7 @@ class WaitingQueue:
 
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(entry.position, entry.call, pick, claimed)
+        waiter = _Waiter(entry, pick, claimed)
         if entry.returning:
             return await self._in_queue(waiter, until)
         entry.returning = True
@@ -156,7 +147,7 @@ class WaitingQueue:
         return in_queue
 
     async def _in_queue(self, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
-        bisect.insort(self._waiting, waiter)
+        bisect.insort(self._waiting, waiter, key=lambda one: one.entry.position)
         self.place_waiting()
         claimed = waiter.claim
         if claimed.done():
@@ -166,7 +157,7 @@ class WaitingQueue:
                 return await asyncio.shield(claimed)
         except TimeoutError as error:
             self._leave(waiter)
-            raise self._timed_out(waiter.call) from error
+            raise self._timed_out(waiter.entry.call) from error
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
@@ -178,19 +169,20 @@ class WaitingQueue:
         reserved for it.
         """
         blocked: set[str | None] = set()
+        pools = self._placement.pools
         index = 0
         while index < len(self._waiting):
             waiter = self._waiting[index]
-            pool = waiter.call.binding.pool or self._placement.current_pool
+            pool = waiter.entry.call.pool or pools.current
             if pool in blocked:
-                if not self._placement.several_pools:
+                if not pools.several:
                     return  # all others need the same pool
                 index += 1
             elif waiter.try_place():
-                self._turn = max(self._turn, waiter.position[0])
+                self._turn = max(self._turn, waiter.entry.position[0])
                 del self._waiting[index]
             else:
-                if not self._blocks.holds(waiter.position):
+                if not self._blocks.holds(waiter.entry.position):
                     blocked.add(pool)
                 index += 1
 
@@ -203,9 +195,9 @@ class WaitingQueue:
             waiter.claim.cancel()
 
     def _timed_out(self, call: ClientCall) -> BatonError:
-        if self._placement.usable(call.binding):
+        if self._placement.usable(call):
             return BatonError(ErrorKind.OVERLOADED, f"no slot became free within {self.timeout_s:g} s")
-        if call.binding.pool is None:
+        if call.pool is None:
             return BatonError(ErrorKind.UNAVAILABLE, "no pair of prefill and decode workers is ready")
         message = "no workers are left that serve the model on which this request began"
         return BatonError(ErrorKind.UNAVAILABLE, message)

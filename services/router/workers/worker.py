@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from baton.errors import ErrorKind
+from baton.errors import BatonError, ErrorKind
+from baton.v1.admin_pb2 import WorkerState
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
-from baton.v1.types_pb2 import WorkerRole
+from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
-from services.router.request.pool import pool_id
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.worker_error import WorkerError
 
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
-    from baton.errors import BatonError
     from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
     from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
-    from baton.v1.types_pb2 import Attempt
     from baton.v1.worker_pb2 import DescribeResponse
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
@@ -37,7 +36,24 @@ REFUSED_FOR_S = 0.05
 # and no prompt is run for it before its reservation for so long.
 _UNCERTAIN_FOR_S = 1.0
 
+_ID_HEX_DIGITS = 12
+
 _log = get_log("worker")
+
+
+def pool_id(described: DescribeResponse) -> str:
+    """The id of a worker's pool: the first 12 hex digits of a digest of everything that defines it."""
+    pool = described.pool
+    digest = hashlib.sha256()
+    for part in (
+        pool.model.encode(),
+        pool.checkpoint,
+        pool.tokenizer,
+        pool.kv_format.encode(),
+        pool.numerics.encode(),
+    ):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:_ID_HEX_DIGITS]
 
 
 class Peer:
@@ -248,3 +264,16 @@ class Worker:
             raise self._loss from None
         finally:
             self._calls.discard(call)
+
+
+def state_of(worker: Worker | None) -> WorkerState.ValueType:
+    """The state of the worker at an address; None: no worker has answered there yet."""
+    if worker is None:
+        return WorkerState.WORKER_STATE_STARTING
+    if worker.lost:
+        return WorkerState.WORKER_STATE_LOST
+    if worker.draining:
+        return WorkerState.WORKER_STATE_DRAINING
+    if worker.alive and not worker.serves:
+        return WorkerState.WORKER_STATE_OTHER_POOL
+    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_SILENT

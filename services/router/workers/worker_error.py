@@ -61,11 +61,6 @@ def from_rpc_error(error: grpc.RpcError, worker: str) -> WorkerError:
     return WorkerError(known.kind, worker, known.message.removeprefix(": "))
 
 
-def public_text(error: BatonError) -> str:
-    """The text of an error for clients."""
-    return error.public if isinstance(error, WorkerError) else error.message
-
-
 def internal_error(request_id: bytes, error: Exception) -> BatonError:
     """Logs an unexpected exception of the router; returns the error for the client."""
     _log.error("request_internal_error", request=request_id.hex(), exc_info=error)

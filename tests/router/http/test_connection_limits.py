@@ -10,7 +10,7 @@ import pytest
 from baton.errors import BatonError
 from services.common.config.router import ConnectionLimits
 from services.router.http.connections import RESERVE, Connections, client_address
-from services.router.http.descriptors import ConnectionBudget, connection_budget, raise_descriptor_limit
+from services.router.http.descriptors import raise_descriptor_limit, within_descriptors
 
 
 @dataclass(eq=False)
@@ -24,7 +24,8 @@ class Fake:
 
 
 def book(most: int = 4, share: int | None = None, **limits: int) -> Connections:
-    return Connections(ConnectionLimits(max_connections_per_address=share, **limits), most)
+    configured = ConnectionLimits(max_connections_per_address=share, **limits)
+    return Connections(configured.model_copy(update={"max_connections": most}))
 
 
 def admitted(connections: Connections, *addresses: str, now: float = 0) -> list[Fake]:
@@ -133,19 +134,19 @@ def of(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> list[tuple[int,
 def test_connections_stay_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ConnectionLimits()
     for soft, budget in (
-        (1 << 20, ConnectionBudget(4096, 1024)),
-        (resource.RLIM_INFINITY, ConnectionBudget(4096, 1024)),
-        (6240, ConnectionBudget(4096, 1024)),
-        (6235, ConnectionBudget(4092, 1023)),
-        (1024, ConnectionBudget(469, 117)),
-        (256, ConnectionBudget(60, 15)),
+        (1 << 20, (4096, 1024)),
+        (resource.RLIM_INFINITY, (4096, 1024)),
+        (6240, (4096, 1024)),
+        (6235, (4092, 1023)),
+        (1024, (469, 117)),
+        (256, (60, 15)),
     ):
         of(monkeypatch, soft, soft)
-        found = connection_budget(limits)
-        assert found == budget, soft
+        found = within_descriptors(limits)
+        assert (found.max_connections, found.max_grpc_connections) == budget, soft
     of(monkeypatch, 64, 64)
     with pytest.raises(BatonError, match="open files is too low"):
-        connection_budget(limits)
+        within_descriptors(limits)
 
 
 def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:

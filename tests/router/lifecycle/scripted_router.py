@@ -18,10 +18,10 @@ from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.router_pb2 import Stage, StageTime
 from baton.v1.types_pb2 import FinishReason
 from services.router.lifecycle import attempt, timeline
-from services.router.lifecycle.deps import LifecycleDeps
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import Outbox, UnreadBudget
+from services.router.lifecycle.request_lifecycle import LifecycleDeps
 from services.router.request.request import Delta, Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText

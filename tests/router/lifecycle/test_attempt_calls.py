@@ -27,7 +27,7 @@ from baton.v1.prefill_pb2 import (
 from baton.v1.types_pb2 import Limits, Sampling
 from services.router.lifecycle import attempt_calls
 from services.router.request.request import Echo
-from services.router.workers.worker_error import public_text
+from services.router.workers.worker_error import client_error
 from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
 from tests.router.lifecycle.scripted_workers import (
     PROMPT,
@@ -95,7 +95,7 @@ async def test_decode_refuses(
     with pytest.raises(BatonError) as caught:
         await scene.calls.reserve()
     assert (caught.value.kind, str(caught.value)) == (kind, "decode-0: its words")
-    assert public_text(caught.value) == public
+    assert client_error(caught.value).message == public
     assert scene.pair.decode.reachable is reachable
     assert scene.output.reserved is False
     scene.calls.refused()
@@ -212,7 +212,7 @@ async def test_a_ticket_that_prefill_does_not_accept(
         await scene.calls.give_ticket(TICKET)
     reason = "prefill-0: GiveTicket: no such prefill"
     assert (caught.value.kind, str(caught.value)) == (ErrorKind.UNAVAILABLE, reason)
-    assert public_text(caught.value) == "a worker became unavailable"
+    assert client_error(caught.value).message == "a worker became unavailable"
 
 
 # The ticket's state at decode -> whether the sequence continues there.

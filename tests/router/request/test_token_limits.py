@@ -10,7 +10,7 @@ import pytest
 from baton.errors import ErrorKind, FieldError
 from services.router.request import validate
 from services.router.request.request import ParsedRequest
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 
 CONTEXT, U32 = 100, 2**32 - 1
 PARSED = ParsedRequest(model="fake", text="a")

@@ -13,7 +13,7 @@ from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
 from services.router.request import validate
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
-from services.router.request.request_limits import RequestLimits
+from services.router.request.validate import RequestLimits
 
 VOCAB, EOS = 300, (256, 257)
 U32, U64 = 2**32 - 1, 2**64 - 1

@@ -40,7 +40,7 @@ def test_eos_ids(
     if generation is not None:
         files["generation_config"] = generation
     info = ModelInfo.load(folder(tmp_path, **files))
-    assert (info.vocab_size, info.max_context_tokens, info.eos_token_ids) == (10, 20, want)
+    assert (info.limits.vocab_size, info.limits.max_positions, info.limits.eos_token_ids) == (10, 20, want)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_templates_and_special_tokens(tmp_path: Path) -> None:
         "pad_token": None,
     }
     info = ModelInfo.load(folder(tmp_path, config=CONFIG, tokenizer_config=tokenizer))
-    assert info.chat_template == "d"
-    assert info.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert info.tokenizer.chat_template == "d"
+    assert info.tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "chat_template.jinja").write_text("j")
-    assert ModelInfo.load(tmp_path).chat_template == "j"
+    assert ModelInfo.load(tmp_path).tokenizer.chat_template == "j"
 
 
 def render(source: str, *turns: tuple[str, str]) -> str:

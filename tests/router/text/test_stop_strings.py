@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.text.stop_automaton import StopAutomaton
-from services.router.text.stop_strings import StopStrings
+from services.router.text.stop_strings import StopAutomaton, StopStrings
 
 TEXT = st.text(alphabet="abc", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)

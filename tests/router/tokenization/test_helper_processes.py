@@ -23,7 +23,7 @@ from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Toke
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
 from services.router.tokenization import helper_processes, tokenizer_pool
-from services.router.tokenization.helper_processes import HelperProcess, HelperSettings
+from services.router.tokenization.helper_processes import HelperProcess, helper_settings
 from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
@@ -177,7 +177,7 @@ async def test_listed_tokens_have_a_limit(
 
 @contextlib.asynccontextmanager
 async def process(folder: Path, **settings: Any) -> AsyncIterator[HelperProcess]:
-    one = HelperProcess(HelperSettings(str(folder), False, 1024), **settings)
+    one = HelperProcess(helper_settings(str(folder), False, 1024), **settings)
     try:
         yield one
     finally:

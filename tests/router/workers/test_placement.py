@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.router.request.pool import Binding
+from services.router.request.request import ClientCall
 from services.router.workers.placement import Claim, Placement, PrefillClaim
 from services.router.workers.pools import Pools
 from services.router.workers.worker import Worker
@@ -158,12 +158,12 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
     placement = placement_of([decode, first, second, both, refusing], ahead=100)
     refusing.refused()
     for chosen in (both, second, first):
-        binding = Binding()
-        claim = placement.pick_prefill(2, binding)
+        call = ClientCall()
+        claim = placement.pick_prefill(2, call)
         assert claim is not None
         assert claim.prefill is chosen
         assert type(claim) is PrefillClaim
-        assert (binding.pool, binding.format_of(chosen)) == (chosen.pool, "bfloat16")
+        assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
         chosen.queued_tokens += 2
     assert placement.pick_prefill(2) is None
     second.queued_tokens = 0
@@ -179,15 +179,15 @@ def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:
     new = [bare_worker(name, checkpoint=b"new") for name in ("prefill-9", "decode-9")]
     pools = pools_of([*old, *new])
     placement = Placement(Found([*old, *new]), pools, prefill_ahead_tokens=1000)
-    assert placement.several_pools
-    binding = Binding()
-    assert placement.pick(50, 10, binding=binding) is not None
-    assert (binding.pool, placement.current_pool) == (old[0].pool, old[0].pool)
-    assert [binding.format_of(worker) for worker in old] == ["bfloat16"] * 2
+    assert placement.pools.several
+    call = ClientCall()
+    assert placement.pick(50, 10, call=call) is not None
+    assert (call.pool, placement.pools.current) == (old[0].pool, old[0].pool)
+    assert [call.formats.get(worker.decodes) for worker in old] == ["bfloat16"] * 2
     pools.switch(new[0].pool)
-    assert placement.current_pool == new[0].pool
-    for bound, (prefill, decode) in ((binding, old), (None, new), (Binding(), new)):
-        claim = placement.pick(50, 10, binding=bound)
+    assert placement.pools.current == new[0].pool
+    for bound, (prefill, decode) in ((call, old), (None, new), (ClientCall(), new)):
+        claim = placement.pick(50, 10, call=bound)
         assert claim is not None
         assert (claim.prefill, claim.decode) == (prefill, decode)
         claim = placement.pick_prefill(50, bound)  # type: ignore[assignment]
@@ -196,15 +196,15 @@ def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:
     for worker in old:
         worker.reachable = False
     assert placement.usable()
-    assert placement.usable(Binding())
-    assert not placement.usable(binding)
-    assert placement.pick(50, 10, binding=binding) is None
-    assert placement.pick_prefill(50, binding) is None
+    assert placement.usable(ClientCall())
+    assert not placement.usable(call)
+    assert placement.pick(50, 10, call=call) is None
+    assert placement.pick_prefill(50, call) is None
 
 
 def test_one_pool_is_not_several() -> None:
     placement = placement_of(workers_of(PREFILL, DECODE))
-    assert not placement.several_pools
+    assert not placement.pools.several
 
 
 # Names of workers; unreachable ones; why a request would not be served, None if it would.

@@ -10,9 +10,9 @@ import structlog.testing
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from baton.v1.worker_pb2 import DescribeResponse, Pool
-from services.router.request.pool import Binding, pool_id
-from services.router.workers.pools import Pools
-from services.router.workers.worker import Worker
+from services.router.request.request import ClientCall
+from services.router.workers.pools import Pools, bind
+from services.router.workers.worker import Worker, pool_id
 from tests.router.workers.bare_workers import bare_worker, pools_of
 
 
@@ -142,29 +142,29 @@ def test_a_request_keeps_the_weight_formats_that_it_has_met() -> None:
     old, new = bare_worker("decode-0", weight_format="fp8"), bare_worker("decode-1")
     workers = [prefill, old, new]
     pools = pools_of(workers)
-    prefilled, decoded, unbound = Binding(), Binding(), Binding()
-    prefilled.bind(prefill)
-    decoded.bind(prefill, old)
-    assert (prefilled.pool, prefilled.format_of(prefill), prefilled.format_of(old)) == (
+    prefilled, decoded, unbound = ClientCall(), ClientCall(), ClientCall()
+    bind(prefilled, prefill)
+    bind(decoded, prefill, old)
+    assert (prefilled.pool, prefilled.formats.get(prefill.decodes), prefilled.formats.get(old.decodes)) == (
         prefill.pool, "bfloat16", None,
     )  # fmt: skip
-    assert (unbound.pool, unbound.format_of(prefill)) == (None, None)
+    assert (unbound.pool, unbound.formats.get(prefill.decodes)) == (None, None)
 
-    def admitted(binding: Binding | None) -> list[str]:
-        return [worker.name for worker in workers if pools.admits(worker, binding)]
+    def admitted(call: ClientCall | None) -> list[str]:
+        return [worker.name for worker in workers if pools.admits(worker, call)]
 
-    for binding in (None, unbound, prefilled, decoded):
-        assert admitted(binding) == ["prefill-0", "decode-0"]
+    for call in (None, unbound, prefilled, decoded):
+        assert admitted(call) == ["prefill-0", "decode-0"]
     old.set_following(following=False)
     pools.review()
-    for binding in (None, unbound, prefilled):
-        assert admitted(binding) == ["prefill-0", "decode-1"]
+    for call in (None, unbound, prefilled):
+        assert admitted(call) == ["prefill-0", "decode-1"]
     assert admitted(decoded) == ["prefill-0", "decode-0"]
     other = pair(b"new", 9)
     workers += other
     pools.switch(other[0].pool)
-    for binding in (None, unbound):
-        assert admitted(binding) == ["prefill-9", "decode-9"]
+    for call in (None, unbound):
+        assert admitted(call) == ["prefill-9", "decode-9"]
     assert admitted(prefilled) == ["prefill-0", "decode-0", "decode-1"]  # of a pool that is not current
     assert admitted(decoded) == ["prefill-0", "decode-0"]
 

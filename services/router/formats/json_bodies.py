@@ -1,4 +1,4 @@
-"""Incremental encoding of large JSON documents."""
+"""JSON bodies: parses them, and encodes large ones piece by piece."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from baton.errors import FieldError
+
 if TYPE_CHECKING:
     from starlette.types import Send
 
@@ -18,6 +20,20 @@ _BATCH = 32
 _PART_BYTES = 32 * 1024
 
 encode = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def parse_json(body: bytes | bytearray) -> object:
+    """Parses a body; FieldError if it is not JSON."""
+    try:
+        document: object = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
+    return document
+
+
+def _no_constant(name: str) -> float:
+    """Refuses NaN and Infinity, which are not JSON though Python's parser accepts them."""
+    raise ValueError(name)
 
 
 def json_pieces(document: object) -> Iterator[str]:
