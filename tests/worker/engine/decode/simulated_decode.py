@@ -174,7 +174,7 @@ class SimulatedLink:
         del self.expected[transfer_id]
         self.refusals.append(error)
 
-    landing = False
+    moving = False
 
     def poll(self, limit: int) -> list[ReceiverEvent]:
         events, self.events = self.events, []
