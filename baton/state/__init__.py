@@ -9,7 +9,6 @@ Ray nor services.
 
 from baton.state.journal import Journal, Receipt
 from baton.state.lease import Lease
-from baton.state.memory import Memory
 from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import JournalRecord, LoadHint, Member, new_incarnation
 from baton.state.seal import new_journal_key
@@ -22,7 +21,6 @@ __all__ = [
     "Lease",
     "LoadHint",
     "Member",
-    "Memory",
     "PrefixPublisher",
     "Receipt",
     "State",

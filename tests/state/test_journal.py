@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, Memory, State, new_journal_key
+from baton.state import JournalRecord, State, new_journal_key
 from baton.state.journal import MAX_PENDING, Receipt
 from baton.state.seal import Seal
 from tests.state.contract import member
+from tests.state.memory import Memory, memory_state
 from tests.state.raw import raw
 
 TOKENS = tuple(range(1_000_000, 1_000_400))
@@ -30,7 +31,7 @@ async def memory() -> Memory:
 
 @pytest.fixture
 async def state(memory: Memory) -> AsyncIterator[State]:
-    state = State.in_memory(memory)
+    state = memory_state(memory)
     yield state
     await state.close(0.1)
 

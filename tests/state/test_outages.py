@@ -16,6 +16,7 @@ from baton.state.connection import CALL_S
 from baton.state.embedded import EmbeddedServer
 from baton.state.keys import LEASE_S, POLL_S, Keys
 from tests.state.contract import member
+from tests.state.memory import memory_state
 from tests.state.raw import raw
 from tests.state.waiting import until
 
@@ -187,7 +188,7 @@ async def test_malformed_members_are_skipped(redis_url: str) -> None:
 
 
 async def test_a_callback_that_fails_ends_neither_lease_nor_view() -> None:
-    state = State.in_memory()
+    state = memory_state()
     calls: list[str] = []
 
     def broken() -> dict[str, int]:
