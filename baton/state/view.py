@@ -62,14 +62,11 @@ class View:
         registry: Registry,
         counters: Counters,
         on_change: Callable[[], None] | None = None,
-        poll_s: float = POLL_S,
-        grace_s: float = LEASE_S,
     ) -> None:
         self._registry = registry
         self._counters = counters
         self._on_change = on_change
-        self._poll_s = poll_s
-        self._roster = Roster(grace_s)
+        self._roster = Roster()
         # Whether the last poll was answered.
         self.reachable = False
         # Set after the first answer.
@@ -80,7 +77,7 @@ class View:
         """Polls until cancelled; run by `State`."""
         while True:
             await self._poll()
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(POLL_S)
 
     async def _poll(self) -> None:
         try:

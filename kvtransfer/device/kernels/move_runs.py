@@ -2,7 +2,7 @@
 
 Several programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64, so
 programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or write partial sums
-that the host adds (`kvtransfer.device.piece_sums`).
+that the host adds (`kvtransfer.device.piece_memory`).
 
 Moves run beside other work: they use few programs (`programs`), so that other kernels find multiprocessors
 and memory bandwidth free, and each program has two tiles of loads in flight.

@@ -33,7 +33,7 @@ from kvtransfer.transports.ipc.control import (
     socket_name,
 )
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
-from kvtransfer.transports.ipc.memory import LinkMemory
+from kvtransfer.transports.ipc.memory import LinkMemory, bytes_for_device
 from kvtransfer.transports.ipc.probe_page import PAGE_BYTES, fill
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 
@@ -138,7 +138,7 @@ class IpcConnector:
         if not on_device or self._blocks is None:
             memory = LinkMemory.attach(descriptor, pieces * piece_bytes)
             return IpcSenderWire(sock, memory, response, self._wake)
-        memory = LinkMemory.attach_for_device(descriptor, pieces)
+        memory = LinkMemory.attach(descriptor, bytes_for_device(pieces))
         try:
             return IpcDeviceSenderWire(sock, memory, response, self._wake, self._blocks)
         except RuntimeError as error:

@@ -88,7 +88,7 @@ class IpcReceiverWire(IpcWire):
             self._closed = True
             self._break(error)
             if self._control is None:
-                self._memory.drop_descriptor()
+                self._memory.shared.drop_descriptor()
             else:
                 self._control.send_error(error)
                 self._control.finish()
@@ -117,8 +117,8 @@ class IpcReceiverWire(IpcWire):
                 return None
             control = Control(sock)
             with contextlib.suppress(OSError):  # it closed the socket, and may have the memory all the same
-                send_message(sock, 0, response.SerializeToString(), self._memory.descriptor)
-            self._memory.drop_descriptor()
+                send_message(sock, 0, response.SerializeToString(), self._memory.shared.fd)
+            self._memory.shared.drop_descriptor()
             self._control = control  # from here on the loop sends too
             return control
 
