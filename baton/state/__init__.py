@@ -1,6 +1,6 @@
 """Soft state in Redis, which the data plane never waits for: registry, load hints, prefix index, journal.
 
-    state = await State.open(url)      state.registry, load_hints, prefix_index, journal
+    state = State.at(url)      state.registry, load_hints, prefix_index, journal
 
 `baton.state.embedded` runs a Valkey server where no Redis is configured. This is the only package that uses
 Redis; the router, the workers' front processes and `baton up` may import it. It imports neither torch, gRPC,

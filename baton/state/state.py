@@ -36,7 +36,7 @@ _log = structlog.get_logger(part="state")
 
 
 class State:
-    """`State.at(url)` or `State.open(url)`; then `close`. Belongs to one event loop.
+    """`State.at(url)`; then `close`. Belongs to one event loop.
 
     registry, load_hints, prefix_index    the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
@@ -67,19 +67,6 @@ class State:
         self._holders: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._start_task(self.journal.run)
-
-    @classmethod
-    async def open(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-        """Like `at`, but returns once Redis has answered or is unavailable. Raises
-        BatonError(UNAUTHENTICATED) where it refuses the password."""
-        state = cls.at(url, namespace=namespace, journal_key=journal_key)
-        try:
-            await state.check()
-        except BatonError as error:
-            if error.kind is not ErrorKind.UNAVAILABLE:
-                await state.close()
-                raise
-        return state
 
     @classmethod
     def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:

@@ -69,8 +69,6 @@ class View:
         self._roster = Roster()
         # Whether the last poll was answered.
         self.reachable = False
-        # Set after the first answer.
-        self.answered = asyncio.Event()
         self.members: Mapping[str, Member] = MappingProxyType({})
 
     async def run(self) -> None:
@@ -91,6 +89,5 @@ class View:
         self.reachable = True
         if changed:
             self.members = MappingProxyType(self._roster.members)
-        self.answered.set()
         if changed and self._on_change is not None:
             self._on_change()

@@ -16,6 +16,7 @@ from tests.state.contract import (
     RegistryContract,
 )
 from tests.state.memory import Memory, memory_state
+from tests.state.opened import open_state
 
 Pair = tuple[State, State]
 
@@ -39,7 +40,7 @@ async def pair(url: str | None) -> AsyncIterator[Pair]:
         both = one, memory_state(memory)
     else:
         namespace = uuid.uuid4().hex
-        both = await State.open(url, namespace=namespace), await State.open(url, namespace=namespace)
+        both = await open_state(url, namespace=namespace), await open_state(url, namespace=namespace)
     yield both
     for state in both:
         await state.close()

@@ -41,7 +41,7 @@ async def test_more_than_one_message_and_what_comes_after(state: State, memory: 
     publisher.remove(BLOCKS[1000:])
     publisher.add(BLOCKS[2500:])
     await until(lambda: held(memory, holder) == set(BLOCKS[:1000] + BLOCKS[2500:]))
-    assert publisher.unsent == 0
+    assert not publisher._unsent
 
 
 async def test_a_wiped_index_gets_everything_again(state: State, memory: Memory) -> None:
@@ -103,9 +103,9 @@ async def test_whatever_happens_it_ends_right_and_bounded(steps: list[tuple[str,
             memory.wipe()
         else:
             memory.unavailable = event == "away"
-        assert publisher.unsent <= 2 * limit
+        assert len(publisher._unsent) <= 2 * limit
     memory.unavailable = False
     for _ in range(3):
         await publisher._send()
     assert held(memory, "holder") == cached
-    assert publisher.unsent == 0
+    assert not publisher._unsent

@@ -18,7 +18,7 @@ from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.link.staging import Staging
-from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_headers, encode
+from kvtransfer.protocol.frames import FrameError, Piece, SenderFrame, decode_headers
 from kvtransfer.transports.ipc.control import HEARTBEAT_S, Control, ControlByte, send_message
 from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.wire import IpcWire
@@ -70,9 +70,6 @@ class IpcReceiverWire(IpcWire):
     def checksum(self, piece: Piece) -> int:
         assert self._sums is not None, "on the host a piece's checksum is in its header"
         return self._sums.of(piece.staging)
-
-    def send(self, frame: ReceiverFrame) -> None:
-        self._add(encode(frame))
 
     def attached(self) -> bool:
         return self._attached
