@@ -4,8 +4,8 @@
 
 A *run* is a number of 32-bit words that are contiguous on both sides. Blocks of equal layout have one run per
 piece; where the two sides split heads differently (`kvtransfer.device.resplit`) a piece has several. The sum
-covers the words at their places in the piece: with that of the place (`place_sum`) it is `PieceChecksum`'s of
-the piece's bytes.
+covers the words at their places in the piece: added to `place_sum` it is `PieceChecksum`'s of the piece's
+bytes.
 
 Scatter writes while it sums: a piece that turns out corrupt has been written by then, into blocks that the
 ticket reserved and no slot has read; its transfer fails, and the blocks are reused. Only a piece whose place

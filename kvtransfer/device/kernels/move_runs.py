@@ -75,7 +75,8 @@ def _move_runs(source, destination, runs, sums, ALIGNED: tl.constexpr, STORES: t
         next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
         if STORES:
             tl.store(destination + goes_to + at, words, mask=inside)
-        products = words.to(tl.uint32, bitcast=True).to(tl.uint64) * within
+        summed = tl.where(inside, words, 0)
+        products = summed.to(tl.uint32, bitcast=True).to(tl.uint64) * within
         of_tile = _splitmix64(tl.full((), TILE_SEED, tl.uint64) + tile) | 1
         total += tl.sum(products, axis=0) * of_tile
         words, at, inside = next_words, next_at, next_inside
@@ -113,10 +114,9 @@ def move_piece(
     source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor,
     *, aligned: bool, head: bool = False,
 ) -> None:  # fmt: skip
-    """Enqueues a move of one piece's rows; `parts`, int64 [SUM_PARTS], add up to its sum.
-    Without a destination the rows are only read. `aligned`: every row starts on both sides, and ends, at a
-    multiple of 4 words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the
-    parts."""
+    """Enqueues a move of one piece's rows; `parts`, int64 [SUM_PARTS], add up to its sum. Without a
+    destination the rows are only read. `aligned`: every row starts on both sides, and ends, at a multiple of
+    4 words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the parts."""
     grid = (rows.shape[0], programs(rows.shape[0], longest))
     there = source if destination is None else destination
     constants = _constants(aligned, stores=destination is not None, head=head)
@@ -124,7 +124,7 @@ def move_piece(
 
 
 def _constants(aligned: bool, *, stores: bool, head: bool, parts: int = SUM_PARTS) -> dict[str, int]:
-    """The constants of `_move_runs`; with `parts` for moving one piece."""
+    """The constants of `_move_runs`. `parts`: 0 where sums are added to those of several pieces."""
     shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": parts, "HEAD": head, "num_warps": _WARPS}
     return shape | _TILE
 
