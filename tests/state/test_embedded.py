@@ -120,7 +120,7 @@ def _runs(pid: int) -> bool:
 
 
 async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> None:
-    server = await EmbeddedServer.start(memory_mb=4)
+    server = await EmbeddedServer.start(extra="maxmemory 4mb\n")
     state = await open_state(server.url)
     ids = [number.to_bytes(16, "big") for number in range(100)]
     receipts = [state.journal.append(JournalRecord(one, "t", (1,) * 20_000), 60) for one in ids]
