@@ -20,7 +20,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
 from baton.state.connect import make_client, parse_url
 
-READY_S = 10.0
+_READY_S = 10.0
 # Another process may bind the free port before the server does; then another port is tried.
 _TRIES = 5
 _STOP_S = 0.8
@@ -47,19 +47,14 @@ class EmbeddedServer:
 
     @classmethod
     async def start(
-        cls,
-        *,
-        port: int | None = None,
-        password: str | None = None,
-        ready_s: float = READY_S,
-        extra: str = "",
+        cls, *, port: int | None = None, password: str | None = None, extra: str = ""
     ) -> EmbeddedServer:
         """Starts a server on a free port with a random password, and waits until it answers.
 
         With `port` and `password` of an earlier one it gets the same URL, empty; `extra` is further
         configuration. Raises BatonError(UNAVAILABLE) with its last log line where it does not start.
         """
-        deadline = asyncio.get_running_loop().time() + ready_s
+        deadline = asyncio.get_running_loop().time() + _READY_S
         secret = password or secrets.token_urlsafe(32)
         for _ in range(_TRIES):
             try:
