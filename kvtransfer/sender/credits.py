@@ -81,7 +81,8 @@ class CreditWindow:
     def gather(self) -> None:
         """Enqueues the device's read of the announced piece."""
         if self._device_wire is not None and self._announced is not None:
-            (transfer, part, piece), self._announced = self._announced, None
+            transfer, part, piece = self._announced
+            self._announced = None
             self._reading.append((transfer, part, self._device_wire.read(piece, part.blocks, part.after)))
 
     def _max_blocks_of_next(self, transfer: Transfer, group: int) -> int:
