@@ -25,6 +25,13 @@ CALL_S = 2.0
 # Most calls running or waiting; further ones are refused at once.
 MAX_CALLS = 1024
 
+# Beginning of a script that reads the clock of Redis, which all stored times refer to, since clients' clocks
+# may differ: `now` in milliseconds, `time` as Redis returns it.
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
 T = TypeVar("T")
 
 _log = structlog.get_logger(part="state")

@@ -20,7 +20,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
 from baton.state.connect import make_client, parse_url
 
-READY_S = 10.0
+_READY_S = 10.0
 # Another process may bind the free port before the server does; then another port is tried.
 _TRIES = 5
 _STOP_S = 0.8
@@ -47,33 +47,25 @@ class EmbeddedServer:
 
     @classmethod
     async def start(
-        cls,
-        *,
-        memory_mb: int = 256,
-        port: int | None = None,
-        password: str | None = None,
-        ready_s: float = READY_S,
-        extra: str = "",
+        cls, *, port: int | None = None, password: str | None = None, extra: str = ""
     ) -> EmbeddedServer:
         """Starts a server on a free port with a random password, and waits until it answers.
 
         With `port` and `password` of an earlier one it gets the same URL, empty; `extra` is further
         configuration. Raises BatonError(UNAVAILABLE) with its last log line where it does not start.
         """
-        deadline = asyncio.get_running_loop().time() + ready_s
+        deadline = asyncio.get_running_loop().time() + _READY_S
         secret = password or secrets.token_urlsafe(32)
         for _ in range(_TRIES):
             try:
-                return await cls._start_at(port or _free_port(), secret, memory_mb, extra, deadline)
+                return await cls._start_at(port or _free_port(), secret, extra, deadline)
             except _PortTakenError:
                 if port is not None:
                     break
         raise BatonError(ErrorKind.UNAVAILABLE, f"no port for the embedded Redis ({port or 'any'})")
 
     @classmethod
-    async def _start_at(
-        cls, port: int, password: str, memory_mb: int, extra: str, deadline: float
-    ) -> EmbeddedServer:
+    async def _start_at(cls, port: int, password: str, extra: str, deadline: float) -> EmbeddedServer:
         with tempfile.TemporaryDirectory(prefix="baton-redis-") as folder, tempfile.TemporaryFile() as log:
             process = await asyncio.create_subprocess_exec(
                 *tied([str(_binary()), "-"]),
@@ -85,7 +77,7 @@ class EmbeddedServer:
             )
             server = cls(process, port, password)
             try:
-                await _configure(process, _config(port, password, memory_mb, folder) + extra)
+                await _configure(process, _config(port, password, folder) + extra)
                 await server._wait_ready(deadline, lambda: _last_log_line(log))
             except BaseException:
                 await server.stop()
@@ -158,7 +150,7 @@ def _binary() -> Path:
         raise BatonError(ErrorKind.UNAVAILABLE, f"no embedded Redis for this machine: {error}") from error
 
 
-def _config(port: int, password: str, memory_mb: int, folder: str) -> str:
+def _config(port: int, password: str, folder: str) -> str:
     """The configuration, passed over stdin, so that the password is in no process list and no file."""
     return f"""\
 bind 127.0.0.1
@@ -167,7 +159,7 @@ requirepass {password}
 dir {folder}
 save ""
 appendonly no
-maxmemory {memory_mb}mb
+maxmemory 256mb
 maxmemory-policy noeviction
 maxclients 1024
 loglevel warning

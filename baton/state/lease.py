@@ -33,20 +33,17 @@ class Lease:
         counters: Counters,
         member: Member,
         load: Callable[[], Mapping[str, int]] | None = None,
-        renew_s: float = RENEW_S,
-        lease_s: float = LEASE_S,
     ) -> None:
         self._registry = registry
         self._hints = hints
         self._counters = counters
         self._load = load
-        self._renew_s = renew_s
-        self._lease_s = lease_s
         self._generation = 0
         self._changed = asyncio.Event()
         # Serialises renewals and the withdrawal, so that a renewal cannot arrive last.
         self._turn = asyncio.Lock()
-        self._withdrawn = False
+        # Whether `withdraw` was called.
+        self.withdrawn = False
         self.member = member
         # Set while Redis has this lease, as far as is known.
         self.registered = asyncio.Event()
@@ -60,15 +57,10 @@ class Lease:
         self.member = member
         self._changed.set()
 
-    @property
-    def withdrawn(self) -> bool:
-        """Whether `withdraw` was called."""
-        return self._withdrawn
-
     async def withdraw(self) -> None:
         """Ends the lease. Raises BatonError(UNAVAILABLE) where Redis does not answer; the lease then
         expires."""
-        self._withdrawn = True
+        self.withdrawn = True
         self._changed.set()
         async with self._turn:
             self.registered.clear()
@@ -76,12 +68,12 @@ class Lease:
 
     async def run(self) -> None:
         """Renews until withdrawn or replaced; run by `State`."""
-        while not self._withdrawn and not self.replaced.is_set():
+        while not self.withdrawn and not self.replaced.is_set():
             self._changed.clear()
             renewed = await self._renew()
             if renewed:
                 await self._publish_load()
-            pause = self._renew_s if renewed else _RETRY_S
+            pause = RENEW_S if renewed else _RETRY_S
             try:
                 async with asyncio.timeout(pause * random.uniform(0.75, 1.0)):
                     await self._changed.wait()
@@ -90,11 +82,11 @@ class Lease:
 
     async def _renew(self) -> bool:
         async with self._turn:
-            if self._withdrawn:
+            if self.withdrawn:
                 return False
             try:
                 member, generation = self.member, self._generation
-                self._generation = await self._registry.announce(member, generation, self._lease_s)
+                self._generation = await self._registry.announce(member, generation, LEASE_S)
             except BatonError as error:
                 self._failed(error)
                 return False

@@ -39,11 +39,6 @@ class PrefixPublisher:
         self._fresh = True
         self._wake = asyncio.Event()
 
-    @property
-    def unsent(self) -> int:
-        """The number of changes that have not been sent."""
-        return len(self._unsent)
-
     def add(self, hashes: Iterable[bytes]) -> None:
         """Adds blocks that are now cached."""
         for one in hashes:

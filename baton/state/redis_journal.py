@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument
-from baton.state.connection import Connection
+from baton.state.connection import NOW, Connection
 from baton.state.keys import Keys
 from baton.state.records import JournalEntry, JournalWrite
-from baton.state.redis_clock import NOW
 
 # A server with full memory refuses this script if its first write is an append, and runs it if it is a close.
 _WRITE = (

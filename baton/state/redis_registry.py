@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument, Reply
-from baton.state.connection import Connection
+from baton.state.connection import NOW, Connection
 from baton.state.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, HINT_S, Keys
 from baton.state.records import Listed, Listing, LoadHint, Member
-from baton.state.redis_clock import NOW
 
 _log = structlog.get_logger(part="state")
 
@@ -143,16 +142,8 @@ class RedisRegistry:
     async def announce(self, member: Member, generation: int, lease_s: float) -> int:
         lease, forget, abandoned = _ms(lease_s), _ms(FORGET_MEMBER_S), _ms(ABANDONED_S)
         text, epoch = member.model_dump_json(), uuid.uuid4().hex
-        args: list[Argument] = [
-            member.name,
-            member.incarnation,
-            generation,
-            text,
-            lease,
-            epoch,
-            forget,
-            abandoned,
-        ]
+        name, incarnation = member.name, member.incarnation
+        args: list[Argument] = [name, incarnation, generation, text, lease, epoch, forget, abandoned]
         reply = await self._connection.script(_ANNOUNCE, self._keys, args)
         if not reply:
             raise BatonError(ErrorKind.CONFLICT, f"a newer {member.name} is registered")

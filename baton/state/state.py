@@ -19,13 +19,6 @@ from baton.state.counters import Counters
 from baton.state.journal import Journal
 from baton.state.keys import Keys
 from baton.state.lease import Lease
-from baton.state.memory import (
-    Memory,
-    MemoryJournalStore,
-    MemoryLoadHints,
-    MemoryPrefixIndex,
-    MemoryRegistry,
-)
 from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
@@ -43,7 +36,7 @@ _log = structlog.get_logger(part="state")
 
 
 class State:
-    """`State.at(url)`, `State.open(url)` or `State.in_memory()`; then `close`. Belongs to one event loop.
+    """`State.at(url)`; then `close`. Belongs to one event loop.
 
     registry, load_hints, prefix_index    the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
@@ -76,19 +69,6 @@ class State:
         self._start_task(self.journal.run)
 
     @classmethod
-    async def open(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-        """Like `at`, but returns once Redis has answered or is unavailable. Raises
-        BatonError(UNAUTHENTICATED) where it refuses the password."""
-        state = cls.at(url, namespace=namespace, journal_key=journal_key)
-        try:
-            await state.check()
-        except BatonError as error:
-            if error.kind is not ErrorKind.UNAVAILABLE:
-                await state.close()
-                raise
-        return state
-
-    @classmethod
     def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
         """The state in the Redis at `url`, without connecting yet. Call from a running loop.
 
@@ -107,19 +87,6 @@ class State:
             counters,
             connection,
             str(endpoint),
-        )
-
-    @classmethod
-    def in_memory(cls, memory: Memory | None = None) -> State:
-        """State without Redis; several may share one `memory`. Call from a running loop."""
-        memory = memory or Memory()
-        return cls(
-            MemoryRegistry(memory),
-            MemoryLoadHints(memory),
-            MemoryPrefixIndex(memory),
-            MemoryJournalStore(memory),
-            Seal(memory.journal_key, "memory"),
-            Counters(),
         )
 
     @property

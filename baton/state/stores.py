@@ -1,4 +1,5 @@
-"""Protocols of the four stores. Each has a Redis and an in-memory implementation under one contract suite.
+"""Protocols of the four stores. Each has a Redis implementation, and one in memory for tests, under one
+contract suite.
 
 Every method raises BatonError(UNAVAILABLE) where the store does not answer in time, so none may be called on
 a request's path. A call may be cancelled at any time; its write may then still happen.

@@ -62,25 +62,20 @@ class View:
         registry: Registry,
         counters: Counters,
         on_change: Callable[[], None] | None = None,
-        poll_s: float = POLL_S,
-        grace_s: float = LEASE_S,
     ) -> None:
         self._registry = registry
         self._counters = counters
         self._on_change = on_change
-        self._poll_s = poll_s
-        self._roster = Roster(grace_s)
+        self._roster = Roster()
         # Whether the last poll was answered.
         self.reachable = False
-        # Set after the first answer.
-        self.answered = asyncio.Event()
         self.members: Mapping[str, Member] = MappingProxyType({})
 
     async def run(self) -> None:
         """Polls until cancelled; run by `State`."""
         while True:
             await self._poll()
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(POLL_S)
 
     async def _poll(self) -> None:
         try:
@@ -94,6 +89,5 @@ class View:
         self.reachable = True
         if changed:
             self.members = MappingProxyType(self._roster.members)
-        self.answered.set()
         if changed and self._on_change is not None:
             self._on_change()

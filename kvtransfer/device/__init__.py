@@ -2,6 +2,6 @@
 scatter pieces while computing their checksums, and their plain-torch references; and quantisation of blocks
 for the wire.
 
-Imported by `receiver`, `transports` and the worker's engine process. Importing `blocks`, `scatter`, `mover`,
-`piece_memory`, `piece_sums` and `reads` does not import torch.
+Imported by `receiver`, `transports` and the worker's engine process. Importing `blocks`, `scatter`, `mover`
+and `piece_memory` does not import torch.
 """

@@ -58,10 +58,6 @@ class DeviceBlocks:
         """Whether all pieces start and end at multiples of 16 bytes."""
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
-    def default_piece_bytes(self) -> int:
-        """The default maximum size of a piece of these blocks."""
-        return default_piece_bytes(self.block_bytes)
-
 
 class DeviceSink:
     """Where a receiver puts bytes that arrive in device memory."""
@@ -82,4 +78,4 @@ class DeviceSink:
         self.place = place
         self.steps_run = steps_run
         self.window_pieces = window_pieces
-        self.piece_bytes = piece_bytes if piece_bytes is not None else blocks.default_piece_bytes()
+        self.piece_bytes = piece_bytes if piece_bytes is not None else default_piece_bytes(blocks.block_bytes)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from baton.device.link_device import Kernel, LinkStream
-from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.blocks import DeviceBlocks, default_piece_bytes
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Direction
-from kvtransfer.device.piece_memory import PieceMemory
-from kvtransfer.device.piece_sums import PieceSums
+from kvtransfer.device.piece_memory import PieceMemory, PieceSums
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.protocol.piece_geometry import MAX_BLOCKS
 
@@ -136,6 +135,6 @@ def warm(blocks: DeviceBlocks) -> None:
     """Compiles the kernels that move these blocks, which takes seconds on a GPU: call it at start-up."""
     from kvtransfer.device.kernels.move_runs import prepared
 
-    aligned = blocks.aligned(blocks.default_piece_bytes())
+    aligned = blocks.aligned(default_piece_bytes(blocks.block_bytes))
     for stores, head in ((False, False), (True, False), (True, True)):
         prepared(blocks.device.tensors_on, aligned, stores, head)

@@ -1,8 +1,12 @@
-"""Staging in device memory: pieces by index, each with a header where its transport has one.
+"""Staging in device memory, and checksums of the pieces that a kernel moves.
 
     header 0 | piece 0 | header 1 | piece 1 …     `stride` bytes apart; a `Window` shows the pieces alone
 
-A header has the partial sums of its piece (`piece_sums`), where they travel with the bytes.
+Each program of a kernel writes a partial sum, and the host adds them, so a sum needs no device memory that
+must be cleared, and no copy to the host:
+
+    parts   uint64 [staging indices, SUM_PARTS], in host memory, written by a device; twice as wide where the
+            partial sums of the sender travel before their piece, as its header, and are copied here
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.device.link_device import LinkDevice, Memory
-from kvtransfer.device.piece_sums import ROW_BYTES, sum_of
+from kvtransfer.device.kernels.move_plan import SUM_PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNMENT = 16
+ROW_BYTES = 8 * SUM_PARTS
 
 
 class PieceMemory:
@@ -53,7 +58,7 @@ class PieceMemory:
     def sum_of(self, index: int) -> int:
         """The sum in an index's header, in [0, 2^64); synchronizes with the device."""
         begins = index * self.stride
-        return sum_of(self._on_host(begins, self.head).view(np.uint64))
+        return _sum_of(self._on_host(begins, self.head).view(np.uint64))
 
     def __getitem__(self, part: slice) -> NDArray[np.uint8]:
         """A copy on the host, of bytes of one piece."""
@@ -68,3 +73,52 @@ class PieceMemory:
     def free(self) -> None:
         """Frees it; all work that accesses it must have finished. Idempotent."""
         self.memory.free()
+
+
+class PieceSums:
+    """The partial sums of one link's staging. The memory's owner must keep it until every stream that writes
+    it was synchronized."""
+
+    def __init__(self, parts: NDArray[np.uint64], address: int) -> None:
+        """`address`: of `parts`, on the device."""
+        self._parts = parts[:, :SUM_PARTS]
+        self._reported = parts[:, SUM_PARTS:]
+        self._address = address
+        self._row_bytes: int = parts.itemsize * parts.shape[1]
+
+    def address_of(self, index: int) -> int:
+        """Where a device writes the parts of a staging index."""
+        return self._address + index * self._row_bytes
+
+    def parts(self, index: int) -> Tensor:
+        """The parts of a staging index: int64 [SUM_PARTS]."""
+        import torch
+
+        return torch.from_numpy(self._parts[index].view(np.int64))
+
+    def of(self, index: int) -> int:
+        """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
+        return _sum_of(self._parts[index])
+
+    def clear_reported(self, index: int) -> None:
+        """Clears the sender's sum of the piece that had the index before; a move writes it anew."""
+        self._reported[index] = 0
+
+    def reported(self, index: int) -> int:
+        """The sum that the sender computed, of a piece that was moved."""
+        return _sum_of(self._reported[index])
+
+    def reported_parts(self, index: int) -> Tensor:
+        """The sender's parts of a staging index: int64 [SUM_PARTS]."""
+        import torch
+
+        return torch.from_numpy(self._reported[index].view(np.int64))
+
+    def detach(self) -> None:
+        """Drops every view of the memory; no call may follow."""
+        self._parts, self._reported = self._parts[:0].copy(), self._reported[:0].copy()
+
+
+def _sum_of(parts: NDArray[np.uint64]) -> int:
+    """The sum of the parts mod 2^64."""
+    return int(np.add.reduce(parts))

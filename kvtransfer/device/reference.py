@@ -4,8 +4,8 @@
 
 A *run* is a number of 32-bit words that are contiguous on both sides. Blocks of equal layout have one run per
 piece; where the two sides split heads differently (`kvtransfer.device.resplit`) a piece has several. The sum
-covers what is on the wire: the words that gather writes, or that scatter reads, at their places in the piece.
-So the result, with `piece_checksums`, is `PieceChecksum`'s of the piece's bytes.
+covers the words at their places in the piece: added to `place_sum` it is `PieceChecksum`'s of the piece's
+bytes.
 
 Scatter writes while it sums: a piece that turns out corrupt has been written by then, into blocks that the
 ticket reserved and no slot has read; its transfer fails, and the blocks are reused. Only a piece whose place
@@ -17,29 +17,17 @@ A GPU runs `kvtransfer.device.kernels.move_runs`, a CPU the reference here; both
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvtransfer.device.kernels.move_plan import WORD_BYTES, WireSide
-from kvtransfer.protocol.checksum import multipliers, place_sum
-
-_MASK = (1 << 64) - 1
+from kvtransfer.device.kernels.move_plan import WORD_BYTES
+from kvtransfer.protocol.checksum import multipliers
 
 
-class Conversion(Enum):
-    """Conversion of a word's two halves; rounds to nearest even, and overflows to infinity."""
-
-    NONE = 0
-    BFLOAT16_TO_FLOAT16 = 1
-    FLOAT16_TO_BFLOAT16 = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """`length` words from `source` to `destination`, offsets in words of the two tensors. They are words
     `place` and following of piece number `piece` of the move."""
 
@@ -56,14 +44,9 @@ class Runs:
     def __init__(self, runs: Sequence[Run], device: torch.device | str) -> None:
         if not runs:
             raise ValueError("a move has at least one run")
-        rows = [(run.source, run.destination, run.length, run.piece, run.place) for run in runs]
-        self.table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.table = torch.tensor(runs, dtype=torch.int64).to(device)
         self.longest = max(run.length for run in runs)
         self.pieces = 1 + max(run.piece for run in runs)
-        # Conversion keeps a piece's length: both formats have 16 bits.
-        self.words = [0] * self.pieces
-        for run in runs:
-            self.words[run.piece] += run.length
 
 
 def words_of(tensor: Tensor) -> Tensor:
@@ -74,36 +57,21 @@ def words_of(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8).view(torch.int32)
 
 
-def move(
-    source: Tensor,
-    destination: Tensor,
-    runs: Runs,
-    travels: WireSide,
-    conversion: Conversion = Conversion.NONE,
-) -> Tensor:
+def move(source: Tensor, destination: Tensor, runs: Runs) -> Tensor:
     """Moves all runs between two tensors of `words_of`; returns the sums of the pieces' words, int64
     [pieces], mod 2^64. Runs must not overlap on either side. On a GPU it only enqueues, on the current
     stream."""
     sums = torch.zeros(runs.pieces, dtype=torch.int64, device=source.device)
     if source.device.type == "cpu":
-        _move(source, destination, runs, travels, conversion, sums)
-    else:
-        on_gpu(source, destination, runs, travels, conversion, sums)
-    return sums
-
-
-def on_gpu(
-    source: Tensor, destination: Tensor, runs: Runs, travels: WireSide, conversion: Conversion, sums: Tensor
-) -> None:
-    """`move` by the Triton kernel, which is imported when first needed; adds to `sums`."""
+        for begins, goes_to, length, piece, place in runs.table.tolist():
+            words = source[begins : begins + length]
+            destination[goes_to : goes_to + length] = words
+            sums[piece] += _words_sum(words, place)
+        return sums
     from kvtransfer.device.kernels.move_runs import move_runs
 
-    move_runs(
-        source, destination, runs.table, runs.longest, sums,
-        convert=conversion is not Conversion.NONE,
-        from_bfloat=conversion is Conversion.BFLOAT16_TO_FLOAT16,
-        sum_source=travels is WireSide.SOURCE,
-    )  # fmt: skip
+    move_runs(source, destination, runs.table, runs.longest, sums)
+    return sums
 
 
 def move_rows(
@@ -124,78 +92,14 @@ def move_rows(
             words = source[begins : begins + length]
             if destination is not None:
                 destination[goes_to : goes_to + length] = words
-            weights = torch.from_numpy(multipliers(place + length).view(np.int64))[place:]
-            parts[0] += ((words.long() & 0xFFFFFFFF) * weights).sum()
+            parts[0] += _words_sum(words, place)
         return
     from kvtransfer.device.kernels.move_runs import move_piece
 
     move_piece(source, destination, rows, longest, parts, aligned=aligned)
 
 
-def _move(
-    source: Tensor, destination: Tensor, runs: Runs, travels: WireSide, conversion: Conversion, sums: Tensor
-) -> None:
-    """The reference of the kernel, run by run."""
-    weights = torch.from_numpy(multipliers(max(runs.words)).view(np.int64))
-    for begins, goes_to, length, piece, place in runs.table.tolist():
-        words = source[begins : begins + length]
-        moved = _converted(words, conversion)
-        destination[goes_to : goes_to + length] = moved
-        wire = words if travels is WireSide.SOURCE else moved
-        products = (wire.long() & 0xFFFFFFFF) * weights[place : place + length]
-        sums[piece] += products.sum()
-
-
-def _converted(words: Tensor, conversion: Conversion) -> Tensor:
-    match conversion:
-        case Conversion.NONE:
-            return words
-        case Conversion.BFLOAT16_TO_FLOAT16:
-            return words.view(torch.bfloat16).to(torch.float16).view(torch.int32)
-        case Conversion.FLOAT16_TO_BFLOAT16:
-            return words.view(torch.float16).to(torch.bfloat16).view(torch.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a piece, which `PieceChecksum` covers besides its bytes."""
-
-    transfer: int
-    group: int
-    ordinal: int
-    offset: int
-    length: int
-
-
-def piece_checksums(sums: Tensor, places: Sequence[Place]) -> list[int]:
-    """The checksums of pieces, in [0, 2^64), from `move`'s sums; synchronizes with the device."""
-    return [
-        (place_sum(at.transfer, at.group, at.ordinal, at.offset, at.length) + found) & _MASK
-        for at, found in zip(places, sums.tolist(), strict=True)
-    ]
-
-
-def whole_pieces(
-    blocks: Sequence[int], block_bytes: int, piece_bytes: int, staging: Sequence[int]
-) -> list[Run]:
-    """The runs of a gather of these blocks, in order, one per piece; piece n goes to index staging[n].
-    `reversed_runs` makes them the scatter's. ValueError where a size is not a whole number of words, or the
-    number of staging indices is not that of the pieces."""
-    if block_bytes % WORD_BYTES or piece_bytes % WORD_BYTES:
-        raise ValueError(f"blocks of {block_bytes} and pieces of {piece_bytes} bytes are not whole words")
-    cuts = [(block, offset) for block in blocks for offset in range(0, block_bytes, piece_bytes)]
-    return [
-        Run(
-            source=(block * block_bytes + offset) // WORD_BYTES,
-            destination=index * piece_bytes // WORD_BYTES,
-            length=min(piece_bytes, block_bytes - offset) // WORD_BYTES,
-            piece=number,
-            place=0,
-        )
-        for number, ((block, offset), index) in enumerate(zip(cuts, staging, strict=True))
-    ]
-
-
-def reversed_runs(runs: Sequence[Run]) -> list[Run]:
-    """The runs that move the same words back."""
-    return [Run(run.destination, run.source, run.length, run.piece, run.place) for run in runs]
+def _words_sum(words: Tensor, place: int) -> Tensor:
+    """The sum of a piece's words from number `place` on: int64, mod 2^64."""
+    weights = torch.from_numpy(multipliers(place + len(words)).view(np.int64))[place:]
+    return ((words.long() & 0xFFFFFFFF) * weights).sum()

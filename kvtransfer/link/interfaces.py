@@ -83,7 +83,7 @@ class SenderWire(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Whether it takes pieces by `put_blocks` in place of `put`: a `DeviceSenderWire`."""
+        """Whether it takes pieces by `announce` and `read` in place of `put`: a `DeviceSenderWire`."""
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
@@ -104,24 +104,23 @@ class SenderWire(Protocol):
 class DeviceSenderWire(SenderWire, Protocol):
     """The sender's end of a link between devices: the device reads the blocks itself, later."""
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
-        """Announces a piece of these blocks of its group, which are final once `after` completes; `gather`
-        must follow. The piece's checksum covers its place alone: the device adds that of its words."""
+    def announce(self, piece: Piece) -> None:
+        """Announces a piece; `read` must follow. Its checksum covers its place alone: the device adds that of
+        its words."""
 
-    def gather(self) -> None:
-        """Enqueues the device's reads of what was put. Separate from `put_blocks`, so that a frame that
-        follows the piece can be sent first, which is faster."""
+    def read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event | None:
+        """Enqueues the device's read of an announced piece's blocks, which are final once `after` completes.
+        The event completes when they have been read; None where the device fails, which breaks the link, or
+        the link is closed: the blocks may be read until `close` returns. Separate from `announce`, so that a
+        frame that follows the piece can be sent first, which is faster."""
 
-    def keep_warm(self) -> None:
-        """Keeps the device from going idle: blocks are about to be put."""
+    def keep_warm(self, *, reading: bool) -> None:
+        """Keeps the device from going idle: blocks are about to be sent. `reading`: some reads have not
+        completed."""
 
     def busy_poll(self) -> bool:
-        """Whether something is under way that causes no wake-up: poll again within microseconds, also for
-        `gathered_count`."""
-
-    def gathered_count(self) -> int:
-        """How many pieces' blocks have been read since the link was opened, in the order of their puts; all
-        of them once it is closed."""
+        """Whether something but a read is under way that causes no wake-up: poll again within
+        microseconds."""
 
 
 class LinkRequest(Protocol):

@@ -51,21 +51,19 @@ class InboundTransfer:
 
     def bind(self, link: ReceivingLink) -> None:
         """Its pieces come over this link from now on, cut as that link cuts them."""
-        if self._geometry is not link.cut.geometry:
+        geometry = link.cut.geometry
+        if self._geometry is not geometry:
             assert self.link is None, "pieces of a transfer come over one link"
-            self._cut(link.cut.geometry)
+            self._geometry = geometry
+            # One flag for each piece, block after block.
+            self._arrived = [
+                bytearray(count * geometry.pieces_per_block(group))
+                for group, count in enumerate(self.sent_counts)
+            ]
+            self.missing_pieces = sum(map(len, self._arrived))
         if self.link is None:
             self.link = link
             link.transfers.add(self.transfer_id)
-
-    def _cut(self, geometry: PieceGeometry) -> None:
-        self._geometry = geometry
-        # One flag for each piece, block after block.
-        self._arrived = [
-            bytearray(count * geometry.pieces_per_block(group))
-            for group, count in enumerate(self.sent_counts)
-        ]
-        self.missing_pieces = sum(map(len, self._arrived))
 
     def check_counts(self, sent: Sequence[int], body: TicketBody) -> None:
         """BatonError(INTERNAL) unless the sender's counts and those of its ticket are as expected."""

@@ -27,8 +27,7 @@ from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import ReceiverCounters, ReceiverEvent
 from kvtransfer.receiver.link import ReceivingLink
-from kvtransfer.receiver.link_grants import LinkGrants
-from kvtransfer.receiver.link_table import MAX_LINKS, LinkTable
+from kvtransfer.receiver.link_table import MAX_LINKS, LinkGrants, LinkTable
 from kvtransfer.receiver.transfers import BlockSink, InboundTransfers
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import start_listeners

@@ -169,7 +169,8 @@ class InboundTransfers:
                 self._device_piece(link, link.scatter, frame)
             case Piece():
                 try:
-                    self._piece(link, frame)
+                    if (transfer := self._accepting(link, frame)) is not None:
+                        self._verify(link, transfer, frame)
                 finally:
                     link.free(frame.staging)
                     link.flush_batch()
@@ -228,11 +229,6 @@ class InboundTransfers:
             transfer.moving += 1
             whole_blocks, arrival = transfer.mark(piece), link.device_wire.arrival_event(piece)
             scatter.begin(piece, transfer.blocks_of(piece), whole_blocks, arrival)
-
-    def _piece(self, link: ReceivingLink, piece: Piece) -> None:
-        transfer = self._accepting(link, piece)
-        if transfer is not None:
-            self._verify(link, transfer, piece)
 
     def _accepting(self, link: ReceivingLink, piece: Piece) -> InboundTransfer | None:
         """The transfer that accepts a piece over this link, or None."""

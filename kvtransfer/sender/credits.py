@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.link.interfaces import DeviceSenderWire, SenderWire
@@ -35,13 +36,14 @@ class CreditWindow:
         self._geometry = PieceGeometry.of(block_bytes, response.piece_bytes, multi_block=wire.on_device)
         self._device_wire = cast(DeviceSenderWire, wire) if wire.on_device else None
         self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
-        self._reading: deque[tuple[Transfer, PieceSource]] = deque()
-        self._gathered = 0
+        self._announced: tuple[Transfer, PieceSource, Piece] | None = None
+        # Pieces that a device reads, with the event of each read; None where the device failed.
+        self._reading: deque[tuple[Transfer, PieceSource, Event | None]] = deque()
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
         """Reads or announces the transfer's next piece, and spends a credit; `gather` must follow."""
         if self._device_wire is not None:
-            self._put_blocks(self._device_wire, transfer)
+            self._announce(self._device_wire, transfer)
             return
         part = transfer.next_piece(self._geometry)
         staging = self._spend(transfer)
@@ -53,14 +55,15 @@ class CreditWindow:
         transfer.shipped(part)
         transfer.read_done(part)
 
-    def _put_blocks(self, wire: DeviceSenderWire, transfer: Transfer) -> None:
+    def _announce(self, wire: DeviceSenderWire, transfer: Transfer) -> None:
         """The device adds the checksum of the piece's words to that of its place."""
         group = transfer.next_group()
         part = transfer.next_piece(self._geometry, self._max_blocks_of_next(transfer, group))
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
-        self._reading.append((transfer, part))
-        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks, part.after)
+        piece = _piece(transfer, part, staging, place)
+        self._announced = transfer, part, piece
+        wire.announce(piece)
         transfer.shipped(part)
 
     def may_put(self, transfer: Transfer) -> bool:
@@ -73,12 +76,14 @@ class CreditWindow:
     def keep_warm(self) -> None:
         """Keeps the device from going idle before a transfer."""
         if self._device_wire is not None:
-            self._device_wire.keep_warm()
+            self._device_wire.keep_warm(reading=bool(self._reading))
 
     def gather(self) -> None:
-        """Enqueues the device's reads of announced pieces."""
-        if self._device_wire is not None:
-            self._device_wire.gather()
+        """Enqueues the device's read of the announced piece."""
+        if self._device_wire is not None and self._announced is not None:
+            transfer, part, piece = self._announced
+            self._announced = None
+            self._reading.append((transfer, part, self._device_wire.read(piece, part.blocks, part.after)))
 
     def _max_blocks_of_next(self, transfer: Transfer, group: int) -> int:
         """Bounds the blocks of the next piece. The kernels before a transfer's first copy and after its last
@@ -98,22 +103,20 @@ class CreditWindow:
 
     def collect_reads(self) -> None:
         """Unpins what a device has read meanwhile."""
-        if self._device_wire is None:
-            return
-        gathered = self._device_wire.gathered_count()
-        for _ in range(gathered - self._gathered):
-            transfer, part = self._reading.popleft()
+        while self._reading and (event := self._reading[0][2]) is not None and event.query():
+            transfer, part, _ = self._reading.popleft()
             transfer.read_done(part)
-        self._gathered = gathered
 
     def close(self) -> None:
         """Breaks the wire; afterwards no block is read any more."""
         self.wire.close()
-        self.collect_reads()
+        for transfer, part, _ in self._reading:
+            transfer.read_done(part)
+        self._reading.clear()
 
     def busy_poll(self) -> bool:
         """Whether a device is at work, whose end causes no wake-up."""
-        return self._device_wire is not None and self._device_wire.busy_poll()
+        return bool(self._reading) or (self._device_wire is not None and self._device_wire.busy_poll())
 
     def return_credits(self, frame: Credit) -> None:
         """BatonError(INVALID) for a credit that was not spent."""

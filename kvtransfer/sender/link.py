@@ -157,15 +157,12 @@ class SendingLink:
         window.wire.send(Commit(transfer.transfer_id, transfer.record))
         return True
 
-    def collect_reads(self) -> None:
-        """Unpins what a device has read meanwhile."""
+    def serve_device(self) -> None:
+        """Unpins what a device has read meanwhile, and keeps it from going idle while there are transfers."""
         if self._window is not None and self.failure is None:
             self._window.collect_reads()
-
-    def keep_warm(self) -> None:
-        """Keeps the device from going idle while there are transfers."""
-        if self._window is not None and self.transfers and self.failure is None:
-            self._window.keep_warm()
+            if self.transfers:
+                self._window.keep_warm()
 
     def busy_poll(self) -> bool:
         """Whether to poll again within microseconds."""

@@ -120,8 +120,7 @@ class Sender:
                 self._check_deadlines(link, now)
         more |= not self._ship(left, now)
         for key, link in self._all():
-            link.collect_reads()
-            link.keep_warm()
+            link.serve_device()
             if link.failure is not None:
                 self._break(key, link, link.failure)
         self._change_routes(now)

@@ -33,6 +33,7 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.redis_server import RedisServer, redis_server
 from tests.e2e.test_bad_commands import baton
+from tests.state.opened import open_state
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
 
@@ -126,7 +127,7 @@ async def under_load(cluster: Cluster, truth: list[list[int]], clients: int = 4)
 async def state_of(cluster: Cluster, redis: RedisServer) -> AsyncIterator[State]:
     """What this cluster has in Redis, read past it."""
     namespace = (await cluster.status()).store.namespace
-    state = await State.open(redis.url, namespace=namespace)
+    state = await open_state(redis.url, namespace=namespace)
     try:
         yield state
     finally:

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, Memory, State, new_journal_key
+from baton.state import JournalRecord, State, new_journal_key
 from baton.state.journal import MAX_PENDING, Receipt
 from baton.state.seal import Seal
 from tests.state.contract import member
+from tests.state.memory import Memory, memory_state
+from tests.state.opened import open_state
 from tests.state.raw import raw
 
 TOKENS = tuple(range(1_000_000, 1_000_400))
@@ -30,7 +32,7 @@ async def memory() -> Memory:
 
 @pytest.fixture
 async def state(memory: Memory) -> AsyncIterator[State]:
-    state = State.in_memory(memory)
+    state = memory_state(memory)
     yield state
     await state.close(0.1)
 
@@ -80,8 +82,8 @@ async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, m
 
 async def test_redis_holds_neither_tokens_nor_tenants_in_clear(redis_url: str) -> None:
     key = new_journal_key()
-    writer = await State.open(redis_url, namespace="sealed", journal_key=key)
-    reader = await State.open(redis_url, namespace="sealed", journal_key=key)
+    writer = await open_state(redis_url, namespace="sealed", journal_key=key)
+    reader = await open_state(redis_url, namespace="sealed", journal_key=key)
     writer.journal.append(record(), 60)
     assert await writer.journal.flush(5)
     values = await _everything(redis_url, "sealed")
@@ -115,7 +117,7 @@ async def _everything(url: str, namespace: str) -> list[bytes]:
 
 async def test_every_key_ends_by_itself(redis_url: str) -> None:
     """What is left in Redis when everybody is gone does not stay for ever."""
-    state = await State.open(redis_url, namespace="ends")
+    state = await open_state(redis_url, namespace="ends")
     await state.registry.announce(member(), 0, 1.0)
     await state.load_hints.publish("a", "0" * 32, {})
     await state.prefix_index.apply("0" * 32, [b"x" * 32], [], fresh=True)

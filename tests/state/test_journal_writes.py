@@ -188,7 +188,7 @@ async def test_changes_during_a_write_that_fails_merge_with_it(rig: Rig) -> None
         async with asyncio.timeout(3):
             while not rig.store.failures:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-    waits = {"event": "journal_waits", "part": "state", "changes": 3, "why": "away"}
+    waits = {"event": "journal_write_failed", "part": "state", "changes": 3, "reason": "away"}
     assert logged == [waits | {"log_level": "debug"}]
     assert rig.journal.pending == 4
     rig.journal.close(b"a")

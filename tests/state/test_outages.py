@@ -16,6 +16,8 @@ from baton.state.connection import CALL_S
 from baton.state.embedded import EmbeddedServer
 from baton.state.keys import LEASE_S, POLL_S, Keys
 from tests.state.contract import member
+from tests.state.memory import memory_state
+from tests.state.opened import open_state
 from tests.state.raw import raw
 from tests.state.waiting import until
 
@@ -54,7 +56,7 @@ class Users:
     async def met(cls, url: str) -> AsyncIterator[Users]:
         """They leave at the end, where the test has not told them to."""
         async with AsyncExitStack() as stack:
-            both = [await State.open(url), await State.open(url)]
+            both = [await open_state(url), await open_state(url)]
             for state in both:
                 stack.push_async_callback(state.close)
             users = cls(*both)
@@ -131,11 +133,11 @@ async def _all_end_in_time(users: Users) -> None:
 
 
 async def test_a_dead_workers_lease_lapses_and_a_newer_start_takes_over(redis_url: str) -> None:
-    worker, router = [await State.open(redis_url, namespace="lapse") for _ in range(2)]
+    worker, router = [await open_state(redis_url, namespace="lapse") for _ in range(2)]
     view = router.watch()
     old = worker.lease(member("decode-0"))
     await until(lambda: view.members.get("decode-0") == old.member, 5)
-    newer = await State.open(redis_url, namespace="lapse")
+    newer = await open_state(redis_url, namespace="lapse")
     new = newer.lease(member("decode-0"))
     await until(lambda: view.members.get("decode-0") == new.member, 5)
     await asyncio.wait_for(old.replaced.wait(), 5)
@@ -161,7 +163,7 @@ async def test_closing_while_redis_is_silent_takes_no_longer_than_it_may() -> No
 
 
 async def test_malformed_members_are_skipped(redis_url: str) -> None:
-    state = await State.open(redis_url, namespace="rubbish")
+    state = await open_state(redis_url, namespace="rubbish")
     one = member("good")
     await state.registry.announce(one, 0, 60)
     await state.load_hints.publish("good", one.incarnation, {"free_slots": 1})
@@ -187,7 +189,7 @@ async def test_malformed_members_are_skipped(redis_url: str) -> None:
 
 
 async def test_a_callback_that_fails_ends_neither_lease_nor_view() -> None:
-    state = State.in_memory()
+    state = memory_state()
     calls: list[str] = []
 
     def broken() -> dict[str, int]:

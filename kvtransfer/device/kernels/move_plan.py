@@ -13,13 +13,6 @@ ROW_WORDS = 5
 SUM_PARTS = 128
 
 
-class WireSide(Enum):
-    """Which side of a move is in the wire's format."""
-
-    DESTINATION = 0  # gather
-    SOURCE = 1  # scatter
-
-
 class Direction(Enum):
     """Where a piece's words go; their sum is computed in any case."""
 

@@ -1,9 +1,8 @@
-"""Copies runs of words, converts them and sums what is on the wire, in one kernel and one pass.
+"""Copies runs of words and sums them, in one kernel and one pass.
 
 Several programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64, so
 programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or write partial sums
-that the host adds (`kvtransfer.device.piece_sums`). bfloat16 is converted by its bits, as the upper half of
-a float32.
+that the host adds (`kvtransfer.device.piece_memory`).
 
 Moves run beside other work: they use few programs (`programs`), so that other kernels find multiprocessors
 and memory bandwidth free, and each program has two tiles of loads in flight.
@@ -46,18 +45,6 @@ def _splitmix64(x):
 
 
 @triton.jit
-def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
-    """Converts 16 bits of one format, in an int32, to the other, rounding to nearest even."""
-    if FROM_BFLOAT:
-        value = (bits << 16).to(tl.float32, bitcast=True)
-        return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    wide = value.to(tl.uint32, bitcast=True)
-    rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
-    return tl.where(value != value, (wide >> 16) | 0x40, rounded).to(tl.int32)
-
-
-@triton.jit
 def _inside(tile, lane, place, length):
     """The offsets of a tile's words in their run, and the mask of those inside it."""
     at = lane + tile * (lane.shape[0] * lane.shape[1]) - place
@@ -65,10 +52,9 @@ def _inside(tile, lane, place, length):
 
 
 @triton.jit
-def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
-               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, STORES: tl.constexpr, PARTS: tl.constexpr,
-               HEAD: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-               TILE_SEED: tl.constexpr):  # fmt: skip
+def _move_runs(source, destination, runs, sums, ALIGNED: tl.constexpr, STORES: tl.constexpr,
+               PARTS: tl.constexpr, HEAD: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr,
+               ACROSS: tl.constexpr, TILE_SEED: tl.constexpr):  # fmt: skip
     run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
     piece, place = tl.load(run + 3), tl.load(run + 4)
@@ -87,16 +73,10 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
         # The next tile's loads are in flight while this tile is processed.
         next_at, next_inside = _inside(tile + tl.num_programs(1), lane, place, length)
         next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
-        moved = words
-        if CONVERT:
-            low = _half_to_half(words & 0xFFFF, FROM_BFLOAT)
-            high = _half_to_half((words >> 16) & 0xFFFF, FROM_BFLOAT)
-            moved = (high << 16) | low
         if STORES:
-            tl.store(destination + goes_to + at, moved, mask=inside)
-        travels = words if SUM_SOURCE else moved
-        travels = tl.where(inside, travels, 0)
-        products = travels.to(tl.uint32, bitcast=True).to(tl.uint64) * within
+            tl.store(destination + goes_to + at, words, mask=inside)
+        summed = tl.where(inside, words, 0)
+        products = summed.to(tl.uint32, bitcast=True).to(tl.uint64) * within
         of_tile = _splitmix64(tl.full((), TILE_SEED, tl.uint64) + tile) | 1
         total += tl.sum(products, axis=0) * of_tile
         words, at, inside = next_words, next_at, next_inside
@@ -122,46 +102,31 @@ def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
 
 
-def move_runs(
-    source: Tensor,
-    destination: Tensor,
-    runs: Tensor,
-    longest: int,
-    sums: Tensor,
-    *,
-    convert: bool,
-    from_bfloat: bool,
-    sum_source: bool,
-) -> None:
+def move_runs(source: Tensor, destination: Tensor, runs: Tensor, longest: int, sums: Tensor) -> None:
     """Enqueues a move; all tensors are on one device. source, destination: flat int32; runs: int64 [R, 5],
     contiguous; sums: int64 [pieces], added to."""
     grid = (runs.shape[0], programs(runs.shape[0], longest))
-    _move_runs[grid](
-        source, destination, runs, sums,
-        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=False, STORES=True, PARTS=0,
-        HEAD=False, **_TILE, num_warps=_WARPS,
-    )  # fmt: skip
+    constants = _constants(aligned=False, stores=True, parts=0, head=False)
+    _move_runs[grid](source, destination, runs, sums, **constants)
 
 
 def move_piece(
     source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor,
     *, aligned: bool, head: bool = False,
 ) -> None:  # fmt: skip
-    """Enqueues a move of one piece's rows, without conversion; `parts`, int64 [SUM_PARTS], add up to its sum.
-    Without a destination the rows are only read. `aligned`: every row starts on both sides, and ends, at a
-    multiple of 4 words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the
-    parts."""
+    """Enqueues a move of one piece's rows; `parts`, int64 [SUM_PARTS], add up to its sum. Without a
+    destination the rows are only read. `aligned`: every row starts on both sides, and ends, at a multiple of
+    4 words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the parts."""
     grid = (rows.shape[0], programs(rows.shape[0], longest))
     there = source if destination is None else destination
-    of_piece = _of_piece(aligned, stores=destination is not None, head=head)
-    _move_runs[grid](source, there, rows, parts, **of_piece)
+    constants = _constants(aligned, stores=destination is not None, head=head)
+    _move_runs[grid](source, there, rows, parts, **constants)
 
 
-def _of_piece(aligned: bool, *, stores: bool, head: bool) -> dict[str, int]:
-    """The constants of `_move_runs` for moving one piece."""
-    unconverted = {"CONVERT": False, "FROM_BFLOAT": False, "SUM_SOURCE": True}
-    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "HEAD": head, "num_warps": _WARPS}
-    return unconverted | shape | _TILE
+def _constants(aligned: bool, *, stores: bool, head: bool, parts: int = SUM_PARTS) -> dict[str, int]:
+    """The constants of `_move_runs`. `parts`: 0 where sums are added to those of several pieces."""
+    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": parts, "HEAD": head, "num_warps": _WARPS}
+    return shape | _TILE
 
 
 @cache
@@ -178,8 +143,8 @@ def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = Fal
         destination = torch.zeros_like(source)
         rows = torch.tensor([[begins, 4, 4, 5, 0]], dtype=torch.int64).pin_memory()
         parts = torch.full((2 * SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
-        of_piece = _of_piece(aligned, stores=stores, head=head)
-        compiled = _move_runs[(1, 1)](source, destination, rows, parts, **of_piece)
+        constants = _constants(aligned, stores=stores, head=head)
+        compiled = _move_runs[(1, 1)](source, destination, rows, parts, **constants)
         torch.cuda.synchronize(device)
         wanted = destination.tolist(), parts.tolist()
         destination.zero_()

@@ -32,9 +32,8 @@ from kvtransfer.transports.ipc.control import (
     send_message,
     socket_name,
 )
-from kvtransfer.transports.ipc.device_gather import DeviceGather
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
-from kvtransfer.transports.ipc.memory import LinkMemory
+from kvtransfer.transports.ipc.memory import LinkMemory, bytes_for_device
 from kvtransfer.transports.ipc.probe_page import PAGE_BYTES, fill
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 
@@ -139,12 +138,11 @@ class IpcConnector:
         if not on_device or self._blocks is None:
             memory = LinkMemory.attach(descriptor, pieces * piece_bytes)
             return IpcSenderWire(sock, memory, response, self._wake)
-        memory = LinkMemory.attach_for_device(descriptor, pieces)
+        memory = LinkMemory.attach(descriptor, bytes_for_device(pieces))
         try:
-            gather = DeviceGather(self._blocks, memory, pieces, piece_bytes)
+            return IpcDeviceSenderWire(sock, memory, response, self._wake, self._blocks)
         except RuntimeError as error:
             raise OSError(f"the device failed: {error}") from error
-        return IpcDeviceSenderWire(sock, memory, response, self._wake, gather)
 
 
 def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:

@@ -85,8 +85,7 @@ def socket_name(address: str) -> str:
 def send_message(sock: socket.socket, kind: int, body: bytes, descriptor: int | None = None) -> None:
     """Sends one message of the handshake, with a descriptor or without."""
     message = _LENGTH.pack(kind, len(body)) + body
-    rights = [] if descriptor is None else [_rights(descriptor)]
-    sent = sock.sendmsg([message], rights)
+    sent = sock.send(message) if descriptor is None else socket.send_fds(sock, [message], [descriptor])
     if sent < len(message):
         sock.sendall(message[sent:])
 
@@ -135,10 +134,6 @@ def _peer(sock: socket.socket) -> tuple[int, int]:
     """Process and user ids of the other end, as of when it connected or started to listen."""
     pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid
-
-
-def _rights(descriptor: int) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]).tobytes()
 
 
 def _receive_rights(sock: socket.socket, deadline: float) -> tuple[bytes, int | None]:

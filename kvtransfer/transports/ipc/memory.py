@@ -4,7 +4,7 @@ the window is device memory, what the sender's device writes besides.
     ring to the receiver | ring to the sender | window                                        on the host
                                               | handle of the window | arrived | sums      on a device
 
-Sums are partial sums by staging index (`piece_sums`), computed by the sender's device. `arrived` counts the
+Sums are partial sums by staging index (`piece_memory`), computed by the sender's device. `arrived` counts the
 pieces whose bytes and sum are there, in the order of their announcements; the sender's device writes it.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from baton.device.link_device import MAX_HANDLE_BYTES
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
-from kvtransfer.device.piece_sums import ROW_BYTES, PieceSums
+from kvtransfer.device.piece_memory import ROW_BYTES, PieceSums
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
 from kvtransfer.transports.ipc.byte_ring import RING_BYTES, RingReader, RingWriter
 
@@ -28,6 +28,11 @@ _TO_SENDER = RING_BYTES
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
 ARRIVED = _WINDOW + MAX_HANDLE_BYTES
 SUMS = ARRIVED + MAX_HANDLE_BYTES  # a cache line of its own
+
+
+def bytes_for_device(window_pieces: int) -> int:
+    """How many bytes are behind the rings where the window is device memory."""
+    return SUMS - _WINDOW + window_pieces * ROW_BYTES
 
 
 class LinkMemory:
@@ -45,23 +50,14 @@ class LinkMemory:
     @classmethod
     def create_for_device(cls, handle: bytes, window_pieces: int) -> LinkMemory:
         """Memory for a window of device memory with this handle, at the receiver. OSError."""
-        memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * ROW_BYTES))
+        memory = cls.create(bytes_for_device(window_pieces))
         memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
         return memory
 
     @classmethod
     def attach(cls, descriptor: int, window_bytes: int) -> LinkMemory:
-        """Maps a receiver's `create`, at the sender; closes the descriptor. ValueError for memory of another
-        size, OSError."""
-        return cls._attach(descriptor, _WINDOW + window_bytes)
-
-    @classmethod
-    def attach_for_device(cls, descriptor: int, window_pieces: int) -> LinkMemory:
-        """Maps a receiver's `create_for_device`; as `attach`."""
-        return cls._attach(descriptor, SUMS + window_pieces * ROW_BYTES)
-
-    @classmethod
-    def _attach(cls, descriptor: int, size: int) -> LinkMemory:
+        """Maps a receiver's memory with so many bytes behind the rings, at the sender; closes the descriptor.
+        ValueError for memory of another size, OSError."""
         try:
             shared = SharedMemory.attach(descriptor)
         except (ValueError, OSError):
@@ -69,19 +65,10 @@ class LinkMemory:
             raise
         shared.drop_descriptor()
         shared.keep_from_children()
-        if shared.size != size:
+        if shared.size != _WINDOW + window_bytes:
             shared.unmap()
-            raise ValueError(f"{shared.size} bytes of memory where {size} are expected")
+            raise ValueError(f"{shared.size} bytes of memory where {_WINDOW + window_bytes} are expected")
         return cls(shared)
-
-    @property
-    def descriptor(self) -> int:
-        """What the sender maps it by."""
-        return self.shared.fd
-
-    def drop_descriptor(self) -> None:
-        """Closes the descriptor; the mapping stays. Idempotent."""
-        self.shared.drop_descriptor()
 
     @property
     def handle(self) -> bytes:

@@ -22,10 +22,6 @@ _DEVICE_AT, _DEVICE_BYTES = 64, 64
 _REACHED_AT = _DEVICE_AT + _DEVICE_BYTES
 
 
-class UnreachableDeviceError(ValueError):
-    """Both ends have a device, and the sender's cannot write the memory of the listener's."""
-
-
 def answer_to(nonce: bytes) -> bytes:
     """What a process that has mapped the page writes after the nonce."""
     return bytes(byte ^ 0xFF for byte in nonce)
@@ -53,13 +49,13 @@ class ProbePage:
 
 def fill(page: SharedMemory, device: LinkDevice | None) -> bool:
     """Answers a listener's page, at the sender; whether `device` will write to the listener's.
-    UnreachableDeviceError."""
+    ValueError where both have a device, and the sender's cannot write the memory of the listener's."""
     _write(page, NONCE_BYTES, answer_to(page.bytes[:NONCE_BYTES].tobytes()))
     name = page.bytes[_DEVICE_AT:_REACHED_AT].tobytes().rstrip(b"\0").decode(errors="replace")
     if not name or device is None:
         return False
     if not device.reaches(name):
-        raise UnreachableDeviceError(f"device {device.name} cannot write the memory of {name}")
+        raise ValueError(f"device {device.name} cannot write the memory of {name}")
     page.bytes[_REACHED_AT] = 1
     return True
 

@@ -18,7 +18,7 @@ from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.link.staging import Staging
-from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_headers, encode
+from kvtransfer.protocol.frames import FrameError, Piece, SenderFrame, decode_headers
 from kvtransfer.transports.ipc.control import HEARTBEAT_S, Control, ControlByte, send_message
 from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.wire import IpcWire
@@ -71,9 +71,6 @@ class IpcReceiverWire(IpcWire):
         assert self._sums is not None, "on the host a piece's checksum is in its header"
         return self._sums.of(piece.staging)
 
-    def send(self, frame: ReceiverFrame) -> None:
-        self._add(encode(frame))
-
     def attached(self) -> bool:
         return self._attached
 
@@ -88,7 +85,7 @@ class IpcReceiverWire(IpcWire):
             self._closed = True
             self._break(error)
             if self._control is None:
-                self._memory.drop_descriptor()
+                self._memory.shared.drop_descriptor()
             else:
                 self._control.send_error(error)
                 self._control.finish()
@@ -117,8 +114,8 @@ class IpcReceiverWire(IpcWire):
                 return None
             control = Control(sock)
             with contextlib.suppress(OSError):  # it closed the socket, and may have the memory all the same
-                send_message(sock, 0, response.SerializeToString(), self._memory.descriptor)
-            self._memory.drop_descriptor()
+                send_message(sock, 0, response.SerializeToString(), self._memory.shared.fd)
+            self._memory.shared.drop_descriptor()
             self._control = control  # from here on the loop sends too
             return control
 

@@ -15,9 +15,7 @@ from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
     ReceiverFrame,
-    SenderControl,
     decode_from_receiver,
-    encode,
     encode_piece_header,
 )
 from kvtransfer.transports.ipc.control import Control, ControlByte
@@ -59,9 +57,6 @@ class IpcSenderWire(IpcWire):
             source = np.frombuffer(payload, dtype=np.uint8)
             self._memory.window[start : start + len(source)] = source
         self._add(encode_piece_header(piece))
-
-    def send(self, frame: SenderControl) -> None:
-        self._add(encode(frame))
 
     def receive(self) -> ReceiverFrame | None:
         message = self._take()

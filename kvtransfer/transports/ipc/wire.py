@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.protocol.frames import FrameError
+from kvtransfer.protocol.frames import FrameError, ReceiverFrame, SenderControl, encode
 from kvtransfer.transports.ipc.byte_ring import RingReader, RingWriter
 from kvtransfer.transports.ipc.control import Control, ControlByte
 
@@ -73,6 +73,9 @@ class IpcWire:
     def _stay_busy(self) -> None:
         if self._between_devices:
             self._busy_until = time.monotonic() + _BUSY_S
+
+    def send(self, frame: SenderControl | ReceiverFrame) -> None:
+        self._add(encode(frame))
 
     def _add(self, message: bytes) -> None:
         """Sends a message; dropped once broken."""

@@ -128,9 +128,3 @@ class NcclEndpoint:
             self._hung = self._hung or any(channel.hung for channel in self._aborting)
             self._aborting = [channel for channel in self._aborting if not channel.terminated]
             return self._hung
-
-    @property
-    def aborting(self) -> int:
-        """How many aborted channels have not terminated."""
-        with self._lock:
-            return sum(not channel.terminated for channel in self._aborting)

@@ -14,7 +14,6 @@ from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import Direction
 from kvtransfer.device.mover import RowMover
 from kvtransfer.device.piece_memory import PieceMemory
-from kvtransfer.device.reads import BlockReads
 from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
@@ -62,25 +61,27 @@ class NcclSenderWire:
             blocks, pieces, response.piece_bytes, Direction.GATHER, sums=staging, staging=staging
         )
         self._stream = blocks.device.stream(high_priority=True)
-        self._reads = BlockReads(self._read)
         self._closed = False
         self._malformed: FrameError | None = None
         self._failed_at: float | None = None
         nccl.watch(channel, keepalive.failure)
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        raise AssertionError("blocks on a device are put by `put_blocks`")
+        raise AssertionError("blocks on a device are sent by `announce` and `read`")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
-        if self._closed:
-            return
+    def announce(self, piece: Piece) -> None:
         self._frames.add(encode_piece_header(piece))  # first, so that the receive is posted in time
-        self._reads.put(piece, blocks, after)
 
-    def gather(self) -> None:
-        self._reads.enqueue(lambda error: self._channel.abort(f"the device failed: {error}"))
+    def read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event | None:
+        if self._closed:
+            return None
+        try:
+            return self._gather(piece, blocks, after)
+        except RuntimeError as error:
+            self._channel.abort(f"the device failed: {error}")
+            return None
 
-    def _read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event:
+    def _gather(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event:
         if after is not None:
             self._stream.wait_event(after)
         if piece.staging >= self._pieces:  # the receiver reports an index outside the window
@@ -116,14 +117,11 @@ class NcclSenderWire:
         self._failed_at = self._failed_at or now
         return error if now > self._failed_at + _REASON_TIMEOUT_S else None
 
-    def keep_warm(self) -> None:
+    def keep_warm(self, *, reading: bool) -> None:
         """Does nothing: the device has just computed the blocks, and kernels read them."""
 
     def busy_poll(self) -> bool:
-        return self._reads.busy or self._frames.busy_poll()
-
-    def gathered_count(self) -> int:
-        return self._reads.count()
+        return self._frames.busy_poll()
 
     def close(self) -> None:
         """Blocks until the device reads no block any more; the staging is freed once the channel has
@@ -135,7 +133,6 @@ class NcclSenderWire:
             self._stream.synchronize()
         except RuntimeError:
             _LOG.exception("link_device_failed")
-        self._reads.end()
         self._frames.close()
         self._keepalive.close()
         self._nccl.abort(self._channel, "the sender closed the link", self._staging.free)

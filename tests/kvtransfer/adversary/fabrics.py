@@ -167,7 +167,7 @@ class _CorruptedWire(CorruptedWire):
     def _flip(self, at: int, bit: int) -> None:
         if isinstance(self._link, IpcDeviceSenderWire):
             assert self._fabric.rig is not None
-            self._fabric.rig.flip(self._link._gather._window.address + at, bit)
+            self._fabric.rig.flip(self._link._window.address + at, bit)
         else:
             self._link._memory.window[at] ^= 1 << bit
 

@@ -196,14 +196,13 @@ class CountingWire:
         self._trials = trials
         self.put, self.send, self.receive = self._wire.put, self._wire.send, self._wire.receive
         self.failure, self.close = self._wire.failure, self._wire.close
-        self.gather, self.gathered_count = self._wire.gather, self._wire.gathered_count
-        self.keep_warm = self._wire.keep_warm
+        self.announce, self.keep_warm = self._wire.announce, self._wire.keep_warm
 
     def busy_poll(self) -> bool:
         return self._wire.busy_poll()
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
+    def read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event | None:
         trial = self._trials(piece.transfer)
         if trial is not None:
             trial.pieces += len(blocks)
-        self._wire.put_blocks(piece, blocks, after)
+        return self._wire.read(piece, blocks, after)

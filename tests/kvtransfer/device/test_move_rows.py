@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
-from kvtransfer.device.piece_sums import PieceSums
+from kvtransfer.device.piece_memory import PieceSums
 from kvtransfer.device.reference import move_rows
 from kvtransfer.protocol.checksum import PieceChecksum, place_sum
 from tests.kvtransfer.support.kernels import DEVICE, KERNEL

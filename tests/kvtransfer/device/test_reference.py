@@ -8,21 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.device.kernels.move_plan import WireSide
-from kvtransfer.device.reference import (
-    Conversion,
-    Place,
-    Run,
-    Runs,
-    move,
-    on_gpu,
-    piece_checksums,
-    reversed_runs,
-    whole_pieces,
-    words_of,
-)
+from kvtransfer.device.reference import Run, Runs, move, words_of
 from kvtransfer.protocol.checksum import PieceChecksum
 from tests.kvtransfer.support.kernels import DEVICE, KERNEL
+from tests.kvtransfer.support.runs import Place, piece_checksums, reversed_runs, whole_pieces
 
 BLOCKS, BLOCK_BYTES, PIECE_BYTES = 12, 20_000, 8192
 CHOSEN = [7, 2, 11, 3]
@@ -35,20 +24,15 @@ def random_bytes(*shape: int, seed: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
-def moved(
-    how: str,
-    source: Tensor,
-    destination: Tensor,
-    runs: list[Run],
-    travels: WireSide,
-    conversion: Conversion = Conversion.NONE,
-) -> Tensor:
+def moved(how: str, source: Tensor, destination: Tensor, runs: list[Run]) -> Tensor:
     """The same move by the reference or by the kernel; the destination changes in place."""
     if how == "reference":
-        return move(words_of(source), words_of(destination), Runs(runs, "cpu"), travels, conversion)
+        return move(words_of(source), words_of(destination), Runs(runs, "cpu"))
+    from kvtransfer.device.kernels.move_runs import move_runs
+
     there, device_runs = destination.to(DEVICE), Runs(runs, DEVICE)
     sums = torch.zeros(device_runs.pieces, dtype=torch.int64, device=DEVICE)
-    on_gpu(words_of(source.to(DEVICE)), words_of(there), device_runs, travels, conversion, sums)
+    move_runs(words_of(source.to(DEVICE)), words_of(there), device_runs.table, device_runs.longest, sums)
     destination.copy_(there)
     return sums.cpu()
 
@@ -67,7 +51,7 @@ def test_there_and_back_with_the_wires_own_checksum(how: str) -> None:
     pool, staging = random_bytes(BLOCKS, BLOCK_BYTES, seed=1), random_bytes(16, PIECE_BYTES, seed=2)
     runs = whole_pieces(CHOSEN, BLOCK_BYTES, PIECE_BYTES, STAGING)
     untouched = staging.clone()
-    sums = moved(how, pool, staging, runs, WireSide.DESTINATION)
+    sums = moved(how, pool, staging, runs)
     checksum = PieceChecksum(PIECE_BYTES)
     expected = []
     for index, place in zip(STAGING, places(), strict=True):
@@ -82,7 +66,7 @@ def test_there_and_back_with_the_wires_own_checksum(how: str) -> None:
 
     landed = random_bytes(BLOCKS, BLOCK_BYTES, seed=3)
     kept = landed.clone()
-    assert torch.equal(moved(how, staging, landed, reversed_runs(runs), WireSide.SOURCE), sums)
+    assert torch.equal(moved(how, staging, landed, reversed_runs(runs)), sums)
     for block in range(BLOCKS):
         assert torch.equal(landed[block], pool[block] if block in CHOSEN else kept[block])
 
@@ -95,7 +79,7 @@ def test_every_kind_of_damage_is_seen(how: str) -> None:
     at = [Place(9, 0, 0, 0, 256), Place(9, 0, 1, 0, 256)]
 
     def checksums() -> list[int]:
-        return piece_checksums(moved(how, staging, pool, runs, WireSide.SOURCE), at)
+        return piece_checksums(moved(how, staging, pool, runs), at)
 
     right = checksums()
     dice = random.Random(6)
@@ -111,37 +95,6 @@ def test_every_kind_of_damage_is_seen(how: str) -> None:
     swapped = checksums()
     assert swapped[0] != right[0]
     assert swapped[1] != right[1]
-
-
-def numbers(dtype: torch.dtype) -> Tensor:
-    """Of every size: denormal, ordinary, at the edge of either format; [2, 256]."""
-    spread = torch.randn(512, generator=torch.Generator().manual_seed(7)) * torch.logspace(-9, 5, 512)
-    edges = torch.tensor([0.0, -0.0, 65504.0, -65520.0, 1e-7, 6e-8, 2.0**-24, float("inf")])
-    spread[: len(edges)] = edges
-    return spread.to(dtype).view(2, 256)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # the interpreter's word for infinity
-@pytest.mark.parametrize("how", ["reference", KERNEL])
-@pytest.mark.parametrize(
-    ("conversion", "before", "after"),
-    [
-        (Conversion.BFLOAT16_TO_FLOAT16, torch.bfloat16, torch.float16),
-        (Conversion.FLOAT16_TO_BFLOAT16, torch.float16, torch.bfloat16),
-    ],
-)
-def test_converted_on_the_way(
-    how: str, conversion: Conversion, before: torch.dtype, after: torch.dtype
-) -> None:
-    pool, staging = numbers(before), torch.zeros(2, 256, dtype=after)
-    runs = whole_pieces([1, 0], 512, 512, [0, 1])
-    sums = moved(how, pool, staging, runs, WireSide.DESTINATION, conversion)
-    assert torch.equal(staging.view(torch.int16), pool[[1, 0]].to(after).view(torch.int16))
-    # The wire's checksum is of what travels.
-    checksum = PieceChecksum(512)
-    found = piece_checksums(sums, [Place(1, 0, ordinal, 0, 512) for ordinal in (0, 1)])
-    views = [row.view(torch.uint8).contiguous().numpy().data for row in staging]
-    assert found == [checksum.of(view, 1, 0, ordinal, 0) for ordinal, view in enumerate(views)]
 
 
 def test_sizes_that_are_no_words() -> None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from baton.layout import CacheGroup, Plane
-from kvtransfer.device.kernels.move_plan import WireSide
-from kvtransfer.device.reference import Place, Run, piece_checksums
+from kvtransfer.device.reference import Run
 from kvtransfer.device.resplit import Common, Split
 from kvtransfer.protocol.checksum import PieceChecksum
 from tests.kvtransfer.device.test_reference import moved
 from tests.kvtransfer.support.kernels import KERNEL
+from tests.kvtransfer.support.runs import Place, piece_checksums
 
 HEADS, DIM, TOKENS, LAYERS, BLOCKS = 8, 6, 4, 3, 5
 PLANES = tuple(Plane(name, "float16", HEADS, DIM) for name in ("k", "v"))
@@ -61,8 +61,8 @@ def _send(how: str, common: Common, source: Tensor, target: Tensor, blocks: list
         at = number * common.words, PIECE_WORDS, number * pieces
         gathered += common.gather(ours, *at)
         scattered += common.scatter(theirs, *at)
-    sums = moved(how, source, staging, gathered, WireSide.DESTINATION)
-    assert torch.equal(moved(how, staging, target, scattered, WireSide.SOURCE), sums)
+    sums = moved(how, source, staging, gathered)
+    assert torch.equal(moved(how, staging, target, scattered), sums)
 
     checksum, places, expected = PieceChecksum(4 * PIECE_WORDS), [], []
     for number in range(len(blocks)):

@@ -120,7 +120,7 @@ def test_a_transfer_forgotten_before_its_bytes_arrive_is_not_written(ends: Ends)
     there = cast(DeviceReceiverWire, receiving.wire).arrived_count()
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
-    assert link.credited_pieces == link.window_pieces - (device_wire(peers)._gather._sent - there)
+    assert link.credited_pieces == link.window_pieces - (device_wire(peers)._sent - there)
     ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.failures())
     peers.check_ledger()

@@ -1,6 +1,6 @@
 """Lets wires of bytes, which tests tamper with, stand in a link between devices.
 
-    the link's put_blocks ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
+    the link's announce, read ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
         ─▶ Bottom: bytes into a block of its own, announced as the piece says ─▶ the device's wire
 
 So whatever a test makes of a piece or its bytes is gathered, copied and announced by the real thing.
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.stream import Event
+from baton.device.stream import Event, HostStream
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.protocol.checksum import multipliers
-from kvtransfer.protocol.frames import Piece, encode_piece_header
+from kvtransfer.protocol.frames import Piece, SenderControl
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.kvtransfer.support.device_rigs import DeviceRig
@@ -53,6 +54,14 @@ class Bottom(WrappedWire):
         self._scratch = scratch
         self._first, self._pieces = first, pieces
         self._group = group
+        self._reads: deque[Event] = deque()
+
+    @property
+    def reading(self) -> bool:
+        """Whether the device may read what was put."""
+        while self._reads and self._reads[0].query():
+            self._reads.popleft()
+        return bool(self._reads)
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         data = bytes(payload)
@@ -61,23 +70,13 @@ class Bottom(WrappedWire):
             self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         begins = (piece.checksum - words_sum(data)) & _MASK
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
-        self._put(piece, gathered, index)
-        self.wire.gather()
-
-    def _put(self, announced: Piece, gathered: Piece, index: int) -> None:
-        """As `put_blocks`, of a piece that is announced as another."""
-        if self.wire._closed:
-            return
-        if isinstance(self.wire, IpcDeviceSenderWire):
-            self.wire._add(encode_piece_header(announced))
-            self.wire._gather.reads.put(gathered, (index,), None)
-        else:
-            self.wire._frames.add(encode_piece_header(announced))
-            self.wire._reads.put(gathered, (index,), None)
+        self.wire.announce(piece)
+        if (event := self.wire.read(gathered, (index,), None)) is not None:
+            self._reads.append(event)
 
 
 class Top(WrappedWire):
-    """`put_blocks`, onto a wire of bytes."""
+    """`announce` and `read`, onto a wire of bytes."""
 
     on_device = True
 
@@ -85,12 +84,22 @@ class Top(WrappedWire):
         super().__init__(wire)
         self._bottom = bottom
         self._groups = groups
-        self._read = 0
+        # Frames between an announcement and its read: the wire below announces when it reads.
+        self._follow: list[SenderControl] | None = None
+
+    def send(self, frame: SenderControl) -> None:
+        if self._follow is None:
+            super().send(frame)
+        else:
+            self._follow.append(frame)
+
+    def announce(self, piece: Piece) -> None:
+        self._follow = []
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
+    def read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event:
         assert after is None
         group, begins = self._groups[piece.group], piece.offset
         data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
@@ -98,21 +107,17 @@ class Top(WrappedWire):
         said = Piece(
             piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, whole
         )
-        self._read += 1
         self._wire.put(said, memoryview(data))
+        follow, self._follow = self._follow or [], None
+        for frame in follow:
+            super().send(frame)
+        return HostStream().record_event()
 
-    def gather(self) -> None:
-        """The bytes were read."""
-
-    def keep_warm(self) -> None:
-        self._bottom.wire.keep_warm()
+    def keep_warm(self, *, reading: bool) -> None:
+        self._bottom.wire.keep_warm(reading=self._bottom.reading)
 
     def busy_poll(self) -> bool:
-        return self._bottom.wire.busy_poll()
-
-    def gathered_count(self) -> int:
-        self._bottom.wire.gathered_count()
-        return self._read
+        return self._bottom.reading or self._bottom.wire.busy_poll()
 
 
 class Taps:

@@ -54,6 +54,11 @@ class WatchedEndpoint(NcclEndpoint):
         return self.watched.channels
 
     @property
+    def aborting(self) -> int:
+        """How many aborted channels have not terminated."""
+        return sum(not channel.terminated for channel in self._aborting)
+
+    @property
     def double(self) -> NcclDouble:
         return self.watched.double
 

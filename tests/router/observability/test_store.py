@@ -25,6 +25,7 @@ from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.http_client import http
 from tests.state import waiting
+from tests.state.opened import open_state
 
 NAMESPACE = "ours"
 KEY = "5a" * 32
@@ -41,7 +42,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
 @pytest.fixture
 async def reader(server: EmbeddedServer) -> AsyncIterator[State]:
     """Another router, which has the key."""
-    state = await State.open(server.url, namespace=NAMESPACE, journal_key=bytes.fromhex(KEY))
+    state = await open_state(server.url, namespace=NAMESPACE, journal_key=bytes.fromhex(KEY))
     yield state
     await state.close()
 

@@ -10,7 +10,6 @@ import pytest
 
 from baton.block_hash import BlockHasher
 from baton.errors import BatonError, ErrorKind
-from baton.state import Memory, State
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.workers.directory import Directory
@@ -19,6 +18,7 @@ from services.router.workers.pools import Pools
 from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.worker import Peer, Worker
 from tests.router.conftest import SiteMaker, ids_request, until
+from tests.state.memory import Memory, memory_state
 
 BLOCK, SECRET = 4, "a secret of sixteen"
 PROMPT = list(range(1, 22))  # five full blocks; the last token has to be computed
@@ -162,7 +162,7 @@ async def test_the_hits_of_each_worker_are_computed_once() -> None:
 
 
 async def test_the_index_corrects_the_view_in_the_background() -> None:
-    state = State.in_memory(Memory())
+    state = memory_state(Memory())
     one, two = worker(1), worker(2)
     await state.prefix_index.apply(two.identity.incarnation.hex(), names(3), [], fresh=True)
     prefixes = PrefixAffinity(SECRET, lambda: [one, two], state)
@@ -179,7 +179,7 @@ async def test_the_index_corrects_the_view_in_the_background() -> None:
 
 async def test_an_unavailable_index_delays_nothing() -> None:
     memory = Memory()
-    state = State.in_memory(memory)
+    state = memory_state(memory)
     memory.unavailable = True
     with pytest.raises(BatonError) as refused:
         await state.prefix_index.longest_prefix(names(1), ["x"])

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import State
 from baton.state.embedded import EmbeddedServer
 from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity
@@ -20,6 +19,7 @@ from services.common.config.state import StateConfig
 from services.common.config.worker import WorkerConfig
 from services.worker.front.registration import Registration
 from services.worker.front.worker_servicer import WorkerServicer
+from tests.state.opened import open_state
 from tests.state.waiting import until
 
 
@@ -59,7 +59,7 @@ def enter(worker: Registration, served: Served) -> None:
 
 
 async def test_an_entry_from_registration_to_removal(server: EmbeddedServer) -> None:
-    reader = await State.open(server.url, namespace="ours")
+    reader = await open_state(server.url, namespace="ours")
     worker, served = registration(server.url), Served()
     assert not worker.registered
     enter(worker, served)
@@ -89,7 +89,7 @@ async def test_an_entry_from_registration_to_removal(server: EmbeddedServer) -> 
 
 
 async def test_cached_blocks_are_in_the_index_until_the_worker_ends(server: EmbeddedServer) -> None:
-    reader = await State.open(server.url, namespace="ours")
+    reader = await open_state(server.url, namespace="ours")
     worker, served = registration(server.url), Served()
     enter(worker, served)
     me = served.describe().identity.incarnation

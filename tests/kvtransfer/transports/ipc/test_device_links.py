@@ -13,7 +13,7 @@ from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece, WithdrawReason
 from kvtransfer.transports.ipc.control import ControlByte
 from tests.kvtransfer.conftest import LinkPeers
-from tests.kvtransfer.support.device_ends import Ends, device_wire, sent, windows
+from tests.kvtransfer.support.device_ends import Ends, device_wire, link_of, sent, windows
 from tests.kvtransfer.support.fake_device import FakeDevice
 from tests.kvtransfer.support.peers import Shape
 
@@ -27,7 +27,7 @@ def test_several_blocks_are_one_piece(ends: Ends) -> None:
     assert peers.equal([[], [3, 1, 60, 8, 20, 33, 7]], places)
     assert peers.receiver.counters.blocks_received == [0, 7]
     wire = device_wire(peers)
-    assert wire.gathered_count() == 2  # a small one first, since nothing was on the wire
+    assert wire._sent == 2  # a small one first, since nothing was on the wire
     peers.check_ledger()
 
 
@@ -90,7 +90,9 @@ def test_enqueued_device_work_is_done_before_its_link_is_fenced(ends: Ends) -> N
     wire = device_wire(peers)
     assert not ends.rig.pump.idle()
     wire.close()
-    assert ends.rig.pump.idle() or not wire._gather.reads.busy
+    window = link_of(peers)._window
+    assert window is not None
+    assert all(read is not None and read.query() for _, _, read in window._reading)
     peers.run_until(lambda: windows(ends) == [True])
     before = ends.rig.receiver.allocated[0].tensor.clone()  # type: ignore[attr-defined]
     for _ in range(200):
@@ -210,12 +212,12 @@ def test_a_device_that_fails_leaves_no_block_pinned(ends: Ends, monkeypatch: pyt
     peers = ends()
     peers.send(1, [[1], []], [[1], []])
     peers.run_until(lambda: peers.acknowledged() == [1])
-    gather = device_wire(peers)._gather
+    wire = device_wire(peers)
 
     def refuse(*arguments: object) -> int:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(gather._mover, "move", refuse)
+    monkeypatch.setattr(wire._mover, "move", refuse)
     peers.expect(2, [[2, 3], []])
     transfer = peers.begin(2, [2, 0])
     peers.push_all(transfer, [[2, 3]])

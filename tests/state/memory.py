@@ -1,5 +1,4 @@
-"""In-memory stores with the behaviour of the Redis ones, for tests and for router and workers in one
-process."""
+"""In-memory stores with the behaviour of the Redis ones, under the same contract suite."""
 
 from __future__ import annotations
 
@@ -9,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
+from baton.state.counters import Counters
 from baton.state.keys import FORGET_MEMBER_S, HINT_S, PREFIX_S
 from baton.state.records import JournalEntry, JournalWrite, Listed, Listing, LoadHint, Member
-from baton.state.seal import new_journal_key
+from baton.state.seal import Seal, new_journal_key
+from baton.state.state import State
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 
 
@@ -175,3 +176,16 @@ class MemoryJournalStore:
 
     async def count_open(self) -> int:
         return len(self._open())
+
+
+def memory_state(memory: Memory | None = None) -> State:
+    """State without Redis; several may share one `memory`. Call from a running loop."""
+    memory = memory or Memory()
+    return State(
+        MemoryRegistry(memory),
+        MemoryLoadHints(memory),
+        MemoryPrefixIndex(memory),
+        MemoryJournalStore(memory),
+        Seal(memory.journal_key, "memory"),
+        Counters(),
+    )
