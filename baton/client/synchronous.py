@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
 from baton.client.channel import CONNECT_S, OPTIONS
-from baton.client.request import to_request
+from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import ListModelsRequest
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from typing_extensions import Unpack
-
-    from baton.client.request import Prompt, Sampling
-    from baton.client.types import Completion, Delta
-    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
-
     GenerateCall = grpc.CallIterator[GenerateResponse]
 
 

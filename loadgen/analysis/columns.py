@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from loadgen.analysis.slo import Judge
 from loadgen.common.record import NOT_COUNTED, Outcome, Record
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.slo import Judge
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

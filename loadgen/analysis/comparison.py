@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
 from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
-from loadgen.common.record import Outcome
+from loadgen.common.record import Outcome, Record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.record import Record
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 PERCENTILES = (50.0, 90.0, 99.0)
 DIFFERENCE_FORMULA = (

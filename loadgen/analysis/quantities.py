@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.analysis.intervals import interval
+from loadgen.analysis.intervals import BlockBootstrap, interval
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.intervals import BlockBootstrap
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 

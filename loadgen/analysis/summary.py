@@ -6,9 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.intervals import (
@@ -25,14 +26,10 @@ from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
 from loadgen.analysis.validity import Grounds, Reason, invalid_because
 from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Settings
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.common.settings import Settings
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 STAGES = ("intake", "queue", "prefill", "transfer", "decode")
 FORMULAS = {

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from loadgen.analysis.steady import Steadiness
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from loadgen.analysis.steady import Window
-    from loadgen.common.settings import JudgeSettings
-
+from loadgen.analysis.steady import Steadiness, Window
+from loadgen.common.settings import JudgeSettings
 
 _BUSY = "more processes, or a less busy machine"
 _LIMITED = "a higher limit for its container, or none"

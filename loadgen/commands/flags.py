@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import parse_goodput
@@ -26,9 +26,6 @@ from loadgen.load.arrivals import Stage
 from loadgen.load.distributions import FORMS_HELP, Distribution
 from loadgen.load.prompt_files import form_of, read_prompts
 from loadgen.reports.parquet import need_pyarrow
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 _DISTRIBUTIONS = ("input_len", "output_len", "turns", "think_time", "cancel_after")
 # Defaults of a conversation.

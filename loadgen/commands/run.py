@@ -7,22 +7,20 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.commands import flags
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
 from loadgen.load.traces import sniff
 from loadgen.reports.console import show_run
 from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
-
-if TYPE_CHECKING:
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.settings import Settings
 
 HELP = "send one load to a target"
 DESCRIPTION = (

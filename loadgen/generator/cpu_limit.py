@@ -8,11 +8,8 @@ visible ones are read. Control groups of version 2 or 1.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 EVERY_S = 0.1
 _PROC = Path("/proc/self")

@@ -7,11 +7,8 @@ CPU is invisible to the loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EVERY_S = 0.1
 _TASKS = Path("/proc/self/task")

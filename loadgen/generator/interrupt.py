@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from types import TracebackType
+from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -7,10 +7,7 @@ is counted with its own lag, so that a long stall weighs more than a short one.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 TICK_S = 0.005
 # asyncio rounds a wait up to the next millisecond, which is no lag.

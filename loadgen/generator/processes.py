@@ -9,16 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from loadgen.common.errors import LoadgenError
 from loadgen.common.measured import Measured
 from loadgen.common.record import Record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.common.settings import Settings
+from loadgen.common.settings import Settings
 
 # A process generates its prompts before it is ready; long ones take time.
 READY_S = 300.0

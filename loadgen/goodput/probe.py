@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
 from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 # A probe starts with an empty server; at least this share of it is cut.
 CUT = 0.2

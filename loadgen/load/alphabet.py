@@ -7,16 +7,13 @@ text last. So every kind of prompt works with every kind of target, and its leng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from loadgen.common.settings import PromptSettings
 
-    from loadgen.common.settings import PromptSettings
-
-    Symbols = NDArray[np.int64]
+Symbols = NDArray[np.int64]
 
 Content = list[int] | str
 

@@ -11,17 +11,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Form, Settings
 from loadgen.load.alphabet import Content
 from loadgen.load.distributions import Distribution
 from loadgen.load.workload import Conversation, Mix
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Form, Settings
 
 _ORDER = 31
 

@@ -10,17 +10,13 @@ There are `num_prefixes` documents; other prompts may begin with one of as many 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from loadgen.common.settings import PromptSettings
+from loadgen.load.alphabet import Alphabet
 
-    from loadgen.common.settings import PromptSettings
-    from loadgen.load.alphabet import Alphabet
-
-    Symbols = NDArray[np.int64]
+Symbols = NDArray[np.int64]
 
 # Each purpose has its own random stream, so that none changes when another is used more.
 PREFIXES, DOCUMENTS, LINES, BLOCKS = 11, 12, 13, 14

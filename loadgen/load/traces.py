@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 from loadgen.load.alphabet import WordAlphabet, alphabet_of
 from loadgen.load.prompts import PromptMaker
 from loadgen.load.workload import Conversation, Mix
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 
 # Tokens of a block with one of Mooncake's hash ids.
 BLOCK_TOKENS = 512

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.steady import backlog_at
+from loadgen.analysis.steady import Window, backlog_at
 from loadgen.analysis.summary import STAGES
 from loadgen.common.record import NO_FAILURE, Outcome
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.columns import Columns
-    from loadgen.analysis.steady import Window
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _PARTS = 120
 _MOST_DOTS = 2500

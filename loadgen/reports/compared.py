@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.analysis.comparison import DIFFERENCE_FORMULA
+from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference
 from loadgen.analysis.metrics import tpot, ttft
+from loadgen.analysis.run_folder import Run
 from loadgen.common.formatting import interval, number
-from loadgen.common.record import Outcome
+from loadgen.common.record import Outcome, Record
 from loadgen.reports.descriptions import limit_words, load_words
 from loadgen.reports.page import charts, heading, page, section, table
 from loadgen.reports.scales import Scale, around_log
 from loadgen.reports.svg import Chart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from loadgen.analysis.comparison import Difference
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.record import Record
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.analysis.quantities import Quantity
+from loadgen.analysis.run_folder import Run
+from loadgen.analysis.summary import Attainment, Summary
 from loadgen.common.formatting import counts, interval, limits, number, percent
 from loadgen.reports.descriptions import leak_words
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from loadgen.analysis.quantities import Quantity
-    from loadgen.analysis.run_folder import Run
-    from loadgen.analysis.summary import Attainment, Summary
 
 # Style of a passed leak check, and of any other.
 _LEAK_STYLES = {True: "dim", False: "yellow"}

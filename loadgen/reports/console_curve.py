@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -10,12 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.common.formatting import interval, limits, number, percent
+from loadgen.goodput.curve import Curve, Point
 from loadgen.goodput.probe import Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.goodput.curve import Curve, Point
 
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "yellow", Verdict.UNSTABLE: "red"}
 _BAR = 20

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.quantities import PERCENTILES
-from loadgen.analysis.run_folder import METRICS
+from loadgen.analysis.quantities import PERCENTILES, Quantity
+from loadgen.analysis.run_folder import METRICS, Run
 from loadgen.analysis.slo import Judge
+from loadgen.analysis.summary import Attainment, Summary
 from loadgen.common.formatting import counts, interval, number, percent
 from loadgen.common.record import Outcome
 from loadgen.common.server_samples import read_samples
@@ -20,12 +20,7 @@ from loadgen.reports.descriptions import leak_words, limit_words, load_words, pr
 from loadgen.reports.page import Tile, folded, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.server_charts import server_charts
-
-if TYPE_CHECKING:
-    from loadgen.analysis.quantities import Quantity
-    from loadgen.analysis.run_folder import Run
-    from loadgen.analysis.summary import Attainment, Summary
-    from loadgen.reports.svg import Chart
+from loadgen.reports.svg import Chart
 
 
 def run_page(run: Run) -> str:

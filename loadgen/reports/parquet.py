@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from loadgen.common.errors import LoadgenError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from loadgen.common.record import Record
+from loadgen.common.record import Record
 
 
 def need_pyarrow() -> None:

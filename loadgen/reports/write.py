@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from loadgen.analysis.run_folder import Run
+from loadgen.goodput.curve import Curve
 from loadgen.reports.html_curve import curve_page
 from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import curve_markdown, run_markdown
 from loadgen.reports.parquet import write_parquet
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.goodput.curve import Curve
 
 HTML, MARKDOWN, PARQUET = "report.html", "report.md", "requests.parquet"
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
 import grpc
 import grpc.aio
 
 from baton.admin_address import DEFAULT_ADDRESS, belongs_to
 from baton.cluster_auth import admin_metadata
-from baton.v1.admin_pb2 import AdminServiceGetStatusRequest
+from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, AdminServiceGetStatusResponse
 from baton.v1.admin_pb2_grpc import AdminServiceStub
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.grpc_target import OPTIONS
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-    from loadgen.common.settings import TargetSettings
 
 
 class NoAdminError(Exception):

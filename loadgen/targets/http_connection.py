@@ -7,17 +7,14 @@ the earliest that this process can know.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Mapping
+from typing import Protocol, cast
 
 import httptools
 
 from loadgen.common.record import Outcome
+from loadgen.targets.stamped_socket import StampedSocket
 from loadgen.targets.target import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from loadgen.targets.stamped_socket import StampedSocket
 
 
 class Listener(Protocol):

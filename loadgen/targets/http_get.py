@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from loadgen.common.record import Outcome
 from loadgen.targets.http_target import ConnectionPool
 from loadgen.targets.target import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _LONGEST = 16 * 1024 * 1024
 

@@ -6,21 +6,17 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Outcome
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.http_connection import HttpConnection
 from loadgen.targets.sse import EventReader
 from loadgen.targets.stamped_socket import connect
 from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from loadgen.common.record import Record
-    from loadgen.common.settings import TargetSettings
 
 CONNECT_S = 10.0
 # Servers close connections that are idle for 5 s or more, so older ones are not reused.

@@ -7,20 +7,14 @@ token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
-from loadgen.common.settings import Words
+from loadgen.common.settings import Settings, Words
 from loadgen.load.alphabet import LEXICON
 from loadgen.targets.open_target import open_target
-from loadgen.targets.target import Answer, Message, Prompt, Request, RunClock
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.common.settings import Settings
-    from loadgen.targets.target import Target
+from loadgen.targets.target import Answer, Message, Prompt, Request, RunClock, Target
 
 _LETTERS = 4
 

@@ -10,24 +10,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
+from loadgen.common.settings import Settings
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
+from loadgen.load.workload import Workload
 from loadgen.targets.learn_words import learn_words
 from loadgen.targets.open_target import open_target
 from loadgen.targets.served_model import served_model
-from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from loadgen.common.settings import Settings
-    from loadgen.load.workload import Workload
-    from loadgen.targets.target import Target
+from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock, Target
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -12,11 +11,9 @@ import grpc.aio
 from baton.v1.router_pb2 import ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, address_of, wait_ready
 from loadgen.targets.target import Failure
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import TargetSettings
 
 
 async def served_model(settings: TargetSettings) -> str:
