@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.slo import Judge
+from loadgen.common.arrays import Flags, Floats
 from loadgen.common.record import NOT_COUNTED, Outcome, Record
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

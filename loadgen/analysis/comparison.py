@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
 from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
 from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
+from loadgen.common.arrays import Floats
 from loadgen.common.record import Outcome, Record
-
-Floats = NDArray[np.float64]
 
 PERCENTILES = (50.0, 90.0, 99.0)
 DIFFERENCE_FORMULA = (

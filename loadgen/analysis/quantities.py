@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.intervals import BlockBootstrap, interval
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+from loadgen.common.arrays import Floats, Integers
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
@@ -44,7 +41,7 @@ class Quantity:
 
 
 def quantity(
-    name: str, title: str, formula: str, seconds: Floats, rows: Rows, bootstrap: BlockBootstrap | None
+    name: str, title: str, formula: str, seconds: Floats, rows: Integers, bootstrap: BlockBootstrap | None
 ) -> Quantity:
     """The Quantity for values in seconds; value i belongs to row `rows[i]` of the bootstrap."""
     if not len(seconds):

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.intervals import student
-
-Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats
 
 _SAMPLES = 400
 _SLICES = 10

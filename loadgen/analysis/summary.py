@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.intervals import (
@@ -25,11 +24,9 @@ from loadgen.analysis.quantities import Estimate, Quantity, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
 from loadgen.analysis.validity import Grounds, Reason, invalid_because
+from loadgen.common.arrays import Floats, Integers
 from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import Settings
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 STAGES = ("intake", "queue", "prefill", "transfer", "decode")
 FORMULAS = {
@@ -192,7 +189,7 @@ def _quantities(
     return found
 
 
-def _defined(values: Sequence[float | None]) -> tuple[Floats, Rows]:
+def _defined(values: Sequence[float | None]) -> tuple[Floats, Integers]:
     """Values that are not None, and their rows."""
     rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
     return np.array([value for value in values if value is not None], np.float64), rows

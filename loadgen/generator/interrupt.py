@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from types import TracebackType
 from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,9 +21,7 @@ class Interrupt:
             loop.add_signal_handler(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._leave()
 
     def _ask(self) -> None:

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from loadgen.common.arrays import Floats
 from loadgen.goodput.probe import Probe, Verdict
-
-Floats = NDArray[np.float64]
 
 _STEEPNESS = np.exp(np.linspace(math.log(3.0), math.log(300.0), 20))
 _RATES = 300

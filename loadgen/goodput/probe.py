@@ -7,13 +7,10 @@ from enum import StrEnum
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
 from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from loadgen.common.arrays import Flags, Floats
 
 # A probe starts with an empty server; at least this share of it is cut.
 CUT = 0.2

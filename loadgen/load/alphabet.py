@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from loadgen.common.arrays import Integers
 from loadgen.common.settings import PromptSettings
-
-Symbols = NDArray[np.int64]
 
 Content = list[int] | str
 
@@ -37,7 +33,7 @@ class IdAlphabet:
     size: int
     cost: int = 1
 
-    def content(self, symbols: Symbols, tokens: int) -> Content:
+    def content(self, symbols: Integers, tokens: int) -> Content:
         """The first `tokens` symbols."""
         ids: list[int] = symbols[:tokens].tolist()
         return ids
@@ -56,7 +52,7 @@ class WordAlphabet:
         """The number of different symbols."""
         return len(self.words)
 
-    def content(self, symbols: Symbols, tokens: int) -> Content:
+    def content(self, symbols: Integers, tokens: int) -> Content:
         """Text of `tokens` tokens by the server's count, or less than one word fewer; at least one word."""
         return "".join(self.words[symbol] for symbol in symbols[: self._whole(tokens)].tolist())
 

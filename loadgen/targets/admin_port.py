@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -35,9 +34,7 @@ class AdminPort:
         self._channel = grpc.aio.insecure_channel(self._address, options=OPTIONS)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         assert self._channel is not None
         await self._channel.close(None)
 

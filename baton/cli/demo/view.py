@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
@@ -29,14 +27,12 @@ class Screen:
 
     def __enter__(self) -> Screen:
         if self._live:
-            self._live.__enter__()
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def ended(self, answer: Answer) -> None:
         if self._live is None:
