@@ -20,8 +20,7 @@ from typing import TypeVar
 
 from baton.addresses import join_address
 from baton.cli.common.messages import notify, write_line
-from baton.cli.up.first_of import first_of
-from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
+from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
 from baton.cli.up.settings import invalid
 from services.common.config.up import UpConfig
 from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
