@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     until.add_argument(
         "--num-requests", type=int, metavar="N", help=f"number of requests (default {DEFAULT_REQUESTS})"
     )
-    until.add_argument("--duration", type=float, metavar="S", help="duration in seconds")
+    until.add_argument("--duration", dest="duration_s", type=float, metavar="S", help="duration in seconds")
     until.add_argument("--speed", type=float, default=1.0, help="speed of a trace (default 1)")
     until.add_argument(
         "--length-scale", type=float, default=1.0, help="factor of a trace's lengths (default 1)"
@@ -71,13 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of a single load."""
-    load: dict[str, Any] = {
-        "rate": arguments.rate,
-        "concurrency": arguments.concurrency,
-        "stages": tuple(arguments.stages or ()),
-        "num_requests": arguments.num_requests,
-        "duration_s": arguments.duration,
-    }
+    load: dict[str, Any] = {}
     if arguments.trace is not None:
         load["trace"] = {
             "file": str(Path(arguments.trace).absolute()),
@@ -86,9 +80,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             "length_scale": arguments.length_scale,
         }
     elif not arguments.stages:
-        if load["rate"] is None and load["concurrency"] is None:
+        if arguments.rate is None and arguments.concurrency is None:
             load["rate"] = 1.0
-        if load["num_requests"] is None and load["duration_s"] is None:
+        if arguments.num_requests is None and arguments.duration_s is None:
             load["num_requests"] = DEFAULT_REQUESTS
     return flags.settings_of(arguments, load)
 

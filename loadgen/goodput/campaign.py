@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadgen.analysis.run_folder import Run
-from loadgen.analysis.validity import ReasonKind
+from loadgen.analysis.summary import ReasonKind
 from loadgen.common.formatting import number, percent
 from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
