@@ -16,19 +16,19 @@ from loadgen.analysis.intervals import (
     BOOTSTRAP_FORMULA,
     WILSON_FORMULA,
     BlockBootstrap,
-    correlation_time,
     independent_draws,
     share_interval,
 )
-from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED, e2e
-from loadgen.analysis.quantities import Estimate, Quantity, quantity
+from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED
+from loadgen.analysis.quantities import Estimate, Quantity, bootstrap_of, defined, gaps_of, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
-from loadgen.common.arrays import Floats, Integers
-from loadgen.common.record import Outcome, Record
+from loadgen.common.record import NO_FAILURE, Outcome, Record
 from loadgen.common.settings import JudgeSettings, Settings
 
 STAGES = ("intake", "queue", "prefill", "transfer", "decode")
+# What can make a process of the generator late; its reports have percentiles of each in milliseconds.
+_LAGS = ("loop_lag", "cpu_wait", "throttled")
 _BUSY = "more processes, or a less busy machine"
 _LIMITED = "a higher limit for its container, or none"
 FORMULAS = {
@@ -129,15 +129,7 @@ def summarize(
     window = find_window(whole.scheduled, whole.ended, stationary=settings.load.stationary)
     inside = whole.within(window.since, np.nextafter(window.until, np.inf))
     good_ones = [record for record in inside.records if record.outcome == Outcome.OK]
-    bootstrap = _bootstrap(good_ones, settings.load.seed)
-    failed = Counter(
-        r.outcome
-        for r, ok, left in zip(inside.records, inside.ok, inside.cancelled, strict=True)
-        if not (ok or left)
-    )
-    loop_lag, cpu_wait, throttled = (
-        _worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms", "throttled_ms")
-    )
+    bootstrap = bootstrap_of(good_ones, settings.load.seed) if len(good_ones) > 1 else None
     summary = Summary(
         invalid=[],
         cautions=_cautions(window, settings, stopped=stopped),
@@ -146,7 +138,7 @@ def summarize(
         due=len(inside),
         ok=len(good_ones),
         cancelled=int(inside.cancelled.sum()),
-        failed=dict(failed),
+        failed=dict(Counter(r.outcome for r in inside.records if r.outcome not in NO_FAILURE)),
         mismatches=_mismatches(good_ones),
         rates=_rates(whole, inside, window),
         attainment=_attainment(inside, settings, settings.judge.goodput),
@@ -155,9 +147,7 @@ def summarize(
         stages=_stages(good_ones, bootstrap),
         generator={
             "processes": list(processes),
-            "loop_lag_p99_ms": loop_lag,
-            "cpu_wait_p99_ms": cpu_wait,
-            "throttled_p99_ms": throttled,
+            **{f"{name}_p99_ms": _worst(processes, f"{name}_ms") for name in _LAGS},
         },
         formulas=FORMULAS,
     )
@@ -169,43 +159,25 @@ def _worst(processes: Sequence[Mapping[str, Any]], name: str) -> float:
     return max((float(one.get(name, {}).get("p99", 0.0)) for one in processes), default=0.0)
 
 
-def _bootstrap(records: Sequence[Record], seed: int) -> BlockBootstrap | None:
-    if len(records) < 2:
-        return None
-    latency = np.array([e2e(record) for record in records], np.float64)
-    order = np.array([record.scheduled for record in records])
-    return BlockBootstrap(order, correlation_time(latency), seed)
-
-
 def _quantities(
     inside: Columns, records: Sequence[Record], bootstrap: BlockBootstrap | None
 ) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     for metric in SUMMED:
-        seconds, rows = _defined([metric.of(record) for record in records])
+        seconds, rows = defined([metric.of(record) for record in records])
         found[metric.name] = quantity(metric.name, metric.title, metric.formula, seconds, rows, bootstrap)
-    gaps = [np.diff(record.token_times) for record in records]
-    counts = [len(gap) for gap in gaps]
-    pooled = np.concatenate([*gaps, np.empty(0)])
-    rows = np.repeat(np.arange(len(records)), counts)
-    found["itl"] = quantity("itl", "ITL", ITL_FORMULA, pooled, rows, bootstrap)
-    lags, rows = _defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
+    found["itl"] = quantity("itl", "ITL", ITL_FORMULA, *gaps_of(records), bootstrap)
+    lags, rows = defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
     found["lag"] = quantity("lag", "send lag", LAG_FORMULA, lags, rows, None)
-    late, rows = _defined([late for r in inside.records for late in (r.first_late, r.last_late)])
+    late, rows = defined([late for r in inside.records for late in (r.first_late, r.last_late)])
     found["read_lag"] = quantity("read_lag", "read lag", READ_LAG_FORMULA, late, rows, None)
     return found
-
-
-def _defined(values: Sequence[float | None]) -> tuple[Floats, Integers]:
-    """Values that are not None, and their rows."""
-    rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
-    return np.array([value for value in values if value is not None], np.float64), rows
 
 
 def _stages(records: Sequence[Record], bootstrap: BlockBootstrap | None) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     for stage in STAGES:
-        seconds, rows = _defined([(record.stages or {}).get(stage) for record in records])
+        seconds, rows = defined([(record.stages or {}).get(stage) for record in records])
         if len(seconds):
             found[stage] = quantity(stage, stage, "the server's own", seconds, rows, bootstrap)
     return found
