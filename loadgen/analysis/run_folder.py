@@ -22,8 +22,7 @@ import pydantic
 
 from loadgen.analysis.summary import Summary, summarize
 from loadgen.common.errors import LoadgenError
-from loadgen.common.measured import Measured
-from loadgen.common.record import Record
+from loadgen.common.record import Measured, Record
 from loadgen.common.settings import Settings
 
 SETTINGS, ABOUT, REQUESTS, SUMMARY = "settings.json", "about.json", "requests.jsonl", "summary.json"

@@ -21,7 +21,7 @@ from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import Curve, write_curve
 from loadgen.goodput.search import SearchPlan
-from loadgen.reports.console_curve import show_curve
+from loadgen.reports.console import show_curve
 from loadgen.reports.write import write_curve_reports, write_rows
 from loadgen.targets.preflight import preflight
 

@@ -21,7 +21,7 @@ from loadgen.common.server_samples import Sample
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
-from loadgen.targets.http_get import get
+from loadgen.targets.http_connection import get
 from loadgen.targets.target import Failure
 
 EVERY_S = 1.0

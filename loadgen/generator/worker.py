@@ -33,10 +33,8 @@ from loadgen.analysis.slo import Judge
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
 from loadgen.common.settings import Settings, Strict
-from loadgen.generator.cpu_limit import CpuLimit
-from loadgen.generator.cpu_wait import CpuWait
 from loadgen.generator.driver import Driver
-from loadgen.generator.loop_lag import LoopLag
+from loadgen.generator.own_lag import CpuLimit, CpuWait, LoopLag
 from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.sources import recorded_times, workload_of
 from loadgen.targets.open_target import open_target

@@ -39,6 +39,15 @@ def comparison_page(runs: Sequence[Run], compared: Mapping[str, Sequence[Differe
     return page("Comparison", parts)
 
 
+def difference_cells(one: Difference) -> list[str]:
+    """Name with unit, first, second, difference, and its interval."""
+    scale = 100 if one.unit == "share" else 1
+    unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
+    low, high = (None if end is None else end * scale for end in (one.low, one.high))
+    figures = (number(value * scale) for value in (one.first, one.second, one.second - one.first))
+    return [f"{one.name} {unit}", *figures, interval(low, high)]
+
+
 def _shares(runs: Sequence[Run], title: str, of: Callable[[Record], float | None]) -> Chart | None:
     each = {
         run.path.name: np.sort(
@@ -63,15 +72,7 @@ def _shares(runs: Sequence[Run], title: str, of: Callable[[Record], float | None
 def _table(differences: Sequence[Difference]) -> str:
     rows = []
     for one in differences:
-        scale = 100 if one.unit == "share" else 1
-        low, high = (None if end is None else end * scale for end in (one.low, one.high))
         change = "" if one.change is None else f"{one.change:+.1%}"
-        cells = [
-            number(one.first * scale),
-            number(one.second * scale),
-            number((one.second - one.first) * scale),
-        ]
         mark = "<b>certain</b>" if one.certain else ""
-        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
-        rows.append([f"{escape(one.name)} {unit}", *cells, interval(low, high), change, mark])
+        rows.append([*map(escape, difference_cells(one)), change, mark])
     return table(["", "first", "second", "difference", "95 %", "change", ""], rows)

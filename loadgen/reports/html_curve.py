@@ -7,7 +7,7 @@ from html import escape
 
 from loadgen.common.formatting import limits, number, percent
 from loadgen.goodput.curve import Curve, Point
-from loadgen.reports.console_curve import goodput_line
+from loadgen.reports.console import goodput_line
 from loadgen.reports.page import Tile, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.scales import Scale, around, around_log
