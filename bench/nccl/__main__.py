@@ -3,8 +3,8 @@
     python -m bench.nccl --json [--only orphaned,killed,stopped,costs,ends] [--limit 230]
 
 One process per GPU, each with two-rank communicators of its own (`bench.nccl.end`); this program sends them
-commands, kills and stops them, and prints what it observed, one line per case. It has no GPU itself, and every
-answer has a deadline, so that a case that hangs delays no other. Modes: `p2p` (NVLink, memory by
+commands, kills and stops them, and prints what it observed, one line per case. It has no GPU itself, and
+every answer has a deadline, so that a case that hangs delays no other. Modes: `p2p` (NVLink, memory by
 cuMem), `legacy` (NVLink, memory by cudaIpc), `shm` (through the host's memory), `net` (sockets).
 """
 

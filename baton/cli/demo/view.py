@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.common.formatting import bytes_text
-from baton.cli.demo.request import Answer
+from baton.cli.demo.prompts import Answer
 from baton.cli.status.view import plain_table
 from baton.v1 import admin_pb2, types_pb2
 
