@@ -30,14 +30,14 @@ class JsonLinesProcess:
             self.end()
             raise
 
-    def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.send_command(question)
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.send_command(request)
         return self.receive()
 
-    def send_command(self, word: dict[str, Any]) -> None:
+    def send_command(self, command: dict[str, Any]) -> None:
         """Sends a message without waiting for an answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(word).encode() + b"\n")
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
 
     def receive(self) -> dict[str, Any]:
         """Reads the next line. Raises RuntimeError where the process has ended, TimeoutError where no line
