@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton.cli.common.admin_call import TIMEOUT_S, add_admin_flag, admin_call
 from baton.cli.status.command import console
@@ -50,33 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(pools: Iterable[admin_pb2.PoolStatus]) -> None:
     table = plain_table()
-    for heading in (
-        "pool",
-        "state",
-        "workers",
-        "requests",
-        "checkpoint",
-        "tokenizer",
-        "KV",
-        "numerics",
-        "model",
-    ):
-        table.add_column(
-            heading, no_wrap=True, justify="right" if heading in ("workers", "requests") else "left"
-        )
-    for one in pools:
-        parts = one.pool
-        table.add_row(
-            one.id,
-            _state(one),
-            str(one.workers),
-            str(one.running),
-            parts.checkpoint[:_SHORT_DIGEST].hex(),
-            parts.tokenizer[:_SHORT_DIGEST].hex(),
-            parts.kv_format,
-            parts.numerics,
-            parts.model,
-        )
+    for heading in _COLUMNS:
+        right = heading in ("workers", "requests")
+        table.add_column(heading, no_wrap=True, justify="right" if right else "left")
+    for pool in pools:
+        table.add_row(*(cell(pool) for cell in _COLUMNS.values()))
     console().print(table)
 
 
@@ -86,3 +64,16 @@ def _state(one: admin_pb2.PoolStatus) -> str:
     if not one.compatible:
         return "other name or tokenizer"
     return "ready" if one.ready else "not ready"
+
+
+_COLUMNS: dict[str, Callable[[admin_pb2.PoolStatus], str]] = {
+    "pool": lambda one: one.id,
+    "state": _state,
+    "workers": lambda one: str(one.workers),
+    "requests": lambda one: str(one.running),
+    "checkpoint": lambda one: one.pool.checkpoint[:_SHORT_DIGEST].hex(),
+    "tokenizer": lambda one: one.pool.tokenizer[:_SHORT_DIGEST].hex(),
+    "KV": lambda one: one.pool.kv_format,
+    "numerics": lambda one: one.pool.numerics,
+    "model": lambda one: one.pool.model,
+}

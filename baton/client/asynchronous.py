@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 import grpc.aio
 
 from baton.client.channel import CONNECT_S, OPTIONS
-from baton.client.request import to_request
+from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import GenerateResponse, ListModelsRequest
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Self
-
-    from typing_extensions import Unpack
-
-    from baton.client.request import Prompt, Sampling
-    from baton.client.types import Completion, Delta
-    from baton.v1.router_pb2 import GenerateRequest
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-    GenerateCall = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
+GenerateCall = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
 
 
 class AsyncStream:
@@ -66,9 +59,7 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     async def _read(self, call: GenerateCall, reader: Reader) -> GenerateResponse | None:
@@ -149,9 +140,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _served(self, deadline: float | None) -> str:

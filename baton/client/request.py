@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from baton.client.types import Message
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]

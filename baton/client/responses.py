@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import grpc
 
@@ -10,11 +11,7 @@ from baton.client.types import Choice, Completion, Delta, FinishReason, TokenLog
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import from_status
 from baton.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 
 _REASONS = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,

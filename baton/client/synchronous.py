@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
 from baton.client.channel import CONNECT_S, OPTIONS
-from baton.client.request import to_request
+from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import ListModelsRequest
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from typing_extensions import Unpack
-
-    from baton.client.request import Prompt, Sampling
-    from baton.client.types import Completion, Delta
-    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
-
     GenerateCall = grpc.CallIterator[GenerateResponse]
 
 
@@ -63,9 +55,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -126,9 +116,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _served(self, deadline: float | None) -> str:

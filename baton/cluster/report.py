@@ -55,38 +55,26 @@ class Report(StrictModel):
     failure: Failure | None = None
 
 
-class WorkerStatus(StrictModel):
-    """One wanted worker and its last report."""
-
-    name: str
-    role: str
-    report: Report
-
-    @property
-    def restarts(self) -> int:
-        return max(0, self.report.starts - 1)
-
-
 class ClusterStatus(StrictModel):
-    """All wanted workers. `settled` is True once each has reported; until then a missing worker may be
-    running."""
+    """The last report of every wanted worker, by name. `settled` is True once each has reported; until then a
+    missing worker may be running."""
 
     settled: bool
-    workers: tuple[WorkerStatus, ...]
+    reports: dict[str, Report]
 
     @property
     def serving(self) -> bool:
         """Whether every worker serves and has reported its incarnation."""
-        reports = [worker.report for worker in self.workers]
-        return self.settled and all(r.phase is Phase.SERVING and r.incarnation for r in reports)
+        serving = (one.phase is Phase.SERVING and one.incarnation for one in self.reports.values())
+        return self.settled and all(serving)
 
     @property
     def addresses(self) -> list[str]:
         """host:port of every worker that serves, as far as is known."""
         here = (Phase.SERVING, Phase.UNKNOWN)
-        return [w.report.address for w in self.workers if w.report.phase in here and w.report.address]
+        return [one.address for one in self.reports.values() if one.phase in here and one.address]
 
     @property
     def failure(self) -> Failure | None:
         """The failure of the first worker that has one."""
-        return next((w.report.failure for w in self.workers if w.report.failure), None)
+        return next((one.failure for one in self.reports.values() if one.failure), None)

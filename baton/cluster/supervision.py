@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.cluster.reconcile import MAX_STARTS, Action, Kill, Observed, Remove, Start, plan, refused_until
-from baton.cluster.report import ClusterStatus, Failure, Phase, Report, WorkerStatus
-from baton.errors import BatonError, ErrorKind
+from baton.cluster.report import ClusterStatus, Failure, Phase, Report
+from baton.errors import ErrorKind
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
@@ -90,14 +90,7 @@ class Supervision:
         """All wanted workers as last reported."""
         return ClusterStatus(
             settled=all(name in self._reports for name in self._wanted),
-            workers=tuple(
-                WorkerStatus(
-                    name=name,
-                    role=config.role,
-                    report=self._reports.get(name, Report(phase=Phase.MISSING)),
-                )
-                for name, config in self._wanted.items()
-            ),
+            reports={name: self._reports.get(name, Report(phase=Phase.MISSING)) for name in self._wanted},
         )
 
     async def stop(self, within_s: float) -> None:
@@ -178,8 +171,8 @@ class Supervision:
             )
         except Exception as error:
             _log.exception("action_failed", worker=action.name, action=type(action).__name__)
-            failure = BatonError(ErrorKind.INTERNAL, f"{action.name}: {type(error).__name__}: {error}")
-            self._update(action.name, failure=Failure(kind=failure.kind.name, message=failure.message))
+            message = f"{action.name}: {type(error).__name__}: {error}"
+            self._update(action.name, failure=Failure(kind=ErrorKind.INTERNAL.name, message=message))
 
     async def _start(self, config: WorkerConfig) -> None:
         report = self._reports[config.name]

@@ -38,7 +38,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     from baton.engine.decode.graph_step import PICKED
 
     step: GraphStep = engine.loop.step_state  # type: ignore[attr-defined]
-    rows = min(bucket for bucket in buckets_up_to(engine.room.slots) if bucket >= case.batch)
+    rows = min(bucket for bucket in buckets_up_to(engine.size.slots) if bucket >= case.batch)
     pass_, model = step.pass_, engine.decoder
 
     def product(name: str) -> Launch:

@@ -66,7 +66,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EngineSize:
     """What an engine is built for: slots, tokens per slot, and additional blocks."""
 
     slots: int
@@ -74,7 +74,7 @@ class Room:
     spare: int = 0
 
     @classmethod
-    def steady(cls, cases: list[Case], seconds: float | None) -> Room:
+    def steady(cls, cases: list[Case], seconds: float | None) -> EngineSize:
         """For batches that decode `LAST` tokens, or as many as fit into `seconds` at the lower bound."""
         first = cases[0]
         output = LAST

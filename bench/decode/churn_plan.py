@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.decode.case import Case, Room
+from bench.decode.case import Case, EngineSize
 
 SHORTEST, LONGEST, MEAN = 16, 256, 96
 CANCELLED = 0.1
@@ -61,9 +61,9 @@ def slots_for(batch: int) -> int:
     return batch + math.ceil(3 * math.sqrt(batch))
 
 
-def room(cases: list[Case]) -> Room:
+def engine_size(cases: list[Case]) -> EngineSize:
     """The size of an engine for arriving and ending sequences."""
-    return Room(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
+    return EngineSize(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
 
 
 def joins(seed: int, rate: float) -> Iterator[Join]:

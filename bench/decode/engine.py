@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
+from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, EngineSize
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
 from bench.engine_driver import admit
@@ -38,7 +38,7 @@ class DecodeEngine:
     def __init__(
         self,
         case: Case,
-        room: Room,
+        size: EngineSize,
         front: Callable[[int, int], Front],
         *,
         device: str = "cuda",
@@ -55,16 +55,16 @@ class DecodeEngine:
         from baton.engine.rings.layout import SharedRings
 
         begun = time.perf_counter()
-        self.decoder = random_model(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
+        self.decoder = random_model(case.model, case.dtype, size.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
-        self.model = _model(self.decoder, case, room)
-        self.room = room
-        self.slots = SlotPool(room.slots)
-        self._rings = SharedRings(room.slots)
+        self.model = _model(self.decoder, case, size)
+        self.size = size
+        self.slots = SlotPool(size.slots)
+        self._rings = SharedRings(size.slots)
         self._memory = SharedMemory.create("bench-decode", self._rings.size)
-        widths = tuple(group.blocks_for(room.tokens) for group in self.model.layout.groups)
-        state = SlotState(room.slots, widths, self.model.config.vocab_size, self.decoder.device)
+        widths = tuple(group.blocks_for(size.tokens) for group in self.model.layout.groups)
+        state = SlotState(size.slots, widths, self.model.config.vocab_size, self.decoder.device)
         self.loop = decode_loop(
             self.decoder,
             self.model.cache,
@@ -78,7 +78,7 @@ class DecodeEngine:
         self._weights_ready = weights
         # What the sequences that run hold, until the front has read their last word.
         self.holds: dict[Key, Grant] = {}
-        self.front = front(self._memory.fd, room.slots)
+        self.front = front(self._memory.fd, size.slots)
 
     @property
     def ended_steps(self) -> int:
@@ -186,14 +186,14 @@ def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
 
 
-def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
+def _model(decoder: Any, case: Case, size: EngineSize) -> LoadedModel:
     """The decoder with a cache of random values."""
     from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
     from baton.engine.rings.logprob_records import MAX_LOGPROBS
     from services.worker.engine.startup.model_loader import LoadedModel
 
-    blocks = [room.blocks()] * len(decoder.layout.groups)
+    blocks = [size.blocks()] * len(decoder.layout.groups)
     cache = KVCache(decoder.layout, blocks, decoder.device)
     for group in cache.groups:
         for start in range(0, group.shape[0], 64):
@@ -203,8 +203,8 @@ def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
         decoder=decoder,
         cache=cache,
         pools=BlockPools(decoder.layout, blocks),
-        slots=room.slots,
-        max_context_tokens=room.tokens + 1,
+        slots=size.slots,
+        max_context_tokens=size.tokens + 1,
         max_logprobs=MAX_LOGPROBS,
         device=decoder.device,
         fingerprint=b"",

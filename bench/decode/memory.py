@@ -7,7 +7,7 @@ from typing import Any
 from bench.decode.engine import DecodeEngine
 
 
-def told(engine: DecodeEngine) -> dict[str, Any]:
+def memory_use(engine: DecodeEngine) -> dict[str, Any]:
     """Memory after load and capture, as the driver counts the whole GPU: nothing else may run on it.
 
     `other_gb` is everything but weights and KV: other tensors, memory that torch has reserved, and memory

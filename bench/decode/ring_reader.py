@@ -84,10 +84,10 @@ def main() -> None:
             os.write(ended, b"".join(ENDED.pack(record.slot, record.generation) for record in gone))
         if outlet is not None:
             outlet.send(records, reader.steps)
-    said = {"words": words}
+    counts = {"words": words}
     if outlet is not None:
-        said |= {"tokens_streamed": outlet.tokens, "messages": outlet.messages}
-    print(json.dumps(said), flush=True)
+        counts |= {"tokens_streamed": outlet.tokens, "messages": outlet.messages}
+    print(json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def run_seconds(
     """
     reader = engine.clocks()
     for index in range(case.batch):
-        engine.admit(case, index, engine.room.tokens - case.context)
+        engine.admit(case, index, engine.size.tokens - case.context)
     tokens = engine.loop.tokens_decoded
     wanted = tokens + case.batch * _WARM
     engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)

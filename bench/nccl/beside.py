@@ -157,7 +157,7 @@ class Calls:
         torch.cuda.empty_cache()
 
     def _within(self, call: Callable[[], object], limit_s: float) -> str:
-        said = []
+        outcomes = []
 
         def run() -> None:
             begun = time.perf_counter()
@@ -166,11 +166,11 @@ class Calls:
                 with torch.cuda.stream(new_stream()):
                     call()
             except RuntimeError as error:
-                said.append(f"failed: {str(error).splitlines()[0]}")
+                outcomes.append(f"failed: {str(error).splitlines()[0]}")
             else:
-                said.append(f"returned after {1e3 * (time.perf_counter() - begun):.2f} ms")
+                outcomes.append(f"returned after {1e3 * (time.perf_counter() - begun):.2f} ms")
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(limit_s)
-        return said[0] if said else "waits"
+        return outcomes[0] if outcomes else "waits"

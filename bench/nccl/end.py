@@ -1,7 +1,7 @@
 """A process on one GPU that executes NCCL commands, for `bench.nccl`.
 
-It is told by lines of JSON over a socket and answers each with one. Whoever tells it may kill, stop or
-abandon it at any moment: nothing here outlives its parent.
+It receives commands as lines of JSON over a socket and answers each with one line. The process that sends
+them may kill, stop or abandon it at any time: nothing here outlives its parent.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def serve(device: int, channel: socket.socket, log: Path) -> None:
     end = End(device, log)
     lines = channel.makefile("rw")
     for line in lines:
-        told = json.loads(line)
+        command = json.loads(line)
         try:
-            answer = getattr(end, "do_" + told.pop("do"))(**told)
+            answer = getattr(end, "do_" + command.pop("do"))(**command)
         except Exception as error:  # the next question may still have an answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=lines, flush=True)

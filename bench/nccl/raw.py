@@ -8,7 +8,7 @@ import torch
 
 from baton.device.cuda_nccl import MAX_CTAS
 from baton.device.nccl import Nccl
-from bench.cluster.asked_process import AskedProcess
+from bench.cluster.json_lines_process import JsonLinesProcess
 
 _SENDER, _RECEIVER = 0, 1
 
@@ -51,15 +51,15 @@ class RawEnd:
 class RawNccl:
     """The sender's end, which asks the receiver's process for the other."""
 
-    def __init__(self, receiver: AskedProcess, size: int, device: str) -> None:
+    def __init__(self, receiver: JsonLinesProcess, size: int, device: str) -> None:
         self._receiver = receiver
         unique_id = Nccl().unique_id()
-        receiver.tell({"raw_id": unique_id.hex(), "size": size})
+        receiver.send_command({"raw_id": unique_id.hex(), "size": size})
         self._end = RawEnd(unique_id, size, device, sends=True)
-        receiver.hear()
+        receiver.receive()
 
     def seconds(self) -> float:
-        self._receiver.ask({"raw_receive": True})
+        self._receiver.call({"raw_receive": True})
         return self._end.send()
 
     def close(self) -> None:

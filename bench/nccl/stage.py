@@ -40,10 +40,10 @@ class Peer:
         self._socket = ours
         self._received = b""
 
-    def tell(self, do: str, **what: object) -> None:
+    def send_command(self, do: str, **what: object) -> None:
         self._socket.sendall(json.dumps({"do": do, **what}).encode() + b"\n")
 
-    def hear(self, timeout: float = 10) -> Facts:
+    def receive(self, timeout: float = 10) -> Facts:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._received:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -58,9 +58,9 @@ class Peer:
         answer: Facts = json.loads(line)
         return answer
 
-    def ask(self, do: str, timeout: float = 10, **what: object) -> Facts:
-        self.tell(do, **what)
-        return self.hear(timeout)
+    def call(self, do: str, timeout: float = 10, **what: object) -> Facts:
+        self.send_command(do, **what)
+        return self.receive(timeout)
 
     def stop(self) -> str:
         """Stops the process; its state according to the kernel ("T")."""

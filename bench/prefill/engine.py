@@ -101,7 +101,7 @@ class PrefillEngine:
         finally:
             bench.close()
         peaks = {"peak_gb": round(peak / 1e9, 3), "peak_beside_gb": round((peak - held) / 1e9, 3)}
-        return told(case, runs[len(runs) // 2]) | peaks
+        return figures_of(case, runs[len(runs) // 2]) | peaks
 
     def profile(self, case: Case) -> dict[str, float]:
         """Milliseconds by kind of kernel in one run, and of the host's work; empty on a CPU."""
@@ -253,7 +253,7 @@ class _CaseRun:
                 raise TimeoutError("the disk does not come to rest")
 
 
-def told(case: Case, run: Run) -> dict[str, Any]:
+def figures_of(case: Case, run: Run) -> dict[str, Any]:
     """The figures of one run."""
     from bench.prefill.case import PEAK_FLOPS
     from bench.shapes import torch_dtype

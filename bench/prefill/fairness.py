@@ -30,7 +30,7 @@ USERS, ROUNDS = 16, 8
 _QUEUE = 100_000
 # How long a long prompt is looked at alone; short ones beside it for that and so many times their own time.
 _LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
-# Steps before a long prompt's end is told of as one of so many parts of it.
+# A long prompt is divided into so many parts, whose steps are reported separately.
 _DEPTHS = 5
 
 
@@ -65,7 +65,7 @@ class WatchedPass:
         self.uncaptured, self.paces = inner.uncaptured, inner.paces
 
     def forward(self, step: Any) -> Any:
-        self._log.said(step)
+        self._log.record_step(step)
         begun = self._now()
         hidden = self._inner.forward(step)
         self._log.host.append(self._now() - begun)

@@ -104,7 +104,7 @@ class StepLog:
         self._cost = cost
         self._said: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
-    def said(self, step: PrefillStep) -> None:
+    def record_step(self, step: PrefillStep) -> None:
         """A step is begun."""
         runs = tuple(step.runs)
         self._said.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))

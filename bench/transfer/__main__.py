@@ -15,7 +15,7 @@ of shared memory. Each figure is the median of the rounds', in 10^9 bytes a seco
 On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names
 (0: to itself); raw is one copy of as many bytes between the two, over nccl one send (`bench/nccl/raw.py`).
 `final_gb_s` counts from when the blocks are final, as a handoff's do when its prompt's last step ends: they
-were handed over a millisecond before, as prefill does it, and only the commit is said then. What arrived last
+were handed over a millisecond before, as prefill does it, and only the commit is sent then. What arrived last
 is compared with what was sent.
 
 With streams: a router, a prefill and a decode worker with fake engines (`bench/cluster/fake_engine.py`)
@@ -83,7 +83,7 @@ def two_processes(
         def begin() -> Transfer:
             number = next(numbers)
             receiver.expect(number, blocks)
-            return sending.begin(*ticket_for(receiver.said["address"], number, blocks))
+            return sending.begin(*ticket_for(receiver.ready_line["address"], number, blocks))
 
         step = None if device == "cpu" else _held_step(device)
         seconds: list[float] = []

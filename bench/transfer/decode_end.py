@@ -31,7 +31,7 @@ from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.wakeup import Wakeup
 from baton.parent_death import die_with_parent
 from baton.process_tuning import keep_freed_memory, sharpen_timers
-from bench.decode.case import BLOCK_TOKENS, SPARE, Case, Room
+from bench.decode.case import BLOCK_TOKENS, SPARE, Case, EngineSize
 from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
 from bench.transfer.ends import nccl_links_for, receiver_of
@@ -85,10 +85,10 @@ class Setting:
         return BLOCK_TOKENS * self.case.token_bytes
 
     @property
-    def room(self) -> Room:
+    def size(self) -> EngineSize:
         """Sequences are admitted over several steps, and two steps are queued after a window's last."""
         output = _WARM + self.steps + 2 * SPARE
-        return Room(self.batch, self.context + output + 1, _SETS * self.blocks)
+        return EngineSize(self.batch, self.context + output + 1, _SETS * self.blocks)
 
 
 class DecodingEnd:
@@ -186,7 +186,7 @@ class DecodingEnd:
         engine, batch = self.engine, self.setting.batch
         self._lines = StepLines(engine)
         for index in range(batch):
-            engine.admit(self.setting.case, index, engine.room.tokens - self.setting.context)
+            engine.admit(self.setting.case, index, engine.size.tokens - self.setting.context)
         warm = engine.loop.tokens_decoded + batch * _WARM
         self._turn_until(lambda: engine.loop.tokens_decoded >= warm)
         first, counters = engine.ended_steps, self.receiver.counters
@@ -231,10 +231,10 @@ def engine_of(setting: Setting) -> DecodeEngine:
     torch.set_grad_enabled(False)
     if setting.device != "cpu":
         torch.cuda.set_device(torch.device(setting.device))
-        lacking = setting.room.lacking(setting.case, torch.cuda.mem_get_info()[0])
+        lacking = setting.size.lacking(setting.case, torch.cuda.mem_get_info()[0])
         if lacking is not None:
             sys.exit(f"bench.transfer.__main__: {lacking}")
-    engine = DecodeEngine(setting.case, setting.room, Front, device=setting.device)
+    engine = DecodeEngine(setting.case, setting.size, Front, device=setting.device)
     engine.first_token(setting.case)
     return engine
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cluster.asked_process import AskedProcess
+from bench.cluster.json_lines_process import JsonLinesProcess
 from bench.transfer.decode_end import EXPECTED, WINDOW_S, Setting
 from bench.transfer.ends import WAIT_S, ticket_for
 from bench.transfer.sending import SendingEnd
@@ -41,24 +41,24 @@ _SEED = 1
 
 @dataclass(slots=True)
 class Window:
-    """`told`: the receiver's figures. `seconds`: of each transfer, from its first push to the acknowledgement
+    """`receiver`: its figures. `seconds`: of each transfer, from its first push to the acknowledgement
     of its commit. `compared`: whether the bytes of the last one were compared at both ends."""
 
     kind: str
     rate: float  # of transfers, a second, where they are paced
-    told: dict[str, Any] = field(default_factory=dict)
+    receiver: dict[str, Any] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     compared: bool = False
 
     @property
     def step_ms(self) -> float:
-        return fmean(self.told["step_ns"]) / 1e6
+        return fmean(self.receiver["step_ns"]) / 1e6
 
 
 class Sending:
     """Sends numbered transfers to a receiver while it runs windows, and compares their bytes."""
 
-    def __init__(self, setting: Setting, end: AskedProcess, sending: SendingEnd) -> None:
+    def __init__(self, setting: Setting, end: JsonLinesProcess, sending: SendingEnd) -> None:
         self._setting = setting
         self._end = end
         self._sending = sending
@@ -70,8 +70,8 @@ class Sending:
         bytes differ, TimeoutError."""
         found, plan = Window(kind, rate if kind == PACED else 0.0), due(kind, rate)
         most = _SATURATING if kind == SATURATING else EXPECTED
-        self._end.tell({"steps": steps, "arrivals": kind != ALONE})
-        self._end.hear()
+        self._end.send_command({"steps": steps, "arrivals": kind != ALONE})
+        self._end.receive()
         first = self._next
         begun, at, over = time.monotonic(), next(plan), False
         while not over:
@@ -82,10 +82,10 @@ class Sending:
             wait = min(max(0.0, at - now), WAIT_S) if len(self._begun) < most else WAIT_S
             under_way = bool(self._begun)
             found.seconds += self._take(wait if under_way else 0.0)
-            over = self._end.has_said(0.0 if under_way else wait)
+            over = self._end.has_line(0.0 if under_way else wait)
             if now > WINDOW_S:
                 raise TimeoutError(f"{steps} steps took longer than {WINDOW_S:g} s")
-        found.told = self._end.hear()
+        found.receiver = self._end.receive()
         while self._begun:
             self._take(WAIT_S)
         if self._next > first:
@@ -96,7 +96,7 @@ class Sending:
     def _send(self) -> None:
         number, blocks = self._next, self._setting.blocks
         self._begun[number] = time.monotonic()
-        self._sending.send(*ticket_for(self._end.said["address"], number, blocks), self._first(number))
+        self._sending.send(*ticket_for(self._end.ready_line["address"], number, blocks), self._first(number))
         self._next += 1
 
     def _first(self, transfer: int) -> int:
@@ -110,9 +110,9 @@ class Sending:
         return [now - self._begun.pop(number) for number in numbers]
 
     def _compare(self) -> None:
-        told = self._end.ask({"digest": True})
-        if told["digest"] != self._sending.digest(self._first(told["transfer"])):
-            raise RuntimeError(f"what arrived as transfer {told['transfer']} is not what was sent")
+        answer = self._end.call({"digest": True})
+        if answer["digest"] != self._sending.digest(self._first(answer["transfer"])):
+            raise RuntimeError(f"what arrived as transfer {answer['transfer']} is not what was sent")
 
 
 def due(kind: str, rate: float) -> Iterator[float]:
@@ -134,7 +134,7 @@ def beside_decode(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     )  # fmt: skip
     # Over grpc, bytes come from host memory in any case.
     source = "cuda:0" if on_gpu and arguments.transport != "grpc" else "cpu"
-    end = AskedProcess("bench.transfer.decode_end", json.dumps(asdict(setting)))
+    end = JsonLinesProcess("bench.transfer.decode_end", json.dumps(asdict(setting)))
     try:
         sender = SendingEnd(
             setting.blocks, device=source, transport=arguments.transport, block_bytes=setting.block_bytes
@@ -148,7 +148,7 @@ def beside_decode(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         sender.close()
     finally:
         end.end()
-    return [told(kind, windows, setting) for kind in KINDS]
+    return [summary_of(kind, windows, setting) for kind in KINDS]
 
 
 def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Iterator[Window]:
@@ -162,20 +162,20 @@ def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Ite
             yield window
 
 
-def told(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
+def summary_of(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
     """The figures of all windows of a kind. A step is measured from end to end, a gap from a step's end to
     the next one's first kernel."""
     alone = [window.step_ms for window in windows if window.kind == ALONE]
     ours = [window for window in windows if window.kind == kind]
-    steps = np.concatenate([window.told["step_ns"] for window in ours]) / 1e6
-    gaps = np.concatenate([window.told["gap_ns"] for window in ours]) / 1e3
+    steps = np.concatenate([window.receiver["step_ns"] for window in ours]) / 1e6
+    gaps = np.concatenate([window.receiver["gap_ns"] for window in ours]) / 1e3
     slowed = [(window.step_ms / own - 1) * 100 for window, own in zip(ours, alone, strict=True)]
-    seconds = sum(window.told["seconds"] for window in ours)
-    transfers = sum(window.told["transfers"] for window in ours)
+    seconds = sum(window.receiver["seconds"] for window in ours)
+    transfers = sum(window.receiver["transfers"] for window in ours)
     took = [each for window in ours for each in window.seconds]
     return {
         "window": kind,
-        "clock": ours[0].told["clock"],
+        "clock": ours[0].receiver["clock"],
         "steps": len(ours) * setting.steps,
         "step_ms": round(float(steps.mean()), 4),
         "step_ms_p50": round(float(np.percentile(steps, 50)), 4),
@@ -186,9 +186,9 @@ def told(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
         "due_s": round(fmean(window.rate for window in ours), 2) or None,
         "transfers": transfers,
         "transfers_s": round(transfers / seconds, 2),
-        "gb_s": round(sum(window.told["bytes"] for window in ours) / seconds / 1e9, 3),
+        "gb_s": round(sum(window.receiver["bytes"] for window in ours) / seconds / 1e9, 3),
         "transfer_ms_p50": round(float(np.percentile(took, 50)) * 1e3, 3) if took else None,
-        "on_device": ours[0].told["on_device"],
+        "on_device": ours[0].receiver["on_device"],
         "mb": round(setting.blocks * setting.block_bytes / 1e6, 3),
         "block_bytes": setting.block_bytes,
         "compared": sum(window.compared for window in ours),

@@ -34,7 +34,7 @@ from baton.device.wakeup import Wakeup
 from baton.process_tuning import keep_freed_memory, sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
-from bench.cluster.asked_process import AskedProcess
+from bench.cluster.json_lines_process import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.protocol.addresses import from_text, to_text
 from kvtransfer.protocol.frames import HEADER_BYTES
@@ -106,7 +106,7 @@ class Blocks:
         place[:] = np.frombuffer(data, dtype=np.uint8)
 
 
-class ReceiverProcess(AskedProcess):
+class ReceiverProcess(JsonLinesProcess):
     """A receiver in a process of its own."""
 
     def __init__(self, blocks: int, transport: str, device: str = "cpu") -> None:
@@ -114,21 +114,21 @@ class ReceiverProcess(AskedProcess):
         super().__init__("bench.transfer.ends", str(blocks), transport, device)
 
     def expect(self, transfer: int, blocks: int) -> None:
-        self.ask({"transfer": transfer, "blocks": blocks})
+        self.call({"transfer": transfer, "blocks": blocks})
 
     def verified_at(self) -> float:
         """When the last transfer was committed, by the host's monotonic clock in s."""
-        return float(self.ask({"verified": True})["at"])
+        return float(self.call({"verified": True})["at"])
 
     def compare(self, blocks: int) -> None:
         """AssertionError unless the last transfer's blocks equal what was sent."""
-        assert self.ask({"compare": blocks})["equal"], "what arrived is not what was sent"
+        assert self.call({"compare": blocks})["equal"], "what arrived is not what was sent"
 
     def raw_seconds(self, megabytes: int) -> float:
         """The time in s of as many bytes over the transport alone."""
         if self._transport == "ipc":
             return copy_seconds(megabytes)
-        return raw_seconds(self.said["raw_address"], megabytes)
+        return raw_seconds(self.ready_line["raw_address"], megabytes)
 
 
 @contextmanager

@@ -155,14 +155,14 @@ class _Bench:
             "tpot_ms": float(np.mean(seen.tpot)),
         }
         if sender is not None and megabytes is not None:
-            said, _ = await asyncio.to_thread(sender.communicate, None, 60)
+            output, _ = await asyncio.to_thread(sender.communicate, None, 60)
             if sender.returncode:
                 raise RuntimeError(f"the sender ended with {sender.returncode}")
-            told = json.loads(said)
-            size, seconds = blocks_for(megabytes) * BLOCK_BYTES / 1e9, told["seconds"]
+            result = json.loads(output)
+            size, seconds = blocks_for(megabytes) * BLOCK_BYTES / 1e9, result["seconds"]
             figures |= {
                 "gb_s": size / median(seconds),
-                "sustained_gb_s": size * len(seconds) / told["elapsed"],
+                "sustained_gb_s": size * len(seconds) / result["elapsed"],
                 "transfers": len(seconds),
             }
         return figures

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadgen.analysis.slo import Judge
+from loadgen.common.arrays import Flags, Floats
 from loadgen.common.record import NOT_COUNTED, Outcome, Record
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.slo import Judge
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

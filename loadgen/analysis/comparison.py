@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.columns import Columns
-from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
-from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
+from loadgen.analysis.intervals import independent_draws, interval, newcombe
+from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT
+from loadgen.analysis.quantities import bootstrap_of, defined, gaps_of
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
-from loadgen.common.record import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.record import Record
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats, Integers
+from loadgen.common.record import Outcome, Record
 
 PERCENTILES = (50.0, 90.0, 99.0)
 DIFFERENCE_FORMULA = (
@@ -77,26 +70,21 @@ class _Side:
         hits = inside.good[inside.judged].astype(np.float64)
         self.share = (float(hits.mean()) if len(hits) else 0.0, independent_draws(hits))
         self._records = [record for record in inside.records if record.outcome == Outcome.OK]
-        latency = np.array([e2e(record) for record in self._records], np.float64)
-        order = np.array([record.scheduled for record in self._records])
-        self._bootstrap = BlockBootstrap(order, correlation_time(latency), run.settings.load.seed + 1)
+        self._bootstrap = bootstrap_of(self._records, run.settings.load.seed + 1)
 
     def of(self, metric: Callable[[Record], float | None]) -> tuple[Floats, Floats, float]:
         """Percentiles of `values`, in the run and in every draw, and the degrees of freedom of the draws."""
-        rows = [(row, v) for row, record in enumerate(self._records) if (v := metric(record)) is not None]
-        return self._drawn(np.array([v for _, v in rows]), [row for row, _ in rows])
+        return self._drawn(*defined([metric(record) for record in self._records]))
 
     def gaps(self) -> tuple[Floats, Floats, float]:
         """The same, of all gaps between tokens."""
-        each = [np.diff(record.token_times) for record in self._records]
-        rows = np.repeat(np.arange(len(each)), [len(one) for one in each])
-        return self._drawn(np.concatenate([*each, np.empty(0)]), rows.tolist())
+        return self._drawn(*gaps_of(self._records))
 
-    def _drawn(self, seconds: Floats, rows: Sequence[int]) -> tuple[Floats, Floats, float]:
+    def _drawn(self, seconds: Floats, rows: Integers) -> tuple[Floats, Floats, float]:
         if not len(seconds):
             return np.empty(0), np.empty(0), 0.0
         values, shares = seconds * 1e3, np.asarray(PERCENTILES) / 100
-        drawn = self._bootstrap.quantiles(values, np.asarray(rows, np.int64), shares)
+        drawn = self._bootstrap.quantiles(values, rows, shares)
         return np.quantile(values, shares), drawn, self._bootstrap.freedom
 
 

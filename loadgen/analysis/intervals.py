@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats, Integers
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
@@ -127,7 +123,7 @@ class BlockBootstrap:
         self.freedom = min(blocks - 1, freedom_of(rows, correlation))
         self._times = random.multinomial(blocks, np.full(blocks, 1 / blocks), resamples).astype(np.float64)
 
-    def quantiles(self, values: Floats, rows: NDArray[np.int64], shares: Floats) -> Floats:
+    def quantiles(self, values: Floats, rows: Integers, shares: Floats) -> Floats:
         """Quantiles of `values` in every draw, an array [draws, shares]; value i belongs to row `rows[i]`.
 
         NaN for a draw without values.

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.common.errors import LoadgenError
-
-if TYPE_CHECKING:
-    from loadgen.common.record import Record
+from loadgen.common.record import Record
 
 
 @dataclass(frozen=True, slots=True)

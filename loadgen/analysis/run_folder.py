@@ -16,17 +16,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pydantic
 
 from loadgen.analysis.summary import Summary, summarize
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Record
+from loadgen.common.record import Measured, Record
 from loadgen.common.settings import Settings
-
-if TYPE_CHECKING:
-    from loadgen.common.measured import Measured
 
 SETTINGS, ABOUT, REQUESTS, SUMMARY = "settings.json", "about.json", "requests.jsonl", "summary.json"
 METRICS = "metrics.jsonl"

@@ -8,16 +8,12 @@ in vLLM. Requests cancelled by their client are not counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from loadgen.analysis.metrics import limitable
+from loadgen.analysis.metrics import Metric, limitable
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Outcome
-
-if TYPE_CHECKING:
-    from loadgen.analysis.metrics import Metric
-    from loadgen.common.record import Record
-    from loadgen.common.settings import Settings
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Settings
 
 GOOD_FORMULA = "a request that succeeded and met every limit of its class"
 ATTAINMENT_FORMULA = "good / (all that were due, failed ones included, less those cancelled by their client)"

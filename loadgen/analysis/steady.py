@@ -13,16 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.intervals import student
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats
 
 _SAMPLES = 400
 _SLICES = 10

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,8 @@ from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
 from loadgen.common.errors import LoadgenError
 from loadgen.common.formatting import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
-from loadgen.reports.compared import comparison_page
+from loadgen.reports.compared import comparison_page, difference_cells
+from loadgen.reports.console import plain_table
 from loadgen.reports.descriptions import load_words
 
 HELP = "compare runs or searches, with intervals"
@@ -73,19 +73,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def table(differences: list[Difference]) -> Table:
     """A table with one row per figure; significant differences are bold."""
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = plain_table()
     for name in ("", "first", "second", "difference", "95 %", "change"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in differences:
-        scale = 100 if one.unit == "share" else 1
-        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
-        low, high = (None if end is None else end * scale for end in (one.low, one.high))
+        name, *figures = difference_cells(one)
         shown.add_row(
-            f"{'*' if one.certain else ' '} {one.name} {unit}".rstrip(),
-            number(one.first * scale),
-            number(one.second * scale),
-            number((one.second - one.first) * scale),
-            interval(low, high),
+            f"{'*' if one.certain else ' '} {name}".rstrip(),
+            *figures,
             "" if one.change is None else f"{one.change:+.0%}",
             style="bold" if one.certain else "",
         )
@@ -96,7 +91,7 @@ def _curves(curves: list[Curve], paths: list[Path], arguments: argparse.Namespac
     if arguments.json:
         print(json.dumps({str(path): curve.as_dict() for path, curve in zip(paths, curves, strict=True)}))
         return 0
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = plain_table()
     for name in ("search", "goodput/s", "95 %", "of the first", "finding"):
         shown.add_column(name, justify="left" if name in ("search", "finding") else "right")
     first = curves[0].crossing

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from loadgen.analysis import run_folder
 from loadgen.goodput.curve import CURVE, read_curve
-from loadgen.reports.console import show_run
-from loadgen.reports.console_curve import show_curve
+from loadgen.reports.console import show_curve, show_run
 from loadgen.reports.write import write_curve_reports, write_reports
 
 HELP = "generate the reports of a run, search or sweep again"

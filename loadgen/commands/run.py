@@ -7,22 +7,20 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.commands import flags
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
 from loadgen.load.traces import sniff
 from loadgen.reports.console import show_run
 from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
-
-if TYPE_CHECKING:
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.settings import Settings
 
 HELP = "send one load to a target"
 DESCRIPTION = (
@@ -50,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     until.add_argument(
         "--num-requests", type=int, metavar="N", help=f"number of requests (default {DEFAULT_REQUESTS})"
     )
-    until.add_argument("--duration", type=float, metavar="S", help="duration in seconds")
+    until.add_argument("--duration", dest="duration_s", type=float, metavar="S", help="duration in seconds")
     until.add_argument("--speed", type=float, default=1.0, help="speed of a trace (default 1)")
     until.add_argument(
         "--length-scale", type=float, default=1.0, help="factor of a trace's lengths (default 1)"
@@ -73,13 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of a single load."""
-    load: dict[str, Any] = {
-        "rate": arguments.rate,
-        "concurrency": arguments.concurrency,
-        "stages": tuple(arguments.stages or ()),
-        "num_requests": arguments.num_requests,
-        "duration_s": arguments.duration,
-    }
+    load: dict[str, Any] = {}
     if arguments.trace is not None:
         load["trace"] = {
             "file": str(Path(arguments.trace).absolute()),
@@ -88,9 +80,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             "length_scale": arguments.length_scale,
         }
     elif not arguments.stages:
-        if load["rate"] is None and load["concurrency"] is None:
+        if arguments.rate is None and arguments.concurrency is None:
             load["rate"] = 1.0
-        if load["num_requests"] is None and load["duration_s"] is None:
+        if arguments.num_requests is None and arguments.duration_s is None:
             load["num_requests"] = DEFAULT_REQUESTS
     return flags.settings_of(arguments, load)
 

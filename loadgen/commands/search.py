@@ -7,28 +7,23 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 
 from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.commands import flags
 from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
-from loadgen.goodput.curve import write_curve
+from loadgen.goodput.curve import Curve, write_curve
 from loadgen.goodput.search import SearchPlan
-from loadgen.reports.console_curve import show_curve
+from loadgen.reports.console import show_curve
 from loadgen.reports.write import write_curve_reports, write_rows
 from loadgen.targets.preflight import preflight
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.settings import Settings
-    from loadgen.goodput.curve import Curve
 
 HELP = "find the highest arrival rate that meets the limits"
 DESCRIPTION = (

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from loadgen.analysis import run_folder
 from loadgen.commands import flags
 from loadgen.commands.search import publish, rows_of, say
 from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
+from loadgen.goodput.curve import Curve
 from loadgen.targets.preflight import preflight
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.common.settings import Settings
-    from loadgen.goodput.curve import Curve
 
 HELP = "measure several rates"
 DESCRIPTION = (

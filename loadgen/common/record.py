@@ -96,3 +96,15 @@ class Record:
 
 _NAMES = tuple(Record.__slots__)
 _TIMES = ("scheduled", "sent", "ended", "first_late", "last_late")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All records of a run ordered by due time, and the state of its processes."""
+
+    records: list[Record]
+    # The run's second 0, on the wall clock and on the machine's monotonic clock.
+    started_at: float
+    started_monotonic: float
+    processes: list[dict[str, Any]]
+    stopped: bool

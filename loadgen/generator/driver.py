@@ -13,16 +13,13 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Form, Settings
 from loadgen.load.alphabet import Content
-from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Form, Settings
-    from loadgen.load.workload import Conversation, Turn, Workload
-    from loadgen.targets.target import RunClock, Target
+from loadgen.load.workload import Conversation, Turn, Workload
+from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request, RunClock, Target
 
 # Prompts generated before the clock starts; the rest is generated on demand.
 PREPARED_BYTES = 256 * 1024 * 1024

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -25,9 +21,7 @@ class Interrupt:
             loop.add_signal_handler(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._leave()
 
     def _ask(self) -> None:

@@ -7,18 +7,15 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.common.server_samples import write_samples
 from loadgen.generator.processes import Progress, measure
 from loadgen.generator.progress import ProgressView
 from loadgen.generator.scrape import Scraper
 from loadgen.targets.leak_check import check_leaks
-
-if TYPE_CHECKING:
-    from loadgen.analysis.run_folder import Run
-    from loadgen.targets.preflight import Preflight
+from loadgen.targets.preflight import Preflight
 
 Decide = Callable[[Progress], bool]
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loadgen.common.settings import LoadSettings
 from loadgen.load.arrivals import Stage, arrivals, steady
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import LoadSettings
 
 
 @dataclass(frozen=True, slots=True)

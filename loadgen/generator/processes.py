@@ -9,16 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from loadgen.common.errors import LoadgenError
-from loadgen.common.measured import Measured
-from loadgen.common.record import Record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.common.settings import Settings
+from loadgen.common.record import Measured, Record
+from loadgen.common.settings import Settings
 
 # A process generates its prompts before it is ready; long ones take time.
 READY_S = 300.0
@@ -150,20 +146,11 @@ class RunProcesses:
 
     def _progress(self, elapsed_s: float) -> Progress:
         reports = [member.progress for member in self._members]
-
-        def total(name: str) -> int:
-            return int(sum(one.get(name, 0) for one in reports))
-
+        names = ("sent", "ended", "failed", "good", "cancelled", "tokens", "due")
         return Progress(
             elapsed_s=max(0.0, elapsed_s),
-            sent=total("sent"),
-            ended=total("ended"),
-            failed=total("failed"),
-            good=total("good"),
-            cancelled=total("cancelled"),
-            tokens=total("tokens"),
-            due=total("due"),
             lag_ms=max((one.get("lag_ms", 0.0) for one in reports), default=0.0),
+            **{name: int(sum(one.get(name, 0) for one in reports)) for name in names},
         )
 
     async def _receive_all(self, member: _Member) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,14 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.common.formatting import number, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
-
-    from loadgen.common.settings import Settings
-    from loadgen.generator.processes import Progress
+from loadgen.common.settings import Settings
+from loadgen.generator.processes import Progress
 
 _RECENT = 20  # reports: the last five seconds
 
@@ -47,9 +42,7 @@ class ProgressView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live is not None:
             self._live.stop()
 

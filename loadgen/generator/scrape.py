@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.v1.router_pb2 import GetStatusRequest
+from baton.v1.router_pb2 import GetStatusRequest, RouterStatus
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from loadgen.common.server_samples import Sample
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
-from loadgen.targets.http_get import get
+from loadgen.targets.http_connection import get
 from loadgen.targets.target import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from baton.v1.router_pb2 import RouterStatus
-    from loadgen.common.settings import TargetSettings
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8

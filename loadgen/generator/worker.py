@@ -24,25 +24,21 @@ import os
 import sys
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
 from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
 from loadgen.common.settings import Settings, Strict
-from loadgen.generator.cpu_limit import CpuLimit
-from loadgen.generator.cpu_wait import CpuWait
 from loadgen.generator.driver import Driver
-from loadgen.generator.loop_lag import LoopLag
+from loadgen.generator.own_lag import CpuLimit, CpuWait, LoopLag
 from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.sources import recorded_times, workload_of
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import RunClock
-
-if TYPE_CHECKING:
-    from loadgen.common.record import Record
 
 PROGRESS_S = 0.25
 # Conversations of a closed loop of unknown length that are generated before it starts.

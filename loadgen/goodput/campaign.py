@@ -9,23 +9,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from loadgen.analysis.validity import ReasonKind
+from loadgen.analysis.run_folder import Run
+from loadgen.analysis.summary import ReasonKind
 from loadgen.common.formatting import number, percent
+from loadgen.common.settings import Settings
+from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
+from loadgen.generator.processes import Progress
 from loadgen.goodput.curve import Curve, Point, outcome_of, point_of, probe_of
+from loadgen.goodput.probe import Probe
 from loadgen.goodput.search import Phase, Search, SearchPlan
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.settings import Settings
-    from loadgen.generator.interrupt import Interrupt
-    from loadgen.generator.processes import Progress
-    from loadgen.goodput.probe import Probe
-    from loadgen.targets.preflight import Preflight
+from loadgen.targets.preflight import Preflight
 
 Say = Callable[[str], None]
 # How many of the misses that a run may have it must have before it is ended: some lie in what is cut.

@@ -14,16 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadgen.common.arrays import Floats
 from loadgen.goodput.probe import Probe, Verdict
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 _STEEPNESS = np.exp(np.linspace(math.log(3.0), math.log(300.0), 20))
 _RATES = 300

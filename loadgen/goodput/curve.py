@@ -5,23 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
 from loadgen.analysis.steady import Steadiness
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Outcome
+from loadgen.common.record import Outcome, Record
 from loadgen.goodput.crossing import FORMULA, Crossing
 from loadgen.goodput.probe import Probe, Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.analysis.run_folder import Run
-    from loadgen.common.record import Record
-    from loadgen.goodput.search import Goodput
+from loadgen.goodput.search import Goodput
 
 CURVE = "curve.json"
 

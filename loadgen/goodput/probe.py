@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
 from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
+from loadgen.common.arrays import Flags, Floats
 
 # A probe starts with an empty server; at least this share of it is cut.
 CUT = 0.2

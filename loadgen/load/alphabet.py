@@ -7,16 +7,9 @@ text last. So every kind of prompt works with every kind of target, and its leng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.common.settings import PromptSettings
-
-    Symbols = NDArray[np.int64]
+from loadgen.common.arrays import Integers
+from loadgen.common.settings import PromptSettings
 
 Content = list[int] | str
 
@@ -40,7 +33,7 @@ class IdAlphabet:
     size: int
     cost: int = 1
 
-    def content(self, symbols: Symbols, tokens: int) -> Content:
+    def content(self, symbols: Integers, tokens: int) -> Content:
         """The first `tokens` symbols."""
         ids: list[int] = symbols[:tokens].tolist()
         return ids
@@ -59,7 +52,7 @@ class WordAlphabet:
         """The number of different symbols."""
         return len(self.words)
 
-    def content(self, symbols: Symbols, tokens: int) -> Content:
+    def content(self, symbols: Integers, tokens: int) -> Content:
         """Text of `tokens` tokens by the server's count, or less than one word fewer; at least one word."""
         return "".join(self.words[symbol] for symbol in symbols[: self._whole(tokens)].tolist())
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from loadgen.common.errors import LoadgenError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 _FORMS = {

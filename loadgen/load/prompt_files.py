@@ -11,17 +11,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from loadgen.common.errors import LoadgenError
+from loadgen.common.errors import LoadgenError, reason_of
+from loadgen.common.settings import Form, Settings
 from loadgen.load.alphabet import Content
 from loadgen.load.distributions import Distribution
 from loadgen.load.workload import Conversation, Mix
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Form, Settings
 
 _ORDER = 31
 
@@ -39,13 +37,13 @@ def read_prompts(path: str) -> tuple[Written, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     written: list[Written] = []
     try:
         for document in _documents(text):
             written.append(_written(document))
     except (ValueError, KeyError, TypeError) as error:
-        raise LoadgenError(f"{path}: entry {len(written) + 1}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: entry {len(written) + 1}: {reason_of(error)}") from None
     if not written:
         raise LoadgenError(f"{path} has no prompt")
     return tuple(written)
@@ -118,7 +116,3 @@ def _written(document: dict[str, Any]) -> Written:
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError("output_len is no number of tokens")
     return Written(tuple(turns), length)
-
-
-def _words(error: Exception) -> str:
-    return f"has no {error}" if isinstance(error, KeyError) else str(error)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from loadgen.common.settings import Settings
 from loadgen.load.prompt_files import FileWorkload, read_prompts
 from loadgen.load.traces import Trace, TraceWorkload, read_trace, scaled
-from loadgen.load.workload import SyntheticWorkload
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Settings
-    from loadgen.load.workload import Workload
+from loadgen.load.workload import SyntheticWorkload, Workload
 
 
 def workload_of(settings: Settings) -> Workload:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from loadgen.load.traces import Trace
+from loadgen.load.traces import Trace
 
 _PARTS = 60
 PERCENTILES = (50, 90, 99)

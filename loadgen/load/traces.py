@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.common.errors import LoadgenError
+from loadgen.common.errors import LoadgenError, reason_of
+from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 from loadgen.load.alphabet import WordAlphabet, alphabet_of
 from loadgen.load.prompts import PromptMaker
 from loadgen.load.workload import Conversation, Mix
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 
 # Tokens of a block with one of Mooncake's hash ids.
 BLOCK_TOKENS = 512
@@ -50,7 +47,7 @@ def sniff(path: str) -> TraceFormat:
         with Path(path).open(encoding="utf-8-sig") as lines:
             first = lines.readline()
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     if first.startswith("{") and "input_length" in first:
         return "mooncake"
     if "ContextTokens" in first:
@@ -72,17 +69,14 @@ def read_trace(path: str, kind: TraceFormat) -> Trace:
                 else:
                     entries.append(Entry(at, inputs, outputs, blocks))
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise LoadgenError(f"{path}: entry {len(entries) + skipped + 1}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: entry {len(entries) + skipped + 1}: {reason_of(error)}") from None
     if not entries:
         raise LoadgenError(f"{path} has no request")
     entries.sort(key=lambda entry: entry.at)
     first = entries[0].at
-    return Trace(
-        tuple(Entry(one.at - first, one.input_tokens, one.output_tokens, one.blocks) for one in entries),
-        skipped,
-    )
+    return Trace(tuple(replace(one, at=one.at - first) for one in entries), skipped)
 
 
 def write_mooncake(trace: Trace, path: str) -> None:
@@ -132,11 +126,11 @@ def scaled(trace: Trace, settings: TraceSettings) -> Trace:
     sharing is preserved."""
     scale = settings.length_scale
     entries = tuple(
-        Entry(
-            entry.at / settings.speed,
-            max(1, round(entry.input_tokens * scale)),
-            max(1, round(entry.output_tokens * scale)),
-            entry.blocks,
+        replace(
+            entry,
+            at=entry.at / settings.speed,
+            input_tokens=max(1, round(entry.input_tokens * scale)),
+            output_tokens=max(1, round(entry.output_tokens * scale)),
         )
         for entry in trace.entries
     )
@@ -172,11 +166,3 @@ _READERS: dict[str, Callable[[Iterable[str]], Iterator[_Row]]] = {
     "azure": _azure,
     "burstgpt": _burstgpt,
 }
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    if isinstance(error, KeyError):
-        return f"has no {error}"
-    return str(error)

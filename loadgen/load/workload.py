@@ -5,16 +5,14 @@ communication. A single request is a conversation of one turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from loadgen.common.settings import RequestClass, Settings
 from loadgen.load.alphabet import Content, WordAlphabet, alphabet_of
 from loadgen.load.distributions import Distribution
 from loadgen.load.prompts import PromptMaker
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import RequestClass, Settings
 
 _CONVERSATIONS = 1
 

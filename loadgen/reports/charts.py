@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.steady import backlog_at
+from loadgen.analysis.steady import Window, backlog_at
 from loadgen.analysis.summary import STAGES
+from loadgen.common.arrays import Floats, Integers
 from loadgen.common.record import NO_FAILURE, Outcome
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.columns import Columns
-    from loadgen.analysis.steady import Window
-
-    Floats = NDArray[np.float64]
 
 _PARTS = 120
 _MOST_DOTS = 2500
@@ -136,7 +128,7 @@ def stages_over_time(columns: Columns) -> Chart | None:
     return chart
 
 
-def _mean_by(parts: NDArray[np.int64], values: Floats, count: int) -> Floats:
+def _mean_by(parts: Integers, values: Floats, count: int) -> Floats:
     sums = np.bincount(parts, weights=values, minlength=count)
     counts = np.bincount(parts, minlength=count)
     return np.where(counts > 0, sums / np.maximum(1, counts), np.nan)

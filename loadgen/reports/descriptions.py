@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgen.common.formatting import limits, number
-
-if TYPE_CHECKING:
-    from loadgen.common.settings import LoadSettings, PromptSettings, Settings
+from loadgen.common.settings import LoadSettings, PromptSettings, Settings
 
 
 def load_words(load: LoadSettings) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from loadgen.common.formatting import limits, number, percent
-from loadgen.reports.console_curve import goodput_line
+from loadgen.goodput.curve import Curve, Point
+from loadgen.reports.console import goodput_line
 from loadgen.reports.page import Tile, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.goodput.curve import Curve, Point
 
 _STYLES = {"pass": "teal", "fail": "orange", "unstable": "red"}
 

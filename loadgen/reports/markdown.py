@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from loadgen.analysis.quantities import PERCENTILES
+from loadgen.analysis.run_folder import Run
 from loadgen.common.formatting import counts, interval, number, percent
-from loadgen.reports.console import attainment_lines
-from loadgen.reports.console_curve import goodput_line
+from loadgen.goodput.curve import Curve
+from loadgen.reports.console import attainment_lines, goodput_line
 from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
-
-if TYPE_CHECKING:
-    from loadgen.analysis.run_folder import Run
-    from loadgen.goodput.curve import Curve
 
 
 def run_markdown(run: Run) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from loadgen.reports.svg import Chart
+from loadgen.reports.svg import Chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loadgen.common.server_samples import Sample
 from loadgen.reports.scales import Scale, around
 from loadgen.reports.svg import Chart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.common.server_samples import Sample
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 # Shown first; others follow as far as there is space.

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Self
 
 import grpc
 import grpc.aio
 
 from baton.admin_address import DEFAULT_ADDRESS, belongs_to
 from baton.cluster_auth import admin_metadata
-from baton.v1.admin_pb2 import AdminServiceGetStatusRequest
+from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, AdminServiceGetStatusResponse
 from baton.v1.admin_pb2_grpc import AdminServiceStub
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.grpc_target import OPTIONS
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-    from loadgen.common.settings import TargetSettings
 
 
 class NoAdminError(Exception):
@@ -40,9 +34,7 @@ class AdminPort:
         self._channel = grpc.aio.insecure_channel(self._address, options=OPTIONS)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         assert self._channel is not None
         await self._channel.close(None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -12,14 +12,9 @@ from google.protobuf.message import DecodeError
 from baton.v1 import router_pb2, types_pb2
 from baton.v1.router_pb2 import GenerateResponse, Stage
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Outcome
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from loadgen.common.record import Record
-    from loadgen.common.settings import TargetSettings
 
 CONNECT_S = 10.0
 GENERATE = "/baton.v1.RouterService/Generate"

@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import ssl
-from collections import deque
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from loadgen.common.errors import LoadgenError
-from loadgen.common.record import Outcome
-from loadgen.targets.http_connection import HttpConnection
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.http_connection import ConnectionPool
 from loadgen.targets.sse import EventReader
-from loadgen.targets.stamped_socket import connect
 from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from loadgen.common.record import Record
-    from loadgen.common.settings import TargetSettings
-
-CONNECT_S = 10.0
-# Servers close connections that are idle for 5 s or more, so older ones are not reused.
-IDLE_S = 2.0
 _LONGEST_ERROR = 64 * 1024
-
-
-class ConnectionPool:
-    """A server's address and a pool of idle connections."""
-
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadgenError(f"{url!r} is no address (http://HOST:PORT)")
-        self.url = url
-        self.host = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.path = parts.path.rstrip("/").removesuffix("/v1")
-        self._tls: dict[str, Any] = {}
-        if parts.scheme == "https":
-            self._tls = {"ssl": ssl.create_default_context(), "server_hostname": self.host}
-        self._clock = clock
-        # Idle connections, the most recently used last, with the time since when.
-        self._idle: deque[tuple[HttpConnection, float]] = deque()
-
-    def head(self, method: str, path: str, more: str = "") -> str:
-        """The first lines of a request, including the host."""
-        return f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{more}"
-
-    async def take(self) -> HttpConnection:
-        """A connection for one exchange. Raises Failure where the server accepts none."""
-        now = self._clock()
-        while self._idle:
-            connection, since = self._idle.pop()
-            if connection.usable and now - since < IDLE_S:
-                return connection
-            connection.close()
-        return await self._connect()
-
-    def give(self, connection: HttpConnection) -> None:
-        """Returns a connection after an exchange, usable or not."""
-        if connection.usable:
-            self._idle.append((connection, self._clock()))
-        while self._idle and self._clock() - self._idle[0][1] > IDLE_S:
-            self._idle.popleft()[0].close()
-
-    async def close(self) -> None:
-        """Closes idle connections."""
-        while self._idle:
-            self._idle.pop()[0].close()
-        await asyncio.sleep(0)  # lets the transports close
-
-    async def _connect(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                stamped = await connect(self.host, self.port)
-                _, connection = await loop.create_connection(
-                    lambda: HttpConnection(stamped), sock=stamped, **self._tls
-                )
-        except (OSError, TimeoutError) as error:
-            raise Failure(Outcome.CONNECT, type(error).__name__) from None
-        return connection
 
 
 class HttpTarget:

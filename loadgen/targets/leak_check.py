@@ -6,14 +6,12 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
+from baton.v1.worker_pb2 import Audit
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
-
-if TYPE_CHECKING:
-    from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-    from baton.v1.worker_pb2 import Audit
-    from loadgen.common.settings import TargetSettings
 
 # A router promises 1 s; a busy machine gets more.
 PATIENCE_S = 5.0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from loadgen.common.errors import LoadgenError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loadgen.common.settings import TargetSettings
-    from loadgen.targets.target import Target
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.target import Target
 
 
 def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:

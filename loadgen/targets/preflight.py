@@ -1,5 +1,9 @@
-"""Checks before the clock starts: whether the server answers, which extensions it accepts, and how fast it is
-when idle.
+"""Checks before the clock starts: whether the server answers, which model it serves, which extensions it
+accepts, what words cost there, and how fast it is when idle.
+
+Text prompts need words of known cost. Only words with the same number of letters are used: in most
+vocabularies each is one token, and where bytes are tokens each has the same number. The cost is the server's
+own usage: one request per text, with one output token.
 
 Then the warm-up, as wide as the load: fewer requests than a full batch would leave the server's graphs and
 caches cold.
@@ -8,26 +12,30 @@ caches cold.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import os
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+import grpc
+import grpc.aio
+
+from baton.v1.router_pb2 import ListModelsRequest
+from baton.v1.router_pb2_grpc import RouterServiceStub
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
+from loadgen.common.settings import Settings, TargetSettings, Words
+from loadgen.load.alphabet import LEXICON
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
-from loadgen.targets.learn_words import learn_words
+from loadgen.load.workload import Workload
+from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, address_of, wait_ready
+from loadgen.targets.http_connection import get
 from loadgen.targets.open_target import open_target
-from loadgen.targets.served_model import served_model
-from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from loadgen.common.settings import Settings
-    from loadgen.load.workload import Workload
-    from loadgen.targets.target import Target
+from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock, Target
 
 T = TypeVar("T")
 
@@ -36,6 +44,8 @@ _FIRST_NUMBER = 2**40
 # The most warm-up requests, unless more will be in flight.
 _MOST_TO_SPARE = 256
 _FEWEST_WARMUP = 4
+# Letters of the words that text prompts consist of.
+_LETTERS = 4
 # Extensions to leave out, in this order, if the server refuses the request.
 _EXTENSIONS = {"all": "no_ids", "no_ids": "none"}
 _REFUSED = ("HTTP_400", "HTTP_422")
@@ -155,3 +165,68 @@ def _highest_rate(settings: Settings) -> float:
     recorded = recorded_times(settings)
     assert recorded is not None, "a closed loop has no rate"
     return max(Counter(int(time) for time in recorded).values())
+
+
+async def served_model(settings: TargetSettings) -> str:
+    """The only one, or the first. Raises LoadgenError where the server lists none."""
+    names = await (_over_grpc(settings.url) if settings.url.startswith("grpc://") else _over_http(settings))
+    if not names:
+        raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
+    return names[0]
+
+
+async def _over_grpc(url: str) -> list[str]:
+    async with grpc.aio.insecure_channel(address_of(url), options=OPTIONS) as channel:
+        await wait_ready([channel], url)
+        try:
+            response = await RouterServiceStub(channel).ListModels(ListModelsRequest(), timeout=CONNECT_S)
+        except grpc.aio.AioRpcError:
+            return []
+    return [model.id for model in response.models]
+
+
+async def _over_http(settings: TargetSettings) -> list[str]:
+    key = os.environ.get(settings.api_key_env)
+    url = settings.url.rstrip("/").removesuffix("/v1")
+    try:
+        body = await get(f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "")
+        return [str(model["id"]) for model in json.loads(body)["data"]]
+    except Failure as failure:
+        if failure.outcome == "CONNECT":
+            raise LoadgenError(f"no answer from {settings.url} ({failure.detail})") from None
+        return []
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+async def learn_words(settings: Settings) -> Words:
+    """The words, their cost in tokens, and the overhead of every prompt.
+
+    Raises LoadgenError where the server reports no usage or the words' costs differ, and Failure where it
+    refuses.
+    """
+    words = tuple(f" {word}" for word in LEXICON if len(word) == _LETTERS)
+    half = len(words) // 2
+    target = open_target(settings.target, RunClock())
+    try:
+        await target.connect()
+        first = await _count(settings, target, words[:half])
+        second = await _count(settings, target, words[half : 2 * half])
+        both = await _count(settings, target, words[: 2 * half])
+    finally:
+        await target.close()
+    cost, left = divmod(both - first, half)
+    overhead = first - half * cost
+    if first != second or left or cost < 1 or overhead < 0:
+        raise LoadgenError("this server's words differ in tokens; send token ids (--form ids)")
+    return Words(words=words, cost=cost, overhead=overhead)
+
+
+async def _count(settings: Settings, target: Target, words: Sequence[str]) -> int:
+    text = "".join(words)
+    prompt: Prompt = (Message("user", text),) if settings.target.form == "chat" else text
+    record = Record(0, 0, "", 0.0, None, 1, request_id="words")
+    await target.send(target.prepare(Request("words", prompt, 1, settings.load.classes[0])), record, Answer())
+    if record.usage_input is None:
+        raise LoadgenError("this server does not tell prompt tokens; send token ids (--form ids)")
+    return record.usage_input

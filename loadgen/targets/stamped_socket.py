@@ -12,11 +12,10 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
 # <asm-generic/socket.h>; not in Python's socket module. The stamp is a struct timespec.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loadgen.common.record import Record
-    from loadgen.common.settings import RequestClass, TargetSettings
+from loadgen.common.record import Record
+from loadgen.common.settings import RequestClass, TargetSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ async def test_the_dead_are_started_again_and_counted() -> None:
     await site.turns()
     status = site.supervision.status()
     assert status.addresses == ["prefill-0:1", "decode-0:2"]
-    assert [worker.restarts for worker in status.workers] == [0, 1]
+    assert [report.starts for report in status.reports.values()] == [1, 2]
 
 
 async def test_a_lost_actor_does_not_reset_the_count_of_starts() -> None:

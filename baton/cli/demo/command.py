@@ -8,8 +8,7 @@ from pathlib import Path
 import grpc.aio
 from rich.console import Console
 
-from baton.cli.demo.prompts import FOR_ANY_MODEL, FOR_THE_DEMO_MODEL
-from baton.cli.demo.request import Answer, read_stream
+from baton.cli.demo.prompts import FOR_ANY_MODEL, FOR_THE_DEMO_MODEL, Answer, read_stream
 from baton.cli.demo.view import Screen, answers_table, shipped_line
 from baton.cli.status.view import worker_table
 from baton.cli.up.command import STOP_MARGIN_S, StopSignals, no_process_left, require_free_ports
@@ -38,10 +37,9 @@ async def demo(config: UpConfig, model: Path, programs: Programs | None = None) 
 
 
 async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
-    signals = StopSignals()
     console = Console(highlight=False)
     cluster = LocalCluster(config, model, programs)
-    signals.kill_on_second(cluster)
+    signals = StopSignals(cluster)
     try:
         _introduce(console, config)
         addresses = await signals.unless_stopped(cluster.start())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
@@ -12,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.common.formatting import bytes_text
-from baton.cli.demo.request import Answer
+from baton.cli.demo.prompts import Answer
 from baton.cli.status.view import plain_table
 from baton.v1 import admin_pb2, types_pb2
 
@@ -29,14 +27,12 @@ class Screen:
 
     def __enter__(self) -> Screen:
         if self._live:
-            self._live.__enter__()
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def ended(self, answer: Answer) -> None:
         if self._live is None:

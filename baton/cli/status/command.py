@@ -15,13 +15,13 @@ from baton.cli.common.admin_call import add_admin_flag
 from baton.cli.common.messages import notify
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.source import StatusSource, is_partial
-from baton.cli.status.store_view import store_line
 from baton.cli.status.view import (
     NO_WORKERS,
     headline,
     latency_table,
     problems,
     rates_line,
+    store_line,
     worker_table,
 )
 from baton.errors import BatonError

@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.text import Text
 
-from baton.cli.status.view import decodes, name_of, prefills
+from baton.cli.status.view import decodes, name_of, prefills, queued
 from baton.v1 import admin_pb2
 
 # A figure counts if it is this many times the median of the peers, and exceeds it by at least this much.
@@ -47,7 +47,7 @@ def slow_worker(workers: list[Worker]) -> Slow | None:
     found = [
         *_above_peers(decoding, _decode_ms, _STEP_MS_MORE, _DECODE_REASON),
         *_above_peers(prefilling, _prefill_ms, _STEP_MS_MORE, _PREFILL_REASON),
-        *_above_peers(able, _queued, _QUEUE_MORE, _QUEUE_REASON),
+        *_above_peers(able, queued, _QUEUE_MORE, _QUEUE_REASON),
     ]
     if len(decoding) == 1:
         found += _uneven(decoding[0])
@@ -85,7 +85,3 @@ def _decode_ms(worker: Worker) -> float:
 def _prefill_ms(worker: Worker) -> float:
     steps = worker.worker.audit.recent_prefill
     return 100 * steps.mean_ms * steps.steps / steps.tokens
-
-
-def _queued(worker: Worker) -> float:
-    return float(max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens))

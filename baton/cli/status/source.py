@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from types import TracebackType
 from typing import Self
 
 import grpc.aio
@@ -38,9 +37,7 @@ class StatusSource:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         for channel in self._channels.values():
             await channel.close(None)
 

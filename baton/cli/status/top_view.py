@@ -11,7 +11,6 @@ from rich.text import Text
 
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.source import is_partial
-from baton.cli.status.store_view import store_problem
 from baton.cli.status.view import (
     NO_WORKERS,
     decodes,
@@ -20,6 +19,7 @@ from baton.cli.status.view import (
     name_of,
     problems,
     rates_line,
+    store_problem,
     worker_table,
 )
 from baton.v1 import admin_pb2, router_pb2, worker_pb2

@@ -121,8 +121,7 @@ def problem(worker: admin_pb2.WorkerStatus) -> str:
 
 
 def _slots(worker: admin_pb2.WorkerStatus) -> str:
-    load = worker.worker.audit.load
-    return f"{load.slots - load.free_slots}/{load.slots}" if decodes(worker) and load.slots else _NONE
+    return _all_slots([worker]) if decodes(worker) and worker.worker.audit.load.slots else _NONE
 
 
 def _all_slots(workers: Workers) -> str:
@@ -140,7 +139,8 @@ def _all_blocks(workers: Workers) -> str:
     return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
 
 
-def _queued(worker: admin_pb2.WorkerStatus) -> int:
+def queued(worker: admin_pb2.WorkerStatus) -> int:
+    """Prompt tokens that wait for this worker."""
     return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
 
 
@@ -153,18 +153,10 @@ def _links(worker: admin_pb2.WorkerStatus) -> str:
     return str(len(links)) if links else _NONE
 
 
-def _counted(count: Count, applies: Applies) -> tuple[Callable[..., str], Callable[..., str]]:
-    """Cell and total of a column of counts, for the workers to which it `applies`."""
-    return _figures(count, applies, short_count)
-
-
-def _bytes(count: Count, applies: Applies) -> tuple[Callable[..., str], Callable[..., str]]:
-    return _figures(count, applies, bytes_text)
-
-
 def _figures(
-    count: Count, applies: Applies, text: Callable[[int], str]
+    count: Count, applies: Applies, text: Callable[[int], str] = short_count
 ) -> tuple[Callable[..., str], Callable[..., str]]:
+    """Cell and total of a column of counts, for the workers to which it `applies`."""
     return (
         lambda worker: text(count(worker)) if applies(worker) else _NONE,
         lambda workers: text(sum(count(worker) for worker in workers)),
@@ -178,15 +170,19 @@ COLUMNS = (
     Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
-    Column("queue", *_counted(_queued, prefills)),
-    Column("in/s", *_counted(lambda worker: worker.worker.audit.recent_prefill.tokens, prefills)),
-    Column("out/s", *_counted(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
+    Column("queue", *_figures(queued, prefills)),
+    Column("in/s", *_figures(lambda worker: worker.worker.audit.recent_prefill.tokens, prefills)),
+    Column("out/s", *_figures(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
     Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
     Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
-    Column("prompts", *_counted(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
-    Column("decoded", *_counted(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
-    Column("KV out", *_bytes(lambda worker: worker.worker.audit.bytes_shipped, prefills), width=120),
-    Column("KV in", *_bytes(lambda worker: worker.worker.audit.bytes_received, decodes), width=120),
+    Column("prompts", *_figures(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
+    Column("decoded", *_figures(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
+    Column(
+        "KV out", *_figures(lambda worker: worker.worker.audit.bytes_shipped, prefills, bytes_text), width=120
+    ),
+    Column(
+        "KV in", *_figures(lambda worker: worker.worker.audit.bytes_received, decodes, bytes_text), width=120
+    ),
     Column("links", _links, width=120),
     Column(
         "pids",
@@ -241,3 +237,32 @@ def problems(workers: Workers) -> Iterator[Text]:
     for worker in workers:
         if reason := problem(worker):
             yield Text.assemble((name_of(worker), "bold red"), ": ", reason)
+
+
+def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
+    """Address, contents and availability of the Redis that holds registry and journal."""
+    store = status.store
+    if not status.HasField("store"):
+        return Text("Redis: none; no registry and no journal", "dim")
+    line = Text.assemble("Redis: ", (store.address, "bold"), ", embedded" if store.embedded else "")
+    if store.restarts:
+        line.append(f", restarted {store.restarts} x", "yellow")
+    line.append(f"; namespace {store.namespace}")
+    if store.HasField("unavailable_s"):
+        line.append(f"; unavailable for {duration(store.unavailable_s)}", "bold red").append(
+            ", requests continue without it"
+        )
+    else:
+        line.append(f"; workers registered: {store.registered_workers}, {_journal(store)}")
+    return line
+
+
+def store_problem(status: admin_pb2.AdminServiceGetStatusResponse) -> Text | None:
+    """The line if Redis is unavailable, else None."""
+    return store_line(status) if status.store.HasField("unavailable_s") else None
+
+
+def _journal(store: admin_pb2.StoreStatus) -> str:
+    if not store.HasField("journal_open"):
+        return "the journal does not answer"
+    return f"requests in the journal: {short_count(store.journal_open)}"

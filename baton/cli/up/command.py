@@ -20,8 +20,7 @@ from typing import TypeVar
 
 from baton.addresses import join_address
 from baton.cli.common.messages import notify, write_line
-from baton.cli.up.first_of import first_of
-from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
+from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
 from baton.cli.up.settings import invalid
 from services.common.config.up import UpConfig
 from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
@@ -39,22 +38,17 @@ REAP_S = 2.0
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first sets `requested`, each later one kills the clusters given to
-    `kill_on_second`."""
+    """SIGTERM and SIGINT: the first sets `requested`, each later one kills the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
         self.requested = asyncio.Event()
-        self._clusters: list[LocalCluster] = []
+        self._cluster = cluster
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
-    def kill_on_second(self, cluster: LocalCluster) -> None:
-        self._clusters.append(cluster)
-
     def _on_signal(self) -> None:
         if self.requested.is_set():
-            for cluster in self._clusters:
-                cluster.kill()
+            self._cluster.kill()
         self.requested.set()
 
     async def unless_stopped(self, work: Awaitable[T]) -> T | None:
@@ -77,9 +71,8 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
 
 
 async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
-    signals = StopSignals()
     cluster = LocalCluster(config, model, programs)
-    signals.kill_on_second(cluster)
+    signals = StopSignals(cluster)
     stop_s = FAILURE_STOP_S
     try:
         roles = ", ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)

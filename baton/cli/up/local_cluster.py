@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.cli.up.embedded_redis import EmbeddedRedis
-from baton.cli.up.first_of import first_of
 from baton.cli.up.router_process import RouterProcess
 from baton.cluster_auth import prefix_secret
 from baton.errors import BatonError
@@ -30,6 +29,9 @@ from services.common.config.types import Role
 from services.common.config.up import UpConfig
 from services.common.config.worker import WorkerConfig
 from services.common.processes.child_process import Child, ChildError
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -144,6 +146,19 @@ class LocalCluster:
     def _send_restarts(self, restarts: int) -> None:
         if self._router:
             self._router.send({"store_restarts": restarts})
+
+
+async def first_of(work: Awaitable[T], other: Awaitable[U]) -> tuple[T | None, U | None]:
+    """Returns `(result of work, None)` or `(None, result of other)`, whichever ends first; `work` wins a tie.
+    The other is cancelled and has ended when this returns. An exception of the first is raised."""
+    left, right = asyncio.ensure_future(work), asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({left, right}, return_when=asyncio.FIRST_COMPLETED)
+        return (left.result(), None) if left.done() else (None, right.result())
+    finally:
+        left.cancel()
+        right.cancel()
+        await asyncio.gather(left, right, return_exceptions=True)
 
 
 async def _death(child: Child) -> ChildError:

@@ -27,16 +27,21 @@ from services.common.config.up import UpConfig
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A setting with a flag: its name, its path in `UpConfig`, and its text in `--help`.
+    """A setting with a flag: its path in `UpConfig`, and its text in `--help`.
 
-    `bare` is the value of the flag when it is given without one; None: a value is required.
+    `bare` is the value of the flag when it is given without one; None: a value is required. The flag and its
+    variable are named by `renamed`, or else by the last part of the path.
     """
 
-    name: str
     path: str
     metavar: str
     help: str
     bare: str | None = None
+    renamed: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "--" + self.key.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -44,121 +49,67 @@ class Flag:
 
     @property
     def key(self) -> str:
-        return self.name.removeprefix("--").replace("-", "_")
+        return self.renamed or self.path.rpartition(".")[2]
 
 
 FLAGS = (
-    Flag("--model", "model", "DIR|HUB-ID", "checkpoint to serve; also: demo, random (default demo)"),
+    Flag("model", "DIR|HUB-ID", "checkpoint to serve; also: demo, random (default demo)"),
+    Flag("served_model_name", "NAME", "model name for clients (default: the folder's name or the hub id)"),
+    Flag("prefill", "N", "prefill workers (default 1, or 0 once a role is named)"),
+    Flag("decode", "N", "decode workers (default 1, or 0 once a role is named)"),
+    Flag("both", "N", "workers that prefill and decode"),
+    Flag("engine.weights", "file|random", "random: seeded random weights; only config.json is needed"),
+    Flag("engine.device", "auto|cpu|cuda", "device of the model"),
+    Flag("engine.dtype", "auto|bf16|fp16|fp32|fp64", "dtype of weights and KV cache"),
+    Flag("engine.numerics", "auto|exact|fast", "exact: a token never depends on other requests of its batch"),
+    Flag("transfer.transport", "auto|grpc|ipc|nccl", "transport of KV blocks between workers"),
+    Flag("transfer.kv_wire", "native|fp8|int8", "format of KV blocks between workers: unchanged, or 8-bit"),
+    Flag("transfer.transfer_port", "PORT", "link port of the first decode worker"),
+    Flag("transfer.frames_port", "PORT", "second link port of the first decode worker, for nccl"),
+    Flag("supervision.ray_address", "local|none|ADDR", "start a Ray, use none, or join the Ray at ADDR"),
+    Flag("state.redis_url", "URL|none", "Redis for soft state (default: an embedded server)"),
     Flag(
-        "--served-model-name",
-        "served_model_name",
-        "NAME",
-        "model name for clients (default: the folder's name or the hub id)",
-    ),
-    Flag("--prefill", "prefill", "N", "prefill workers (default 1, or 0 once a role is named)"),
-    Flag("--decode", "decode", "N", "decode workers (default 1, or 0 once a role is named)"),
-    Flag("--both", "both", "N", "workers that prefill and decode"),
-    Flag(
-        "--weights",
-        "engine.weights",
-        "file|random",
-        "random: seeded random weights; only config.json is needed",
-    ),
-    Flag("--device", "engine.device", "auto|cpu|cuda", "device of the model"),
-    Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "dtype of weights and KV cache"),
-    Flag(
-        "--numerics",
-        "engine.numerics",
-        "auto|exact|fast",
-        "exact: a token never depends on other requests of its batch",
-    ),
-    Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "transport of KV blocks between workers"),
-    Flag(
-        "--kv-wire",
-        "transfer.kv_wire",
-        "native|fp8|int8",
-        "format of KV blocks between workers: unchanged, or 8-bit",
-    ),
-    Flag("--transfer-port", "transfer.transfer_port", "PORT", "link port of the first decode worker"),
-    Flag(
-        "--frames-port",
-        "transfer.frames_port",
-        "PORT",
-        "second link port of the first decode worker, for nccl",
-    ),
-    Flag(
-        "--ray-address",
-        "supervision.ray_address",
-        "local|none|ADDR",
-        "start a Ray, use none, or join the Ray at ADDR",
-    ),
-    Flag("--redis-url", "state.redis_url", "URL|none", "Redis for soft state (default: an embedded server)"),
-    Flag(
-        "--redis-namespace",
         "state.namespace",
         "NAME",
         "namespace of the cluster in Redis (default: random)",
+        renamed="redis_namespace",
     ),
-    Flag("--worker-metrics-port", "worker_metrics_port", "PORT", "metrics port of the first worker"),
-    Flag("--http-port", "router.http_port", "PORT", "public HTTP port; 0: any free port"),
-    Flag("--grpc-port", "router.grpc_port", "PORT", "public gRPC port; 0: any free port"),
-    Flag("--admin-host", "router.admin_host", "ADDRESS", "address of the admin ports"),
+    Flag("worker_metrics_port", "PORT", "metrics port of the first worker"),
+    Flag("router.http_port", "PORT", "public HTTP port; 0: any free port"),
+    Flag("router.grpc_port", "PORT", "public gRPC port; 0: any free port"),
+    Flag("router.admin_host", "ADDRESS", "address of the admin ports"),
+    Flag("router.admin_grpc_port", "PORT", f"port of AdminService (default {DEFAULT_GRPC_PORT})"),
+    Flag("router.admin_http_port", "PORT", f"port of metrics and health (default {DEFAULT_HTTP_PORT})"),
     Flag(
-        "--admin-grpc-port",
-        "router.admin_grpc_port",
-        "PORT",
-        f"port of AdminService (default {DEFAULT_GRPC_PORT})",
-    ),
-    Flag(
-        "--admin-http-port",
-        "router.admin_http_port",
-        "PORT",
-        f"port of metrics and health (default {DEFAULT_HTTP_PORT})",
-    ),
-    Flag(
-        "--public-metrics",
         "router.public_metrics",
         "true|false",
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
-    Flag("--slots", "engine.slots", "N", "sequences that a decode worker generates at once"),
+    Flag("engine.slots", "N", "sequences that a decode worker generates at once"),
+    Flag("engine.gpu_memory", "FRACTION", "share of a GPU's memory that its workers use together"),
     Flag(
-        "--gpu-memory",
-        "engine.gpu_memory",
-        "FRACTION",
-        "share of a GPU's memory that its workers use together",
+        "engine.gpu_workers", "N", "workers that share a GPU (default: 1, but all on a machine with one GPU)"
+    ),
+    Flag("engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
+    Flag("engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
+    Flag("engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
+    Flag("engine.max_context_tokens", "N", "longest prompt and output together"),
+    Flag("engine.kernel_cache", "DIR", "folder of compiled kernels (default: Triton's)"),
+    Flag(
+        "prefix_secret", "SECRET", "keys the hashes of cached blocks (default: derived from cluster_secret)"
     ),
     Flag(
-        "--gpu-workers",
-        "engine.gpu_workers",
-        "N",
-        "workers that share a GPU (default: 1, but all on a machine with one GPU)",
-    ),
-    Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
-    Flag("--chunk-tokens", "engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
-    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
-    Flag("--max-context-tokens", "engine.max_context_tokens", "N", "longest prompt and output together"),
-    Flag("--kernel-cache", "engine.kernel_cache", "DIR", "folder of compiled kernels (default: Triton's)"),
-    Flag(
-        "--prefix-secret",
-        "prefix_secret",
-        "SECRET",
-        "keys the hashes of cached blocks (default: derived from cluster_secret)",
-    ),
-    Flag(
-        "--cluster-secret-file",
         "cluster_secret_file",
         "FILE",
         "file with the secret that authenticates router and workers (BATON_CLUSTER_SECRET: the secret)",
     ),
     Flag(
-        "--secrets-file",
         "supervision.secrets_file",
         "FILE",
         "YAML file with redis_url, prefix_secret, cluster_secret; on each machine with --ray-address ADDR",
     ),
-    Flag("--log-level", "log_level", "debug|info|warning|error", "log level of every process"),
+    Flag("log_level", "debug|info|warning|error", "log level of every process"),
 )
 
 
@@ -169,7 +120,7 @@ def add_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] = ()) ->
         parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings")
     for flag in FLAGS:
         if flag.path.startswith(only or ""):
-            default = _default(flag.path)
+            default = _get(UpConfig(), flag.path)
             text = flag.help if default is None else f"{flag.help} (default {default})"
             count = None if flag.bare is None else "?"
             parser.add_argument(
@@ -189,11 +140,7 @@ def load(
     for path, value in (defaults or {}).items():
         _set(values, path, value, keep=True)
     take_flags(values, arguments, environment)
-    try:
-        config = UpConfig.model_validate(values)
-    except ValidationError as error:
-        raise invalid(first_line(error)) from None
-    config = with_secrets_file(config)
+    config = with_secrets_file(_validated(values))
     check_redis_url(config.state)
     config = with_cluster_secret(config)
     check_admin_host(config)
@@ -215,10 +162,7 @@ def with_secrets_file(config: UpConfig) -> UpConfig:
         if _get(config, place) not in (None, secret):
             raise invalid(f"{name} in secrets_file {path} differs from the one that is set elsewhere")
         _set(values, place, secret)
-    try:
-        return UpConfig.model_validate(values)
-    except ValidationError as error:
-        raise invalid(first_line(error)) from None
+    return _validated(values)
 
 
 def take_flags(values: dict[str, Any], arguments: argparse.Namespace, environment: Mapping[str, str]) -> None:
@@ -286,6 +230,13 @@ def invalid(message: str) -> BatonError:
     return BatonError(ErrorKind.INVALID, message)
 
 
+def _validated(values: Mapping[str, Any]) -> UpConfig:
+    try:
+        return UpConfig.model_validate(values)
+    except ValidationError as error:
+        raise invalid(first_line(error)) from None
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -322,13 +273,9 @@ def first_line(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     flag = next((flag.name for flag in FLAGS if flag.path == path), None)
     place = f"{path} ({flag})" if flag else path
-    if path.startswith(("state", "prefix_secret", "cluster_secret")):  # it may hold a password
-        return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return f"{place} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def _default(path: str) -> object:
-    return _get(UpConfig(), path)
+    if not path.startswith(("state", "prefix_secret", "cluster_secret")):  # those may hold a password
+        place += f" is {first['input']!r}"
+    return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 def _get(config: UpConfig, path: str) -> object:

@@ -25,7 +25,7 @@ from bench.decode.clocks import ClockReader
 from bench.decode.engine import DecodeEngine
 from bench.decode.step_lines import StepLines
 from bench.transfer.decode_end import EXPECTED, DecodingEnd, Setting, engine_of
-from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, told
+from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, summary_of
 from bench.transfer.sending import SendingEnd
 from kvtransfer.device.blocks import DeviceBlocks
 from tests.bench.decode.test_clocks import Ring
@@ -66,23 +66,23 @@ class Asked:
     """An end in this process, asked by another thread as a process is."""
 
     def __init__(self, end: DecodingEnd) -> None:
-        self.said = {"address": end.address}
+        self.ready_line = {"address": end.address}
         self._end = end
         self._questions: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
 
-    def tell(self, word: dict[str, Any]) -> None:
+    def send_command(self, word: dict[str, Any]) -> None:
         self._questions.put(word)
         self._end.wakeup.set()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return self._answers.get(timeout=60)
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.tell(question)
-        return self.hear()
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        self.send_command(question)
+        return self.receive()
 
-    def has_said(self, within_s: float) -> bool:
+    def has_line(self, within_s: float) -> bool:
         if self._answers.empty():
             time.sleep(min(max(within_s, 0.0005), 0.002))  # the other thread has the work
         return not self._answers.empty()
@@ -178,7 +178,7 @@ def test_between_devices(between: Between) -> None:
     def work(sending: Sending, sender: SendingEnd) -> None:
         for kind in (PACED, ALONE, ALONE, *[SATURATING] * 5):
             windows.append(sending.window(kind, STEPS, 50.0))
-            if windows[-1].told["transfers"] and kind == SATURATING:
+            if windows[-1].receiver["transfers"] and kind == SATURATING:
                 break  # a busy machine may have too few steps in a window for a transfer to end
         assert sender.transport == "ipc"
         (place, *_) = end._spare._last
@@ -188,10 +188,10 @@ def test_between_devices(between: Between) -> None:
 
     between.drive(work)
     busy = [window for window in windows if window.kind == SATURATING]
-    assert busy[-1].told["transfers"] > 0
-    assert all(window.compared and window.told["on_device"] for window in busy)
-    assert all(len(window.told["step_ns"]) == STEPS - 1 for window in windows)
-    assert [window.told["transfers"] for window in windows if window.kind == ALONE] == [0, 0]
+    assert busy[-1].receiver["transfers"] > 0
+    assert all(window.compared and window.receiver["on_device"] for window in busy)
+    assert all(len(window.receiver["step_ns"]) == STEPS - 1 for window in windows)
+    assert [window.receiver["transfers"] for window in windows if window.kind == ALONE] == [0, 0]
     counters = end.receiver.counters
     assert (counters.checksum_failures, counters.dropped_unknown) == (0, 0)
     size = setting.blocks * setting.block_bytes
@@ -213,8 +213,10 @@ def test_a_transfer_that_fails_ends_the_measurement(between: Between) -> None:
 
 
 def window(kind: str, step_ns: list[int], **more: Any) -> Window:
-    told = {"step_ns": step_ns, "gap_ns": [1000] * len(step_ns), "seconds": 2.0, "clock": "gpu"}
-    return Window(kind, 7.0, {**told, "transfers": 0, "bytes": 0, "on_device": True, **more}, [0.25, 0.75])
+    receiver = {"step_ns": step_ns, "gap_ns": [1000] * len(step_ns), "seconds": 2.0, "clock": "gpu"}
+    return Window(
+        kind, 7.0, {**receiver, "transfers": 0, "bytes": 0, "on_device": True, **more}, [0.25, 0.75]
+    )
 
 
 def test_slowed_is_against_the_same_round() -> None:
@@ -225,13 +227,13 @@ def test_slowed_is_against_the_same_round() -> None:
         window(PACED, [2_400_000] * 2, transfers=5, bytes=3 * 10**9),
     ]
     windows = [window(ALONE, [1_000_000] * 2), *paced, window(ALONE, [2_000_000] * 2)]
-    found = told(PACED, windows, setting)
+    found = summary_of(PACED, windows, setting)
     assert found["slowed_percent_rounds"] == [10.0, 20.0]
     assert found["slowed_percent"] == 15.0
     assert (found["step_ms"], found["step_ms_p50"]) == (1.75, 1.75)
     assert (found["transfers"], found["transfers_s"], found["gb_s"]) == (8, 2.0, 1.0)
     assert (found["transfer_ms_p50"], found["gap_us_p99"]) == (500.0, 1.0)
-    assert told(ALONE, windows, setting)["slowed_percent"] == 0.0
+    assert summary_of(ALONE, windows, setting)["slowed_percent"] == 0.0
 
 
 def test_paced_is_poisson_and_the_others_are_always_or_never() -> None:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from loadgen.analysis.metrics import LIMITABLE, limitable
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import Judge, parse_goodput
-from loadgen.analysis.summary import Summary, summarize
-from loadgen.analysis.validity import ReasonKind
-from loadgen.commands.classes import parse_class
+from loadgen.analysis.summary import ReasonKind, Summary, summarize
+from loadgen.commands.flags import parse_class
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import RequestClass

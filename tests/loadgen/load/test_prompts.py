@@ -17,7 +17,7 @@ from loadgen.common.settings import RequestClass, Words
 from loadgen.load.distributions import Distribution
 from loadgen.load.prompt_files import FileWorkload, form_of, read_prompts
 from loadgen.load.workload import Conversation, SyntheticWorkload
-from loadgen.targets.learn_words import learn_words
+from loadgen.targets.preflight import learn_words
 from tests.loadgen.builders import settings
 from tests.loadgen.fake_server import Behaviour, serving
 

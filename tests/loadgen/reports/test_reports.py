@@ -23,8 +23,7 @@ from loadgen.analysis.run_folder import Run
 from loadgen.analysis.steady import Steadiness
 from loadgen.cli import main
 from loadgen.common.formatting import number
-from loadgen.common.measured import Measured
-from loadgen.common.record import Record
+from loadgen.common.record import Measured, Record
 from loadgen.common.server_samples import Sample, read_samples, write_samples
 from loadgen.generator.processes import Progress
 from loadgen.generator.progress import ProgressView

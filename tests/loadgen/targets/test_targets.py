@@ -228,7 +228,7 @@ async def test_http_uses_a_connection_again_but_not_a_stale_one(monkeypatch: pyt
     async with serving(Behaviour()) as (_, _grpc, url):
         await ask(url, timeouts_s=(PATIENT_S,) * 3)
         assert len(made) == 1
-        monkeypatch.setattr("loadgen.targets.http_target.IDLE_S", -1.0)
+        monkeypatch.setattr("loadgen.targets.http_connection.IDLE_S", -1.0)
         await ask(url, timeouts_s=(PATIENT_S,) * 3)
         assert len(made) == 5  # one to connect, and one each
 

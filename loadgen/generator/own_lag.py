@@ -1,23 +1,80 @@
-"""Measures how long the CPU limit of the control group throttled this process, as the kernel counts it.
+"""Measures how late one process of the generator runs, and why, since its figures may be wrong by as much.
 
-A container with a limit runs until its quota of a period (usually 100 ms) is used up and then stops for the
-rest of the period, which other measurements do not show. Groups above this one may have limits too, so all
-visible ones are read. Control groups of version 2 or 1.
+LoopLag   how late the event loop runs. A tick is due every 5 ms. A loop that is busy during several ticks
+          makes one late call, but each missed tick is counted with its own lag, so that a long stall weighs
+          more than a short one.
+CpuWait   how long runnable threads wait for a CPU, as the kernel counts it. The lag of the loop is not
+          enough: with gRPC another thread receives a message first, and its wait is invisible to the loop.
+CpuLimit  how long the CPU limit of the control group throttled this process, as the kernel counts it. A
+          container with a limit runs until its quota of a period (usually 100 ms) is used up and then stops
+          for the rest of the period, which other measurements do not show. Groups above this one may have
+          limits too, so all visible ones are read. Control groups of version 2 or 1.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
+TICK_S = 0.005
+# asyncio rounds a wait up to the next millisecond, which is no lag.
+_TIMER_S = 0.001
 EVERY_S = 0.1
 _PROC = Path("/proc/self")
 # What cpu.stat calls the time: in version 2 and in version 1, and how many of it are a second.
 _UNITS = {"throttled_usec": 1e6, "throttled_time": 1e9}
+
+
+class LoopLag:
+    """Samples the lag of an event loop while `run` runs in it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.samples: list[float] = []
+
+    async def run(self) -> None:
+        """Samples until cancelled."""
+        due = self._clock() + TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, due - self._clock()))
+            now = self._clock()
+            while due <= now:
+                self.samples.append(max(0.0, now - due - _TIMER_S))
+                due += TICK_S
+
+
+class CpuWait:
+    """Samples while `run` runs: the mean wait in seconds of each tenth of a second. No samples where the
+    kernel does not count.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.samples: list[float] = []
+
+    async def run(self) -> None:
+        """Samples until cancelled."""
+        waited, times = _waits()
+        while True:
+            await asyncio.sleep(EVERY_S)
+            waited_now, times_now = _waits()
+            if times_now > times and waited_now >= waited:
+                self.samples.append((waited_now - waited) / (times_now - times) / 1e9)
+            waited, times = waited_now, times_now
+
+
+def _waits() -> tuple[int, int]:
+    """Nanoseconds that all threads have waited, and how often one was scheduled."""
+    waited = times = 0
+    for task in _PROC.glob("task/*/schedstat"):
+        try:
+            _, delay, slices = task.read_bytes().split()
+        except (OSError, ValueError):
+            continue  # the thread has ended
+        waited += int(delay)
+        times += int(slices)
+    return waited, times
 
 
 class CpuLimit:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.generator.cpu_limit import CpuLimit
+from loadgen.generator.own_lag import CpuLimit
 from tests.loadgen.virtual_time import run_virtual
 
 MOUNT = "40 31 0:37 {root} {at} rw,relatime shared:9 - {system} {system} rw{options}\n"

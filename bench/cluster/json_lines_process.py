@@ -15,51 +15,51 @@ _END_S = 10.0
 _ANSWER_S = 300.0
 
 
-class AskedProcess:
-    """Runs `python -m MODULE …`; `said` is its first line. It ends when its stdin is closed."""
+class JsonLinesProcess:
+    """Runs `python -m MODULE …`; `ready_line` is its first line. It ends when its stdin is closed."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
-        self._heard = b""  # unread output
+        self._unread = b""
         try:
-            self.said = self.hear()
+            self.ready_line = self.receive()
         except (RuntimeError, TimeoutError):
             self.end()
             raise
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.tell(question)
-        return self.hear()
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.send_command(request)
+        return self.receive()
 
-    def tell(self, word: dict[str, Any]) -> None:
+    def send_command(self, command: dict[str, Any]) -> None:
         """Sends a message without waiting for an answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(word).encode() + b"\n")
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Reads the next line. Raises RuntimeError where the process has ended, TimeoutError where no line
         arrives."""
         deadline = time.monotonic() + _ANSWER_S
-        while not self.has_said(max(0.0, deadline - time.monotonic())):
+        while not self.has_line(max(0.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.process.args!r} has not answered for {_ANSWER_S:g} s")
-        line, _, self._heard = self._heard.partition(b"\n")
+        line, _, self._unread = self._unread.partition(b"\n")
         return dict(json.loads(line))
 
-    def has_said(self, within_s: float) -> bool:
+    def has_line(self, within_s: float) -> bool:
         """Whether a line is available within so many seconds."""
         assert self.process.stdout is not None
-        if b"\n" in self._heard:
+        if b"\n" in self._unread:
             return True
         if select.select([self.process.stdout], [], [], within_s)[0]:
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             if not part:
                 raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait(_END_S)}")
-            self._heard += part
-        return b"\n" in self._heard
+            self._unread += part
+        return b"\n" in self._unread
 
     def end(self) -> None:
         """Closes its stdin and waits. Raises subprocess.TimeoutExpired where it had to be killed."""
