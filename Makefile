@@ -2,7 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs
+.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -14,7 +14,7 @@ demo: setup ## a small cluster on this machine, a few streamed prompts, a summar
 	@baton demo $(ARGS)
 
 test: setup ## the tests that fit any machine, in minutes
-	pytest -n 2 --durations=10 -v $(ARGS)
+	pytest -n 3 --durations=10 -v $(ARGS)
 
 prove: setup ## the proofs at full size (marker slow) that need no GPU
 	pytest --durations=10 -v -m 'slow and not gpu and not multigpu' $(ARGS)
@@ -49,3 +49,6 @@ proto: setup
 
 stubs: setup ## regenerate baton/v1 from proto/
 	tools/generate_stubs.sh
+
+docs: setup ## regenerate the tables of docs/metrics.md
+	PYTHONPATH=. python tools/metrics_page.py

@@ -16,31 +16,25 @@ import struct
 from collections.abc import Sequence
 
 HASH_BYTES = 16
+_NO_ADAPTER = b""
 # How many names of a prompt's blocks a reservation may carry: those of 262,144 tokens in blocks of 64.
-MAX_RESERVE_NAMES = 4096
-
-
-def seed_of(secret: bytes, *, tenant: str, model: bytes, adapter: str, cache_dtype: str) -> bytes:
-    """Where the chains of one tenant begin. `model`: the fingerprint of weights and cache layout."""
-    owner = hmac.digest(secret, tenant.encode(), "sha256")
-    return _hash(owner, model, adapter.encode(), cache_dtype.encode())
+MAX_RESERVE_HASHES = 4096
 
 
 class BlockHasher:
-    """Names the full blocks of token sequences; what is left behind the last full block has no name."""
+    """Hashes the full blocks of one tenant's token sequences; tokens behind the last full block have no hash.
 
-    @classmethod
-    def of_cache(
-        cls, secret: bytes, *, tenant: str, fingerprint: bytes, cache_dtype: str, block_tokens: int
-    ) -> BlockHasher:
-        """A tenant's, for a worker's cache: what router and worker must agree on to the bit."""
-        seed = seed_of(secret, tenant=tenant, model=fingerprint, adapter="", cache_dtype=cache_dtype)
-        return cls(seed, block_tokens)
+    Router and worker must agree on every argument to the bit.
+    """
 
-    def __init__(self, seed: bytes, block_tokens: int) -> None:
+    def __init__(
+        self, secret: bytes, *, tenant: str, fingerprint: bytes, cache_dtype: str, block_tokens: int
+    ) -> None:
+        """`fingerprint`: of weights and cache layout."""
         if block_tokens < 1:
             raise ValueError("a block holds at least one token")
-        self.seed = seed
+        owner = hmac.digest(secret, tenant.encode(), "sha256")
+        self.seed = _hash(owner, fingerprint, _NO_ADAPTER, cache_dtype.encode())
         self.block_tokens = block_tokens
         self._pack = struct.Struct(f"<{block_tokens}I").pack
 

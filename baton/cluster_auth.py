@@ -3,7 +3,7 @@
     secret ─┬─ "rpc"   ─▶ the token that every internal RPC carries in its metadata
             ├─ "admin" ─▶ the token of AdminService, where that is not on loopback alone
             ├─ "link"  ─▶ the key that both ends of a KV link sign their hello with
-            │             (`kvtransfer/link_auth.py`)
+            │             (`kvtransfer/protocol/link_auth.py`)
             ├─ "name"  ─▶ what is the same in the registry for all that share the secret
             └─ "prefix" ─▶ what cached blocks are hashed with, unless a secret of its own is configured
 

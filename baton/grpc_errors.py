@@ -32,7 +32,7 @@ _RETRY_DELAY_S = 1
 # Trailing metadata has a bound of 8 KiB; the message is in it beside the status itself.
 _LONGEST_MESSAGE = 1024
 
-_CODES: dict[ErrorKind, grpc.StatusCode] = {
+CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -49,7 +49,7 @@ _CODES: dict[ErrorKind, grpc.StatusCode] = {
 # A status without our details. CANCELLED comes from a server that stops under our call: whoever
 # cancels a call of its own never asks what it answered.
 _KINDS: dict[grpc.StatusCode, ErrorKind] = {
-    **{code: kind for kind, code in _CODES.items()},
+    **{code: kind for kind, code in CODES.items()},
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
     grpc.StatusCode.CANCELLED: ErrorKind.UNAVAILABLE,
     grpc.StatusCode.OUT_OF_RANGE: ErrorKind.INVALID,
@@ -61,14 +61,9 @@ _KINDS: dict[grpc.StatusCode, ErrorKind] = {
 _TOO_LARGE = "message larger than max"
 
 
-def grpc_code(kind: ErrorKind) -> grpc.StatusCode:
-    """The status code a peer sees for this kind."""
-    return _CODES[kind]
-
-
 def to_status(error: BatonError) -> grpc.Status:
     """Code, message and trailing metadata with the details."""
-    status = status_pb2.Status(code=grpc_code(error.kind).value[0], message=error.message[:_LONGEST_MESSAGE])
+    status = status_pb2.Status(code=CODES[error.kind].value[0], message=error.message[:_LONGEST_MESSAGE])
     info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=DOMAIN)
     info.metadata["tokens_sent"] = str(error.tokens_sent).lower()
     if isinstance(error, FieldError):

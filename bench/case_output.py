@@ -1,4 +1,4 @@
-"""What a measuring program says of one case."""
+"""Prints the figures of one case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 def show(case: dict[str, object], as_json: bool) -> None:
-    """One JSON object a line on stdout, or a key a line for people."""
+    """Prints one JSON object per line on stdout, or one line per figure for people."""
     if as_json:
         print(json.dumps(case), flush=True)
         return

@@ -1,4 +1,4 @@
-"""Time of a few launches on the GPU: captured as a graph, replayed, the median of its events."""
+"""Times launches on the GPU: captured as a graph, replayed, the median of its events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def graph_us(launch: Callable[[], None], replays: int = 12) -> float:
-    """Microseconds of one replay of everything `launch` launches."""
+    """Microseconds of one replay of all launches of `launch`."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,5 +1,4 @@
-"""The machine that measures: which processors there are, and who used them meanwhile: each process of ours,
-others of this machine, its host."""
+"""Processors of the measuring machine, and their usage by processes, others and the host."""
 
 from __future__ import annotations
 
@@ -9,20 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-# Fields of /proc/stat's first line that are time not spent computing here.
+# Fields of /proc/stat's first line that are not computing time.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 
 
 class Usage:
-    """Processor time from `__init__` on, of the named processes and of the machine."""
+    """Processor time of the given processes and of the machine since construction."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
-        """`processes`: name → pid. Raises FileNotFoundError where one is gone."""
+        """`processes`: name → pid. Raises FileNotFoundError where one has ended."""
         self._pids = dict(processes)
         self._begun = time.monotonic(), _machine(), self._seconds()
 
     def shares(self) -> dict[str, float]:
-        """Processors used since, in processors: by name, then `others` and `stolen` (by the host)."""
+        """Usage since construction, in processors: by name, then `others` and `stolen` (by the host)."""
         began, machine, before = self._begun
         wall = time.monotonic() - began
         now = self._seconds()
@@ -35,8 +34,9 @@ class Usage:
 
 
 def spread_out(count: int) -> list[int]:
-    """So many processors that we may use, of as many cores as there are: a core's second thread comes after
-    all cores' first. ValueError where there are not as many."""
+    """`count` usable processors on as many cores as possible: second threads of cores come last. Raises
+    ValueError where there are fewer.
+    """
     usable = sorted(os.sched_getaffinity(0))
     rank: dict[int, int] = {}
     taken: dict[str, int] = {}
@@ -55,6 +55,6 @@ def _process(pid: int) -> float:
 
 
 def _machine() -> tuple[float, float]:
-    """Seconds that all processors were busy, and were wanted but not given."""
+    """Seconds that all processors were busy, and that the host withheld."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT] - ticks[_STEAL]) * _TICK_S, ticks[_STEAL] * _TICK_S

@@ -1,4 +1,4 @@
-"""Model shapes that measuring programs know by name. Torch-free."""
+"""Model shapes by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "fl
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model by its configuration alone, as `config.json` spells it."""
+    """A model's configuration, as in `config.json`."""
 
     config: dict[str, Any]
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of each product's weights, by the names of `baton.engine.products`."""
+        """Rows and columns of each product's weights, by the names in `baton.engine.forward.gemm`."""
         c = self.config
         hidden, inner, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
         queries, keys = heads * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
@@ -28,13 +28,14 @@ class Shape:
         }
 
     def weight_elements(self) -> int:
-        """Elements that a decode step reads: every product's; norms and the embedding's rows are nothing."""
+        """Elements that a decode step reads: the weights of all products (norms and the embedding's rows are
+        negligible)."""
         sizes = {name: rows * columns for name, (rows, columns) in self.products().items()}
         head = sizes.pop("head")
         return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
 
     def held_elements(self) -> int:
-        """Elements that the weights have in memory: those a step reads, and the embedding beside its head."""
+        """Elements of all weights in memory: those that a step reads, and the embedding."""
         c = self.config
         embedding = 0 if c["tie_word_embeddings"] else c["vocab_size"] * c["hidden_size"]
         return self.weight_elements() + int(embedding)
@@ -92,11 +93,11 @@ SHAPES = {
 
 
 def with_positions(shape: Shape, tokens: int) -> Shape:
-    """The same for sequences of so many tokens, whatever its configuration allows."""
+    """The shape with another maximum context length."""
     most = max(tokens, int(shape.config["max_position_embeddings"]))
     return Shape({**shape.config, "max_position_embeddings": most})
 
 
 def torch_dtype(name: str) -> str:
-    """bf16, fp16, fp32, fp64 or torch's own spelling → torch's."""
+    """Maps bf16, fp16, fp32, fp64 or torch's own spelling to torch's dtype."""
     return _DTYPES.get(name, name)

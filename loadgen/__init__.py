@@ -1,11 +1,15 @@
-"""A load generator for streamed language models: finds the goodput, and says when a number is not to be
-believed. It speaks to public APIs only (Baton's gRPC door, any OpenAI server) and needs no torch.
+"""A load generator for streamed language models: measures goodput, and rejects measurements that are not
+valid.
 
-    load        what is sent and when: arrivals, prompts, traces
-    targets     how it is sent: one request over gRPC or HTTP, and what became of it
-    generator   many processes with one clock
-    analysis    from records to numbers, intervals, the steady window and the verdict
-    goodput     the search for the highest rate that holds the limits
-    reports     numbers for people: terminal, HTML, Markdown, comparison
+It uses public APIs only (Baton's gRPC API, any OpenAI-compatible server) and needs no torch. No other package
+imports it.
+
+    common      settings, the record of a request, formatting
+    load        arrivals, prompts, traces
+    targets     one request over gRPC or HTTP, and its outcome
+    generator   several processes with one clock
+    analysis    figures, intervals, the steady window, validity
+    goodput     the search for the highest rate that meets the limits
+    reports     terminal, HTML, Markdown, comparison
     commands    run, search, sweep, compare, report, trace
 """

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.commands import compare, report, run, search, sweep, trace
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 COMMANDS = {
     "run": run,
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command; 2 after a mistake, told in one line, 130 after Ctrl-C."""
+    """Runs the command and returns its exit code: 2 after an error in the arguments, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="loadgen", description="Measures a streamed language model under load, and finds its goodput."
     )

@@ -22,18 +22,14 @@ PATIENT = tuple(
     f"{E2E}test_{name}.py"
     for name in (
         "bad_commands",
-        "bench_cluster",
         "bench_transfer",
         "demo",
         "demo_model",
         "exact_tokens",
         "kv_wire",
         "metrics",
-        "output_options",
         "pools",
         "prefix_cache",
-        "sampler_features",
-        "seeds",
         "separation",
         "shared_namespace",
         "strangers",

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.block_hash import HASH_BYTES, BlockHasher, seed_of
+from baton.block_hash import HASH_BYTES, BlockHasher
 
-ONE = {"tenant": "a", "model": b"m", "adapter": "", "cache_dtype": "float32"}
+ONE = {"tenant": "a", "fingerprint": b"m", "cache_dtype": "float32"}
 
 
 def hasher(secret: bytes = b"s", size: int = 4, **fields: object) -> BlockHasher:
-    return BlockHasher(seed_of(secret, **{**ONE, **fields}), size)  # type: ignore[arg-type]
+    return BlockHasher(secret, block_tokens=size, **{**ONE, **fields})  # type: ignore[arg-type]
 
 
 def test_only_full_blocks_have_names_and_a_name_stands_for_all_before_it() -> None:
@@ -41,11 +41,10 @@ def test_whoever_differs_in_anything_shares_no_name() -> None:
         {"secret": b"t"},
         {"tenant": "b"},
         {"tenant": ""},
-        {"model": b"n"},
-        {"model": b"", "adapter": "m"},  # what moved from one field to the next is another name
-        {"adapter": "x"},
+        {"fingerprint": b"n"},
+        {"fingerprint": b"", "cache_dtype": "mfloat32"},  # what moved to another field is another name
         {"cache_dtype": "float16"},
-        {"tenant": "am", "model": b""},
+        {"tenant": "am", "fingerprint": b""},
     ]
     names = [set(hasher(**one).hashes(range(8))) for one in fields]  # type: ignore[arg-type]
     assert all(not mine & others for mine, others in combinations(names, 2))
@@ -62,13 +61,6 @@ def test_a_continued_chain_is_the_whole_one() -> None:
         assert hasher().hashes(range(20), whole[:known]) == whole
 
 
-def test_a_cache_is_hashed_from_every_field_of_its_identity() -> None:
-    """Router and worker compute these apart and must agree to the bit: with no adapter, and in this order."""
-    made = BlockHasher.of_cache(b"s", tenant="a", fingerprint=b"m", cache_dtype="float32", block_tokens=4)
-    assert (made.seed, made.block_tokens) == (hasher().seed, 4)
-    assert made.hashes(range(8)) == hasher().hashes(range(8))
-
-
 def test_hashes_of_one_version_are_found_by_the_next() -> None:
     """They name files on disk and entries in Redis: a change of them is a new format."""
     assert hasher().hashes(range(4))[0].hex() == "6542c3bcd6cfc5c66e87c1a551313caf"
@@ -76,5 +68,5 @@ def test_hashes_of_one_version_are_found_by_the_next() -> None:
 
 def test_a_block_has_a_token_at_least() -> None:
     with pytest.raises(ValueError, match=r"^a block holds at least one token$"):
-        BlockHasher(b"", 0)
-    assert len(BlockHasher(b"", 1).hashes([7])) == 1
+        hasher(size=0)
+    assert len(hasher(size=1).hashes([7])) == 1

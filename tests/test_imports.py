@@ -27,8 +27,8 @@ sys.meta_path.insert(0, Blocker())
         "loadgen.cli",
         "loadgen.__main__",
         "baton.cli.main",
-        "kvtransfer.receiver",
-        "kvtransfer.sender",
+        "kvtransfer.receiver.receiver",
+        "kvtransfer.sender.sender",
     ],
 )
 def test_starts_without_torch(module: str) -> None:

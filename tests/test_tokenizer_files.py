@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 
 CONFIG = {"chat_template": "{{ messages }}", "bos_token": "<s>", "eos_token": {"content": "</s>"}}
 

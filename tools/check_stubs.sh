@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails, with the differences, when baton/v1 is not what proto/ generates.
+# Fails and prints the differences if baton/v1 is not up to date with proto/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the Python stubs of proto/baton/v1 under the folder named (default: the repository).
+# Generates the Python stubs of proto/baton/v1 below a folder (default: the repository).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-.}

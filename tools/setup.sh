@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that development needs. A second call finds nothing to do and says nothing.
-#   PYTHON  interpreter, 3.11 or 3.12 (default: the first that is found)
-#   TORCH   what pip installs as torch (default: torch==2.13.0), a step of its own
+# Creates .venv with everything that development needs. Does nothing if it is up to date.
+#   PYTHON  interpreter, 3.11 or 3.12 (default: the first one found)
+#   TORCH   requirement of torch (default: torch==2.13.0), installed in a separate step
 set -euo pipefail
 cd "$(dirname "$0")/.."
 TORCH=${TORCH:-torch==2.13.0}
@@ -44,7 +44,7 @@ if ! python=$(find_python) || ! "$python" -c 'import ensurepip, venv' 2>/dev/nul
 fi
 
 if ! [ -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-    say "making .venv with $("$python" --version)"
+    say "creating .venv with $("$python" --version)"
     "$python" -m venv .venv
 fi
 rm -f "$stamp"

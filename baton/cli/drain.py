@@ -1,23 +1,24 @@
-"""`baton drain`: stops new work for one worker or for the router, or allows it again."""
+"""`baton drain`: stops new work for one worker or for the router, or accepts it again."""
 
 from __future__ import annotations
 
 import argparse
 
-from baton.cli.admin_call import TIMEOUT_S, add_admin_flag, admin_call
+from baton.cli.common.admin_call import TIMEOUT_S, add_admin_flag, admin_call
 from baton.v1 import admin_pb2
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("worker", nargs="?", metavar="WORKER", help="name or address, as baton status shows it")
-    what.add_argument("--router", action="store_true", help="the router itself: it refuses new requests")
-    parser.add_argument("--resume", action="store_true", help="end the drain: new work is accepted again")
+    what.add_argument("--router", action="store_true", help="drain the router: it refuses new requests")
+    parser.add_argument("--resume", action="store_true", help="end the drain: accept new work again")
     add_admin_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what still runs; BatonError where the router does not answer or knows no such worker."""
+    """Starts or ends the drain and prints what still runs. Raises BatonError where the router does not answer
+    or knows no such worker."""
     request = admin_pb2.DrainRequest(worker=arguments.worker or "", resume=arguments.resume)
     answer = admin_call(
         arguments.admin,

@@ -1,6 +1,6 @@
 """The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
 
-Exit codes: 0 it did what was asked, 1 something failed on the way, 2 it was asked for something impossible.
+Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import demo, drain, extras, pool, settings, status, top, worker
-from baton.cli.messages import give_up, say
-from baton.cli.model_folder import with_model
-from baton.cli.up import up
+from baton.cli import drain, pool, worker
+from baton.cli.common import extras
+from baton.cli.common.messages import discard, notify
+from baton.cli.demo import command as demo
+from baton.cli.status import command as status
+from baton.cli.status import top_command as top
+from baton.cli.up import settings
+from baton.cli.up.command import up
+from baton.cli.up.model_folder import with_model
 from baton.errors import BatonError, ErrorKind
-from services.common.child_process import ChildError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
+from services.common.processes.child_process import ChildError
 
 FAILED, REFUSED = 1, 2
-_ON_THE_WAY = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
+_RUN_TIME = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
 
 Command = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes cost one line, not a page of usage."""
+    """Reports a wrong argument in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -38,18 +43,18 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
-    # gRPC's own notes, of connections that close at a stop, are no news to an operator.
+    # gRPC would log connections that close at a stop.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return command(arguments)
     except BatonError as error:
-        say(f"error: {error.message}")
-        return FAILED if error.kind in _ON_THE_WAY else REFUSED
+        notify(f"error: {error.message}")
+        return FAILED if error.kind in _RUN_TIME else REFUSED
     except ChildError as error:
-        say(f"error: {error}")
+        notify(f"error: {error}")
         return FAILED
     except BrokenPipeError:
-        give_up(sys.stdout)
+        discard(sys.stdout)
         return FAILED
     except KeyboardInterrupt:
         return 130
@@ -60,20 +65,24 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
 
     def add(name: str, run: Command, summary: str) -> argparse.ArgumentParser:
-        # No abbreviations: they would stop working with a later flag.
+        # No abbreviations of flags: a later flag could make them ambiguous.
         added = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         added.set_defaults(command=run)
         return added
 
     settings.add_flags(
-        add("up", _up, "start workers and router on this machine; flags over BATON_* over FILE")
+        add(
+            "up",
+            _up,
+            "start workers and a router; flags override BATON_* variables, which override FILE",
+        )
     )
-    settings.add_flags(add("demo", _demo, "the same, with a few streamed prompts and a summary"))
-    worker.add_flags(add("worker", worker.run, "run one worker, which nobody supervises"))
-    status.add_flags(add("status", status.run, "whether a cluster serves, and what its workers hold"))
-    top.add_flags(add("top", top.run, "the same, redrawn every second until q"))
+    settings.add_flags(add("demo", _demo, "start a cluster, stream a few prompts, print a summary"))
+    worker.add_flags(add("worker", worker.run, "run one worker, without supervision"))
+    status.add_flags(add("status", status.run, "show whether a cluster serves, and the state of its workers"))
+    top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
-    pool.add_flags(add("pool", pool.run, "list pools of workers, or switch to another one"), Parser)
+    pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
     add("version", _version, "print the version")
     return parser
 
@@ -91,7 +100,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _cluster(
     arguments: argparse.Namespace, defaults: Mapping[str, str] | None = None
 ) -> tuple[UpConfig, Path]:
-    """What to run, once all that it needs is known to be installed."""
+    """The configuration and the model folder. Raises BatonError where extras are missing or the settings are
+    wrong."""
     extras.require("router", "worker")
     config = settings.load(arguments, os.environ, defaults)
     if config.supervision.ray_address != "none":

@@ -1,4 +1,4 @@
-"""A typed client of Baton's gRPC door; needs neither torch nor Ray nor anything of the server.
+"""The typed client of Baton's gRPC API; needs neither torch nor Ray nor any part of the server.
 
     from baton.client import Client, Message
 

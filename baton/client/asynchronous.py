@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 import grpc.aio
 
 from baton.client.channel import CONNECT_S, OPTIONS
-from baton.client.request import to_request
+from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import GenerateResponse, ListModelsRequest
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Self
-
-    from typing_extensions import Unpack
-
-    from baton.client.request import Prompt, Sampling
-    from baton.client.types import Completion, Delta
-    from baton.v1.router_pb2 import GenerateRequest
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-    GenerateCall = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
+GenerateCall = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
 
 
 class AsyncStream:
-    """The deltas of one call, as they come. `aclose` cancels what has not ended; so does `async with`,
-    and so does a cancel of the task that reads."""
+    """The deltas of one call as an async iterator. `aclose`, leaving `async with`, or cancelling the reading
+    task cancels the request if it has not ended."""
 
     def __init__(self, start: Callable[[], Awaitable[tuple[GenerateCall, GenerateRequest]]]) -> None:
         self._start = start
@@ -44,7 +37,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta; BatonError where the call failed. The first one sends the request."""
+        """The next delta; the first call sends the request. Raises BatonError where the call failed."""
         if self._over:
             raise StopAsyncIteration
         if self._call is None or self._reader is None:
@@ -58,7 +51,7 @@ class AsyncStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the request at the server, if it has not ended by itself."""
+        """Cancels the request if it has not ended."""
         self._over = True
         if self._call is not None:
             self._call.cancel()
@@ -66,13 +59,11 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     async def _read(self, call: GenerateCall, reader: Reader) -> GenerateResponse | None:
-        """The next message, None at the end."""
+        """The next message, or None at the end."""
         try:
             response = await call.read()
         except grpc.aio.AioRpcError as error:
@@ -91,7 +82,7 @@ class AsyncClient:
     """A connection to one router, for one event loop; close it when done."""
 
     def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only one that is served there.
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
 
         Nothing is sent yet, and a router that is away shows with the first call.
         """
@@ -101,7 +92,8 @@ class AsyncClient:
 
     @classmethod
     async def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
-        """A client whose router answers; BatonError(UNAVAILABLE) where none does for `timeout` seconds."""
+        """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
+        seconds."""
         client = cls(address, model=model)
         try:
             async with asyncio.timeout(timeout):
@@ -114,7 +106,7 @@ class AsyncClient:
     def generate(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
     ) -> AsyncStream:
-        """A request's deltas as they come; the first `anext` sends it.
+        """The deltas of one request; the first `anext` sends it.
 
         `deadline` is in seconds from then; past it the stream raises BatonError(DEADLINE). Unset, the
         server's own limit holds.
@@ -134,7 +126,7 @@ class AsyncClient:
             return to_completion([delta async for delta in stream])
 
     async def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
-        """The names of what is served."""
+        """The names of the served models."""
         try:
             response = await self._stub.ListModels(ListModelsRequest(), timeout=deadline)
         except grpc.RpcError as error:
@@ -142,15 +134,13 @@ class AsyncClient:
         return [model.id for model in response.models]
 
     async def close(self) -> None:
-        """Cancels whatever still runs and closes the connection."""
+        """Cancels running requests and closes the connection."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def _served(self, deadline: float | None) -> str:

@@ -1,4 +1,4 @@
-"""How a channel to a router is set up, whichever kind of client holds it."""
+"""Channel options that both clients share."""
 
 from __future__ import annotations
 

@@ -1,24 +1,22 @@
-"""From what a caller writes to the message that asks for it."""
+"""Builds a GenerateRequest from the arguments of `generate`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from baton.client.types import Message
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 # A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Sampling(TypedDict, total=False):
-    """How to draw and when to end; what is left out is the server's default (docs of GenerateRequest)."""
+    """Sampling and stop parameters; the server chooses the default of those left out (see
+    GenerateRequest)."""
 
     temperature: float
     top_k: int
@@ -42,7 +40,7 @@ class Sampling(TypedDict, total=False):
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
-    """The message; BatonError(INVALID) where a value does not fit its field, before anything is sent."""
+    """The message. Raises BatonError(INVALID) where a value does not fit its field."""
     fields: dict[str, Any] = dict(sampling)
     biases, stop = sampling.get("logit_bias", {}), sampling.get("stop", ())
     try:

@@ -1,8 +1,9 @@
-"""From the server's messages to deltas, and from deltas to a whole result."""
+"""Turns messages into deltas, and deltas into a result."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import grpc
 
@@ -10,11 +11,7 @@ from baton.client.types import Choice, Completion, Delta, FinishReason, TokenLog
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import from_status
 from baton.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 
 _REASONS = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -23,7 +20,7 @@ _REASONS = {
 
 
 class Reader:
-    """Turns one call's messages into deltas, and remembers what its end must be judged by."""
+    """Turns one call's messages into deltas, and checks at the end that every output is complete."""
 
     def __init__(self, request: GenerateRequest) -> None:
         # What the prompt's logprobs speak of, where it was given as ids; else their ids are not known.
@@ -51,27 +48,27 @@ class Reader:
         )
 
     def check_end(self) -> None:
-        """The stream is over: BatonError(UNAVAILABLE) where the output is not."""
+        """Called at the end of the stream. Raises BatonError(UNAVAILABLE) where an output is incomplete."""
         if not self._complete:
             message = "the stream ended before the output did"
             raise BatonError(ErrorKind.UNAVAILABLE, message, tokens_sent=self.tokens_sent)
 
     def error(self, error: grpc.RpcError) -> BatonError:
-        """What the call failed with."""
+        """The BatonError of a failed call."""
         meant = to_error(error)
         meant.tokens_sent |= self.tokens_sent
         return meant
 
 
 def to_error(error: grpc.RpcError) -> BatonError:
-    """A failed call's status and details as a BatonError; sync and asyncio calls tell them alike."""
+    """The BatonError for a failed call's status and details, of sync and asyncio calls."""
     call = cast("grpc.Call", error)
     metadata = cast("Iterable[tuple[str, str | bytes]]", call.trailing_metadata() or ())
     return from_status(call.code(), call.details(), metadata)
 
 
 def to_completion(deltas: Sequence[Delta]) -> Completion:
-    """All deltas of a call that came to its end, put together."""
+    """Combines all deltas of a finished call."""
     parts: dict[int, list[Delta]] = {}
     for delta in deltas:
         parts.setdefault(delta.index, []).append(delta)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
 from baton.client.channel import CONNECT_S, OPTIONS
-from baton.client.request import to_request
+from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import ListModelsRequest
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from typing_extensions import Unpack
-
-    from baton.client.request import Prompt, Sampling
-    from baton.client.types import Completion, Delta
-    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
-
     GenerateCall = grpc.CallIterator[GenerateResponse]
 
 
 class Stream:
-    """The deltas of one call, as they come. `close` cancels what has not ended; so does `with`."""
+    """The deltas of one call as an iterator. `close`, or leaving `with`, cancels the request if it has not
+    ended."""
 
     def __init__(self, call: GenerateCall, request: GenerateRequest) -> None:
         self._call = call
@@ -39,7 +32,7 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        """The next delta; BatonError where the call failed."""
+        """The next delta. Raises BatonError where the call failed."""
         if self._over:
             raise StopIteration
         try:
@@ -55,16 +48,14 @@ class Stream:
             raise self._reader.error(error) from error
 
     def close(self) -> None:
-        """Ends the request at the server, if it has not ended by itself."""
+        """Cancels the request if it has not ended."""
         self._over = True
         self._call.cancel()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -72,7 +63,7 @@ class Client:
     """A connection to one router. Safe to use from many threads; close it when done."""
 
     def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only one that is served there.
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
 
         Nothing is sent yet, and a router that is away shows with the first call.
         """
@@ -82,7 +73,8 @@ class Client:
 
     @classmethod
     def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
-        """A client whose router answers; BatonError(UNAVAILABLE) where none does for `timeout` seconds."""
+        """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
+        seconds."""
         client = cls(address, model=model)
         try:
             grpc.channel_ready_future(client._channel).result(timeout)
@@ -94,7 +86,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
     ) -> Stream:
-        """Starts a request and gives its deltas as they come.
+        """Starts a request and returns its deltas.
 
         `deadline` is in seconds from now; past it the stream raises BatonError(DEADLINE). Unset, the
         server's own limit holds.
@@ -110,7 +102,7 @@ class Client:
             return to_completion(list(stream))
 
     def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
-        """The names of what is served."""
+        """The names of the served models."""
         try:
             response = self._stub.ListModels(ListModelsRequest(), timeout=deadline)
         except grpc.RpcError as error:
@@ -118,15 +110,13 @@ class Client:
         return [model.id for model in response.models]
 
     def close(self) -> None:
-        """Cancels whatever still runs and closes the connection."""
+        """Cancels running requests and closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _served(self, deadline: float | None) -> str:

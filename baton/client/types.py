@@ -1,4 +1,4 @@
-"""What a client sends and gets, as plain frozen values."""
+"""Arguments and results of the clients, as frozen values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one place: the token that stands there, and the likeliest ones, best first.
+    """The logprobs at one position: of its token, and of the most likely tokens, best first.
 
     `token_id` is None only in the prompt, where that was no list of ids.
     """
@@ -45,7 +45,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call: its prompt once, and all its outputs."""
+    """Token counts of one call: its prompt once, and all outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -54,13 +54,13 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Both together."""
+        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What became certain of one output since its last delta.
+    """The part of one output that became final since its last delta.
 
     The ids of an output's deltas have no gap and no repeat; text may lag behind its ids.
     """
@@ -81,7 +81,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole output."""
+    """One complete output."""
 
     index: int
     tokens: tuple[int, ...]
@@ -93,7 +93,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The whole result of a call: its outputs in order."""
+    """The complete result of a call: its outputs in order."""
 
     choices: tuple[Choice, ...]
     usage: Usage

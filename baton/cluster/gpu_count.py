@@ -1,7 +1,8 @@
 """`python -m baton.cluster.gpu_count`: writes how many GPUs a process started here may use.
 
-The driver alone knows what CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG instances) and a container come to, and
-workers ask it too. A process that has called it keeps devices open, so it is called here, and this one ends.
+Only the driver can evaluate CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG instances) and a container's limits,
+and workers use it too. A process that has called it keeps devices open, so it is called in this short-lived
+process.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 class Driver(Protocol):
-    """libcuda, as far as counting goes: calls return 0 or an error's number."""
+    """The functions of libcuda that count devices; each returns 0 or an error number."""
 
     def cuInit(self, flags: int, /) -> int: ...  # noqa: N802
     def cuDeviceGetCount(self, count: object, /) -> int: ...  # noqa: N802
 
 
 def gpu_count(driver: Driver) -> int:
-    """What the driver says. RuntimeError where it fails."""
+    """The number of visible GPUs. Raises RuntimeError where the driver fails."""
     count = ctypes.c_int()
     result = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if result not in (0, _NO_DEVICE):
@@ -30,7 +31,7 @@ def gpu_count(driver: Driver) -> int:
 
 
 def find_driver() -> Driver | None:
-    """Opens no device yet."""
+    """libcuda, or None where it is not installed. Opens no device."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -38,7 +39,7 @@ def find_driver() -> Driver | None:
 
 
 def main() -> int:
-    """Writes the number; or why there is none, and returns 1."""
+    """Prints the number and returns 0, or prints the error and returns 1."""
     driver = find_driver()
     try:
         print(0 if driver is None else gpu_count(driver))

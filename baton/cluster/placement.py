@@ -1,8 +1,8 @@
 """Which host runs which worker, and on which of its GPUs: pure functions over hosts and roles.
 
-Prefill and decode meet on one host where they can, since KV then moves within it. GPUs are named by index in
-CUDA's order: every worker sees all that `baton up` was given (CUDA_VISIBLE_DEVICES), and takes the one it is
-told of.
+Prefill and decode workers are placed on one host where possible, since KV then moves within it. A GPU is
+identified by its index in CUDA's order: every worker sees all GPUs that `baton up` sees
+(CUDA_VISIBLE_DEVICES), and uses the one that it is assigned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, Role
+from services.common.config.cluster import ClusterConfig
+from services.common.config.types import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,12 @@ class Host:
 def place(
     wanted: Sequence[tuple[str, Role]], hosts: Sequence[Host], placed: Mapping[str, str], on_gpu: bool
 ) -> dict[str, str]:
-    """A host's id for each wanted (name, role), those in `placed` (name → host id) where they are.
+    """Assigns each (name, role) of `wanted` to a host; returns host ids by name. Workers in `placed` (name →
+    host id) stay.
 
-    In this order a worker prefers: a host with a GPU left for it; one where fewer of its own role than of the
-    other are, so that it completes a pair; the one with the fewest workers; the first by id.
+    A worker goes, in order of preference, to a host with a free GPU; to one with fewer workers of its own
+    role than of the other, so that it completes a pair; to the one with the fewest workers; to the first by
+    id.
     Raises ValueError without hosts.
     """
     if not hosts:
@@ -54,32 +57,32 @@ def _rank(
 
 
 def require_gpus(config: ClusterConfig, gpus: int) -> None:
-    """BatonError(INVALID) where more workers would share one of `gpus` than `gpu_workers` says.
+    """Raises BatonError(INVALID) where more workers would share a GPU than `engine.gpu_workers` allows.
 
-    Unset, one has a GPU for itself; but a lone GPU is shared by all, and so is one that is named
-    (`device_index`). Without GPUs nothing is said here: a worker that needs one will.
+    Unset, each worker has a GPU of its own, but a single GPU is shared by all, and so is one that is
+    configured (`device_index`). Without GPUs nothing is raised: a worker that needs one reports that itself.
     """
     engine, workers = config.workers[0].engine, len(config.workers)
     named = engine.device == "cpu" or engine.device_index is not None
     if named or gpus == 0 or (gpus == 1 and engine.gpu_workers is None):
         return
     if workers > gpus * (engine.gpu_workers or 1):
-        there = f"there {'is' if gpus == 1 else 'are'} {gpus}"
-        most = f", for {engine.gpu_workers} each at most" if engine.gpu_workers else ""
+        available = f"there {'is' if gpus == 1 else 'are'} {gpus}"
+        most = f", each shared by at most {engine.gpu_workers}" if engine.gpu_workers else ""
         raise BatonError(
             ErrorKind.INVALID,
-            f"{workers} workers want a GPU, and {there}{most}: have fewer workers, or let "
+            f"{workers} workers need a GPU, and {available}{most}: start fewer workers, or let "
             f"{gpu_workers(workers, gpus)} share one (--gpu-workers)",
         )
 
 
 def gpu_workers(workers: int, gpus: int) -> int:
-    """How many of a host's workers share a GPU at most, since `free_gpu` deals them out evenly; all of them
-    where the host names no GPU: those that find one take the first."""
+    """The most workers of a host that share one GPU when they are distributed evenly; all of them where the
+    number of GPUs is unknown (0), since each then uses the first."""
     return max(1, -(-workers // gpus) if gpus else workers)
 
 
-def free_gpu(gpus: int, used: Iterable[int]) -> int | None:
+def least_used_gpu(gpus: int, used: Iterable[int]) -> int | None:
     """The index of the host's GPU with the fewest workers; None where the host has none."""
     counts = dict.fromkeys(range(gpus), 0)
     for index in used:

@@ -1,46 +1,47 @@
-"""The workers without Ray: supervised all the same, as children of this very process."""
+"""Runs the workers without Ray, as children of this process, under the same supervision."""
 
 from __future__ import annotations
 
 import asyncio
 
-from baton.cluster.gpus import gpus_here
+from baton.cluster.gpus import available_gpus
 from baton.cluster.placement import gpu_workers, require_gpus
 from baton.cluster.report import ClusterStatus, Report
 from baton.cluster.supervision import Supervision
-from baton.cluster.worker_home import WorkerHome
-from services.common.config import ClusterConfig, WorkerConfig
+from baton.cluster.worker_process import WorkerProcess
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 
-class LocalHomes:
-    """`Homes` of a cluster of one machine; its GPUs are dealt out in turn, for good."""
+class LocalWorkerProcesses:
+    """`WorkerProcesses` on this machine; each worker is assigned a GPU once, in turn."""
 
     def __init__(self, config: ClusterConfig, gpus: int) -> None:
         self._start_timeout_s = config.start_timeout_s
-        self._homes = {worker.name: WorkerHome(config.worker_program) for worker in config.workers}
-        told = config.workers[0].engine.device_index
+        self._processes = {worker.name: WorkerProcess(config.worker_program) for worker in config.workers}
+        configured = config.workers[0].engine.device_index
         self._gpus = {
-            worker.name: number % gpus if told is None and gpus else told
+            worker.name: number % gpus if configured is None and gpus else configured
             for number, worker in enumerate(config.workers)
         }
-        self._gpu_workers = gpu_workers(len(config.workers), gpus if told is None else 0)
+        self._gpu_workers = gpu_workers(len(config.workers), gpus if configured is None else 0)
 
     async def report(self, name: str) -> Report | None:
-        return self._homes[name].report()
+        return self._processes[name].report()
 
     async def start(self, config: WorkerConfig, number: int) -> None:
         worker = config.on_gpu(self._gpus[config.name], self._gpu_workers)
-        self._homes[config.name].start(worker, number, self._start_timeout_s)
+        self._processes[config.name].start(worker, number, self._start_timeout_s)
 
-    async def kill(self, name: str, *, home: bool) -> None:
-        self._homes[name].kill()
+    async def kill(self, name: str, *, actor: bool) -> None:
+        self._processes[name].kill()
 
     async def stop(self, name: str, within_s: float) -> None:
-        await self._homes[name].stop(within_s)
+        await self._processes[name].stop(within_s)
 
 
 class PlainCluster:
-    """`RayCluster` without Ray."""
+    """The counterpart of `RayCluster` for one machine."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -48,10 +49,11 @@ class PlainCluster:
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises BatonError: INVALID where there are too few GPUs, UNAVAILABLE where nobody says how many."""
-        gpus = await gpus_here(self._config)
+        """Starts supervision. Raises BatonError: INVALID where there are too few GPUs, UNAVAILABLE where the
+        driver does not answer."""
+        gpus = await available_gpus(self._config)
         require_gpus(self._config, gpus)
-        self._supervision = Supervision(self._config, LocalHomes(self._config, gpus))
+        self._supervision = Supervision(self._config, LocalWorkerProcesses(self._config, gpus))
         self._running = asyncio.create_task(self._supervision.run())
 
     async def status(self) -> ClusterStatus:
@@ -69,4 +71,4 @@ class PlainCluster:
             await self._supervision.stop(within_s)
 
     async def close(self) -> None:
-        """Nothing but the workers was ever started."""
+        """Does nothing: only workers were started."""

@@ -1,4 +1,4 @@
-"""`baton up`'s side of Ray: starts or joins it, makes the supervisor, asks it how the workers stand."""
+"""Runs the workers on Ray: starts or joins it, creates the supervisor actor, and polls its status."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from baton.cluster.gpus import gpus_here
+from baton.cluster.gpus import available_gpus
 from baton.cluster.local_ray import LocalRay
 from baton.cluster.placement import require_gpus
 from baton.cluster.report import ClusterStatus
-from baton.cluster.supervision import HomeSilentError
+from baton.cluster.supervision import UnresponsiveError
 from baton.errors import BatonError, ErrorKind
-from services.common.cluster_secrets import secrets_of, without_secrets
-from services.common.config import ClusterConfig
-from services.common.logs import get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.config.secrets import secrets_of, without_secrets
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -31,7 +31,8 @@ _STOP_MARGIN_S = 4.0
 
 
 class RayCluster:
-    """The supervisor's owner: it ends with this process, however that ends. `open`, ask, `close`."""
+    """Owns the supervisor actor, which ends with this process. Call `open`, poll `status`, then `stop`
+    and `close`."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -40,66 +41,66 @@ class RayCluster:
         self._supervisor: Any = None
 
     async def open(self) -> None:
-        """Raises BatonError: UNAVAILABLE where Ray cannot be started or joined, INVALID where it has too few
-        GPUs."""
+        """Starts or joins Ray and creates the supervisor. Raises BatonError: UNAVAILABLE where Ray cannot be
+        started or joined, INVALID where it has too few GPUs."""
         os.environ |= _environment()
         if self._config.ray_address == "local":
             actors = len(self._config.workers) + 1
-            self._local = LocalRay.start(_environment(), actors, await gpus_here(self._config))
+            self._local = LocalRay.start(_environment(), actors, await available_gpus(self._config))
             os.environ |= self._local.environment
         began = time.monotonic()
-        # While Ray starts: half a second of imports.
+        # Importing Ray takes half a second, while Ray starts.
         await asyncio.to_thread(_import_ray)
         address = await self._local.address() if self._local else self._config.ray_address
         _log.info("ray_found", address=address, after_s=round(time.monotonic() - began, 2))
-        log_door = ""
+        stderr_socket = ""
         if self._local:
-            from baton.cluster.log_door import lend_stderr
+            from baton.cluster.stderr_forwarding import share_stderr
 
-            log_door = str(self._local.folder / "stderr")
-            lend_stderr(self._local.folder / "stderr")
+            stderr_socket = str(self._local.folder / "stderr")
+            share_stderr(self._local.folder / "stderr")
         require_gpus(self._config, await self._join(address))
-        self._supervisor = await asyncio.to_thread(self._make_supervisor, log_door)
+        self._supervisor = await asyncio.to_thread(self._make_supervisor, stderr_socket)
         _log.info("ray_joined", after_s=round(time.monotonic() - began, 2))
 
     async def status(self) -> ClusterStatus:
-        """Raises HomeSilentError while the supervisor does not answer, BatonError(UNAVAILABLE) once Ray is
-        lost."""
-        from baton.cluster.ray_calls import ActorGoneError, answer
+        """The workers' status. Raises UnresponsiveError while the supervisor does not answer,
+        BatonError(UNAVAILABLE) once Ray or the supervisor is lost."""
+        from baton.cluster.ray_calls import ActorGoneError, call_actor
 
         if self._local is not None and self._local.lost():
             raise BatonError(ErrorKind.UNAVAILABLE, "the local Ray has ended")
         try:
-            return ClusterStatus.model_validate(await answer(self._supervisor.status.remote()))
+            return ClusterStatus.model_validate(await call_actor(self._supervisor.status.remote()))
         except ActorGoneError as error:
             raise BatonError(ErrorKind.UNAVAILABLE, f"the supervisor is lost: {error}") from error
 
     async def stop(self, within_s: float) -> None:
-        """Has the workers drain and ends them."""
-        from baton.cluster.ray_calls import ActorGoneError, answer
+        """Drains the workers, then ends them, within `within_s` seconds."""
+        from baton.cluster.ray_calls import ActorGoneError, call_actor
 
         if self._supervisor is not None:
             try:
-                await answer(self._supervisor.stop.remote(within_s), within_s + _STOP_MARGIN_S)
-            except (ActorGoneError, HomeSilentError):
-                return  # with Ray gone its actors are too, and their workers with them
+                await call_actor(self._supervisor.stop.remote(within_s), within_s + _STOP_MARGIN_S)
+            except (ActorGoneError, UnresponsiveError):
+                return  # without Ray its actors and their workers have ended too
 
     async def close(self) -> None:
-        """Leaves Ray, and ends it where it is ours."""
+        """Disconnects from Ray; ends it where this cluster started it."""
         if self._local is not None:
-            await self._local.stop()  # it needs no goodbye
+            await self._local.stop()  # disconnecting first is unnecessary
         elif self._supervisor is not None:
             import ray
 
             await asyncio.to_thread(ray.shutdown)
 
     async def _join(self, address: str) -> int:
-        """How many GPUs there are."""
+        """Joins the Ray at `address`; returns the number of its GPUs."""
         import ray
 
-        from baton.cluster.ray_homes import hosts_of_ray
+        from baton.cluster.ray_worker_processes import hosts_of_ray
 
-        # It has words about signals, which we set ourselves.
+        # It warns about signal handlers, which `StopSignal` installs.
         logging.getLogger("ray").setLevel(logging.ERROR)
         join = partial(
             ray.init,
@@ -117,7 +118,7 @@ class RayCluster:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BatonError(ErrorKind.UNAVAILABLE, f"cannot join Ray at {address}: {reason}") from error
 
-    def _make_supervisor(self, log_door: str) -> ActorHandle[SupervisorActor]:
+    def _make_supervisor(self, stderr_socket: str) -> ActorHandle[SupervisorActor]:
         import ray
 
         from baton.cluster.supervisor import SupervisorActor
@@ -132,18 +133,18 @@ class RayCluster:
             max_concurrency=16,
         )
         actor: ActorHandle[SupervisorActor] = maker.remote(
-            self._told().model_dump_json(), self._namespace, log_door
+            self._config_for_actors().model_dump_json(), self._namespace, stderr_socket
         )
         return actor
 
-    def _told(self) -> ClusterConfig:
-        """What actors are told: all but the secrets, and where they find those."""
+    def _config_for_actors(self) -> ClusterConfig:
+        """The configuration for actors: without the secrets, but with the file that holds them."""
         config = self._config
         secrets = secrets_of(config.workers[0])
         return config.model_copy(
             update={
                 "workers": tuple(without_secrets(worker) for worker in config.workers),
-                "secrets_file": self._local.keep(secrets) if self._local else config.secrets_file,
+                "secrets_file": self._local.write_secrets(secrets) if self._local else config.secrets_file,
                 "secret_names": tuple(secrets.given),
             }
         )
@@ -156,7 +157,7 @@ def _import_ray() -> None:
 def _environment() -> dict[str, str]:
     return {
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
-        # Workers see all GPUs of their host: links between two of them need that.
+        # Workers see all GPUs of their host, as links between GPUs require.
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

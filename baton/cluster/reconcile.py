@@ -1,9 +1,10 @@
-"""What to do so that the wanted workers run: a pure function of what is wanted, what is seen, and the time.
+"""Decides which workers to start, kill or remove: a pure function of the wanted and observed workers and the
+time.
 
-A worker that ended is started again: at once if it had run for long, else after a pause that doubles with
-each start of the last minute. One that hangs is killed, and so becomes one that ended. One that refused to
-start (`INVALID`: its model folder is away, a file is damaged) is tried again after longer pauses, since what
-it lacks may come back. Only one whose name a newer start of the same worker has taken stays down.
+A worker that ended is restarted: at once if it had run for long, else after a pause that doubles with each
+start of the last minute. A hung worker is killed, and then counts as ended. One that refused to start
+(`INVALID`: its model folder is missing, a file is damaged) is tried again after longer pauses, since the
+cause may be temporary. A worker whose name was taken by a newer start is not restarted.
 """
 
 from __future__ import annotations
@@ -13,24 +14,23 @@ from dataclasses import dataclass
 
 from baton.cluster.report import Phase
 
-# Starts that are younger count; so no worker is started more than MAX_STARTS times in such a window.
+# Only starts in this window count; no worker is started more than MAX_STARTS times within it.
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
 MAX_STARTS = 8
-# Pauses after consecutive refusals, which double up to the longest.
+# Pauses after consecutive refusals; they double up to the longest.
 FIRST_REFUSED_PAUSE_S, LONGEST_REFUSED_PAUSE_S = 2.0, 30.0
 _MOST_DOUBLINGS = 16
-# A home is busy with little else than answering, but not on any request's path: it is given longer.
-HOME_PATIENCE = 2.0
+# Multiplies the hang timeout for an actor, which is on no request's path.
+ACTOR_PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """One worker as last reported.
 
-    `starts` are the times it was started at, oldest first; `refusals` counts its latest starts that were
-    refused one after the other, the last of them at `refused_at`. `replaced`: a newer start of the same
-    worker has its name.
+    `starts` are the times of its starts, oldest first; `refusals` counts its latest consecutive refused
+    starts, the last of them at `refused_at`. `replaced`: a newer start of the same worker has its name.
     """
 
     phase: Phase
@@ -43,23 +43,23 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process for this worker, with a home if it has none."""
+    """Start a process for this worker."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the worker's process; with `home`, its home too, which hangs itself."""
+    """Kill the worker's process; with `actor`, the actor that runs it too, since that one hangs."""
 
     name: str
-    home: bool
+    actor: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Let it end, and its home with it: nobody wants it any more."""
+    """Drain and remove a worker that is no longer wanted."""
 
     name: str
 
@@ -68,50 +68,52 @@ Action = Start | Kill | Remove
 
 
 def plan(
-    wanted: Collection[str], live: Mapping[str, Seen], now: float, hang_timeout_s: float
+    wanted: Collection[str], live: Mapping[str, Observed], now: float, hang_timeout_s: float
 ) -> list[Action]:
-    """The actions that are due, at most one a worker; nothing where all is well. `live` holds every worker
-    that was ever seen; one without an entry has never been started."""
+    """The actions that are due, at most one per worker. `live` has every worker that was ever observed; one
+    without an entry has never been started."""
     actions: list[Action] = [Remove(name) for name in live if name not in wanted]
     for name in wanted:
-        action = _due(name, live.get(name, Seen(Phase.MISSING)), now, hang_timeout_s)
+        action = _due(name, live.get(name, Observed(Phase.MISSING)), now, hang_timeout_s)
         if action is not None:
             actions.append(action)
     return actions
 
 
-def _due(name: str, seen: Seen, now: float, hang_timeout_s: float) -> Action | None:
-    match seen.phase:
+def _due(name: str, observed: Observed, now: float, hang_timeout_s: float) -> Action | None:
+    match observed.phase:
         case Phase.STARTING:
-            return None  # its home judges how long that may take
+            return None  # `WorkerProcess` enforces the start timeout
         case Phase.SERVING:
-            if seen.silent_s > hang_timeout_s:
-                return Kill(name, home=False, reason=f"it has not answered for {seen.silent_s:.1f} s")
+            if observed.silent_s > hang_timeout_s:
+                return Kill(name, actor=False, reason=f"it has not answered for {observed.silent_s:.1f} s")
             return None
         case Phase.UNKNOWN:
-            if seen.silent_s > hang_timeout_s * HOME_PATIENCE:
-                return Kill(name, home=True, reason=f"its actor has not answered for {seen.silent_s:.1f} s")
+            if observed.silent_s > hang_timeout_s * ACTOR_PATIENCE:
+                return Kill(
+                    name, actor=True, reason=f"its actor has not answered for {observed.silent_s:.1f} s"
+                )
             return None
-    if seen.replaced:
+    if observed.replaced:
         return None
-    due_at = start_at(seen.starts, now)
-    if seen.refusals:
-        due_at = max(due_at, refused_until(seen.refusals, seen.refused_at))
+    due_at = start_at(observed.starts, now)
+    if observed.refusals:
+        due_at = max(due_at, refused_until(observed.refusals, observed.refused_at))
     return Start(name) if now >= due_at else None
 
 
 def refused_until(refusals: int, refused_at: float) -> float:
-    """When a worker is tried again whose latest `refusals` (>= 1) starts were refused, the last at
+    """The time of the next start after `refusals` (>= 1) consecutive refused starts, the last at
     `refused_at`."""
     doublings = min(refusals - 1, _MOST_DOUBLINGS)  # 2.0 ** 1024 would overflow
     return refused_at + min(FIRST_REFUSED_PAUSE_S * 2.0**doublings, LONGEST_REFUSED_PAUSE_S)
 
 
 def start_at(starts: tuple[float, ...], now: float) -> float:
-    """When a worker that does not run may be started: now or earlier if it may at once."""
+    """The earliest time to restart a worker that ended; at most `now` where it may start at once."""
     recent = [start for start in starts if start > now - WINDOW_S]
     if len(recent) < 2:
-        return now  # its first failure for long may well be its last
+        return now  # no other start in the window
     if len(recent) >= MAX_STARTS:
         return recent[-MAX_STARTS] + WINDOW_S
     return recent[-1] + FIRST_PAUSE_S * 2.0 ** (len(recent) - 2)

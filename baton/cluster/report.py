@@ -1,39 +1,39 @@
-"""What is known of one worker: said by its home, kept by the supervisor, read by `baton up`."""
+"""The state of a worker, as its process host reports it, the supervisor keeps it and `baton up` reads it."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from baton.errors import BatonError, ErrorKind
-from services.common.strict_model import StrictModel
+from services.common.config.types import StrictModel
 
 
 class Phase(StrEnum):
-    """Where a worker stands. The homes of workers say all but the first and the last."""
+    """The state of a worker's process."""
 
-    MISSING = "missing"  # it has no home, or its home was lost and the process with it
-    EMPTY = "empty"  # a home in which no process was started yet
+    MISSING = "missing"  # never started, or lost together with its actor
+    EMPTY = "empty"  # no process was started yet
     STARTING = "starting"
     SERVING = "serving"
-    ENDED = "ended"  # its process is gone, or never became one
-    UNKNOWN = "unknown"  # its home does not answer
+    ENDED = "ended"  # the process has ended or could not be started
+    UNKNOWN = "unknown"  # its actor does not answer
 
 
 class Failure(StrictModel):
-    """Why a process ended or never served: an `ErrorKind`'s name, and one line."""
+    """Why a process ended or never served: the name of an `ErrorKind`, and one line of text."""
 
     kind: str
     message: str
 
     @property
     def refused(self) -> bool:
-        """The process refused its configuration or what that names, such as the model's files. An immediate
-        second start would fail alike; a later one may not."""
+        """Whether the process refused its configuration, or files that it names. An immediate restart would
+        fail again; a later one may succeed."""
         return ErrorKind[self.kind] is ErrorKind.INVALID
 
     @property
     def replaced(self) -> bool:
-        """A newer start of the same worker elsewhere has its name; another start would take it back."""
+        """Whether a newer start of the same worker elsewhere has its name; a restart would take it back."""
         return ErrorKind[self.kind] is ErrorKind.CONFLICT
 
     def error(self) -> BatonError:
@@ -41,11 +41,11 @@ class Failure(StrictModel):
 
 
 class Report(StrictModel):
-    """One worker."""
+    """One worker's process."""
 
     phase: Phase
     starts: int = 0  # processes started so far
-    silent_s: float = 0.0  # since it last answered; 0 unless it serves
+    silent_s: float = 0.0  # since its last answer; 0 unless it serves
     address: str = ""  # host:port of its gRPC front, once it served
     incarnation: str = ""  # 32 hex digits
     front_pid: int = 0
@@ -55,37 +55,26 @@ class Report(StrictModel):
     failure: Failure | None = None
 
 
-class WorkerStatus(StrictModel):
-    """One wanted worker, by name."""
-
-    name: str
-    role: str
-    report: Report
-
-    @property
-    def restarts(self) -> int:
-        return max(0, self.report.starts - 1)
-
-
 class ClusterStatus(StrictModel):
-    """All wanted workers. `settled` once each of them was heard of: before, no news is no bad news."""
+    """The last report of every wanted worker, by name. `settled` is True once each has reported; until then a
+    missing worker may be running."""
 
     settled: bool
-    workers: tuple[WorkerStatus, ...]
+    reports: dict[str, Report]
 
     @property
     def serving(self) -> bool:
-        """Every worker serves, and is known."""
-        reports = [worker.report for worker in self.workers]
-        return self.settled and all(r.phase is Phase.SERVING and r.incarnation for r in reports)
+        """Whether every worker serves and has reported its incarnation."""
+        serving = (one.phase is Phase.SERVING and one.incarnation for one in self.reports.values())
+        return self.settled and all(serving)
 
     @property
     def addresses(self) -> list[str]:
-        """Where workers serve, as far as is known."""
+        """host:port of every worker that serves, as far as is known."""
         here = (Phase.SERVING, Phase.UNKNOWN)
-        return [w.report.address for w in self.workers if w.report.phase in here and w.report.address]
+        return [one.address for one in self.reports.values() if one.phase in here and one.address]
 
     @property
     def failure(self) -> Failure | None:
-        """The first worker's that has one."""
-        return next((w.report.failure for w in self.workers if w.report.failure), None)
+        """The failure of the first worker that has one."""
+        return next((one.failure for one in self.reports.values() if one.failure), None)

@@ -1,32 +1,33 @@
-"""The supervisor as a named Ray actor. Ray starts it again when it dies; it finds the workers by name."""
+"""The supervisor as a named Ray actor. Ray restarts it when it dies; it finds the worker actors by name."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from baton.cluster.log_door import borrow_stderr
-from baton.cluster.ray_homes import RayHomes
+from baton.cluster.ray_worker_processes import RayWorkerProcesses
+from baton.cluster.stderr_forwarding import use_shared_stderr
 from baton.cluster.supervision import Supervision
-from services.common.config import ClusterConfig
-from services.common.logs import configure_logs, get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.observability.logs import configure_logs, get_log
 
 _log = get_log("supervisor")
 
 
 class SupervisorActor:
-    """Runs `Supervision` over Ray homes. Not detached: it ends with `baton up`, and the workers see that."""
+    """Runs `Supervision` over worker actors. Not detached: it ends with `baton up`, which the worker
+    actors detect."""
 
-    def __init__(self, config_json: str, namespace: str, log_door: str) -> None:
-        if log_door:
-            borrow_stderr(log_door)
+    def __init__(self, config_json: str, namespace: str, stderr_socket: str) -> None:
+        if stderr_socket:
+            use_shared_stderr(stderr_socket)
         config = ClusterConfig.model_validate_json(config_json)
         configure_logs(config.log_level, process="supervisor")
-        self._supervision = Supervision(config, RayHomes(config, namespace, log_door))
+        self._supervision = Supervision(config, RayWorkerProcesses(config, namespace, stderr_socket))
         self._running: asyncio.Task[None] | None = None
 
     async def status(self) -> dict[str, Any]:
-        """A ClusterStatus as plain values; the first question sets the supervisor to work."""
+        """A ClusterStatus as plain values; the first call starts supervision."""
         if self._running is None:
             self._running = asyncio.create_task(self._run())
         if self._running.done():

@@ -1,53 +1,28 @@
-"""`LinkDevice` on CUDA: allocations of their own, exported by handle, and streams that publish."""
+"""`LinkDevice` on CUDA: allocations exported by IPC handle, and streams that publish counters."""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
 from baton.device.cuda_stream import CudaStream
-from baton.device.link_device import Kernel, Line, Memory, Opened, Registered
+from baton.device.link_device import LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
 
-# CUDA hands small allocations out of blocks of this size, and a handle opens the whole block.
-_WHOLE = 2 << 20
-# Process and address of who allocated, before CUDA's handle: CUDA opens none of its own process.
+# CUDA suballocates from blocks of this size, and an IPC handle opens the whole block.
+_ALLOCATION_BYTES = 2 << 20
+# The owner's process id and address, in front of CUDA's handle: CUDA opens no handle of the same process.
 _OWNER = struct.Struct("<IQ")
 
 
-class _CudaLine(CudaStream):
-    """A `Line`."""
-
-    def copy(self, destination: int, source: int, size: int) -> None:
-        self._runtime.copy(destination, source, size, self.handle)
-
-    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
-        self._runtime.copy_together(destination, sources, size, self._device, self.handle)
-
-    def run(self, work: Callable[[], None]) -> None:
-        stream = torch.cuda.ExternalStream(self.handle, self._device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            work()
-
-    def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
-        self._runtime.set_device(self._device)
-        self._runtime.launch(kernel.function, grid, kernel.threads, kernel.shared, self.handle, addresses)
-
-    def publish(self, address: int, value: int) -> None:
-        self._runtime.set_device(self._device)
-        self._runtime.write_value(address, value, self.handle)
-
-
-class _Span:
-    """Device memory as torch takes it over: by its address, without a copy."""
+class _ArrayInterface:
+    """Device memory as torch accepts it, by address and without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -55,100 +30,61 @@ class _Span:
         }  # fmt: skip
 
 
-def span_tensor(address: int, size: int, device: torch.device) -> Tensor:
-    """uint8; whose memory it is keeps it longer than the tensor."""
-    return torch.as_tensor(_Span(address, size), device=device)
+def tensor_at(address: int, size: int, device: torch.device) -> Tensor:
+    """A uint8 tensor [size] of this memory, whose owner must outlive the tensor."""
+    return torch.as_tensor(_ArrayInterface(address, size), device=device)
 
 
 class _CudaMemory:
     def __init__(self, size: int, device: torch.device, runtime: CudaRuntime) -> None:
-        self.size = size
         self._runtime = runtime
         runtime.set_device(device.index)
         try:
-            self.address = runtime.allocate(-(-size // _WHOLE) * _WHOLE)
+            self.address = runtime.allocate(-(-size // _ALLOCATION_BYTES) * _ALLOCATION_BYTES)
         except CudaError as error:
-            raise OSError(f"no {size} bytes on {device}: {error}") from error
-        self.tensor = span_tensor(self.address, size, device)
+            raise OSError(f"cannot allocate {size} bytes on {device}: {error}") from error
+        self.tensor = tensor_at(self.address, size, device)
         self._free = False
 
     def handle(self) -> bytes:
         return _OWNER.pack(os.getpid(), self.address) + self._runtime.export(self.address)
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
-
     def free(self) -> None:
         if not self._free:
             self._free = True
-            self._runtime.free(self.address)
+            self._runtime.call("cudaFree", self.address)
 
 
 class _OwnMemory:
-    """Torch's, which keeps what it is given back: CUDA's own free waits for all that runs on the device, and
-    whoever launches a kernel meanwhile waits with it."""
+    """Memory of torch's caching allocator: cudaFree would wait for all work on the device, and block every
+    thread that launches a kernel meanwhile."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
         try:
             self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
-            # Who had it before may have said more to this stream than is done; ours would not wait for it.
+            # Work of the previous owner may still be enqueued on torch's stream; a link's streams do not
+            # wait for it.
             torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError as error:
-            raise OSError(f"no {size} bytes on {device}: {error}") from error
+            raise OSError(f"cannot allocate {size} bytes on {device}: {error}") from error
         self.address = self.tensor.data_ptr()
 
     def handle(self) -> bytes:
-        raise OSError("memory of this process's alone")
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
+        raise OSError("private memory has no handle")
 
     def free(self) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)
 
 
-class _CudaOpened:
-    def __init__(self, handle: bytes, device: torch.device, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        owner, address = _OWNER.unpack_from(handle)
-        self._ours = owner == os.getpid()
-        if self._ours:
-            self.address = address
-            return
-        runtime.set_device(device.index)
-        try:
-            self.address = runtime.open(handle[_OWNER.size : _OWNER.size + HANDLE_BYTES])
-        except CudaError as error:
-            raise OSError(f"the receiver's memory cannot be opened on {device}: {error}") from error
-
-    def close(self) -> None:
-        if not self._ours:
-            self._runtime.close(self.address)
-
-
-class _CudaRegistered:
-    def __init__(self, memory: SharedMemory, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        self._host = int(memory.bytes.ctypes.data)
-        try:
-            self.address = runtime.register(self._host, memory.size)
-        except CudaError as error:
-            raise OSError(f"CUDA does not register {memory.size} bytes of shared memory: {error}") from error
-
-    def release(self) -> None:
-        self._runtime.unregister(self._host)
-
-
 class CudaLinkDevice:
-    """A GPU of this process's."""
+    """A GPU, as links use it."""
 
     def __init__(self, device: torch.device) -> None:
-        """OSError where CUDA's libraries lack what links need."""
+        """OSError, AttributeError where CUDA's libraries lack a function that links need."""
         self._index = int(device.index or 0)
         self.tensors_on = torch.device("cuda", self._index)
         self._runtime = cuda_runtime()
-        self._events: list[int] = []
+        self._event_pool: list[int] = []
         self.name = self._runtime.bus_id(self._index)
 
     def reaches(self, name: str) -> bool:
@@ -160,15 +96,28 @@ class CudaLinkDevice:
     def allocate_own(self, size: int) -> Memory:
         return _OwnMemory(size, self.tensors_on)
 
-    def open(self, handle: bytes) -> Opened:
-        return _CudaOpened(handle, self.tensors_on, self._runtime)
-
-    def register(self, memory: SharedMemory) -> Registered:
+    def open(self, handle: bytes) -> Mapped:
+        owner, address = _OWNER.unpack_from(handle)
+        if owner == os.getpid():
+            return Mapped(address, lambda: None)
         self._runtime.set_device(self._index)
-        return _CudaRegistered(memory, self._runtime)
+        try:
+            address = self._runtime.open(handle[_OWNER.size : _OWNER.size + HANDLE_BYTES])
+        except CudaError as error:
+            raise OSError(f"the receiver's memory cannot be opened on {self.tensors_on}: {error}") from error
+        return Mapped(address, partial(self._runtime.call, "cudaIpcCloseMemHandle", address))
 
-    def line(self, *, first: bool = False) -> Line:
-        return _CudaLine(self._index, self._events, first=first)
+    def register(self, memory: SharedMemory) -> Mapped:
+        self._runtime.set_device(self._index)
+        host = int(memory.bytes.ctypes.data)
+        try:
+            address = self._runtime.register(host, memory.size)
+        except CudaError as error:
+            raise OSError(f"cannot register {memory.size} bytes of shared memory: {error}") from error
+        return Mapped(address, partial(self._runtime.call, "cudaHostUnregister", host))
 
-    def on_host(self, rows: int, columns: int) -> Tensor:
+    def stream(self, *, high_priority: bool = False) -> LinkStream:
+        return CudaStream(self._index, self._event_pool, high_priority=high_priority)
+
+    def host_zeros(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)

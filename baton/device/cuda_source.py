@@ -1,21 +1,20 @@
-"""CUDA C++ compiled where it runs, and launched: for the one kernel that Triton has no words for.
+"""Compiles CUDA C++ at run time and launches it: for the one kernel that Triton cannot express.
 
-The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes. Each
-raises `CudaError` where it says no.
+The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes. Calls
+raise `CudaError` where they fail.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, call, cuda_driver
+from baton.device.nvidia_libraries import load_library
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -27,7 +26,7 @@ Argument = Tensor | int | ctypes.Array[ctypes.c_char]
 
 
 def can_compile() -> bool:
-    """Whether the compiler and the driver are here."""
+    """Whether the compiler and the driver are installed."""
     try:
         _compiler()
         cuda_driver()
@@ -38,18 +37,11 @@ def can_compile() -> bool:
 
 @cache
 def _compiler() -> ctypes.CDLL:
-    name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"
-    places = [name, *(str(p) for path in sys.path for p in Path(path).glob(f"nvidia/*/lib/{name}"))]
-    for place in places:
-        try:
-            return ctypes.CDLL(place)
-        except OSError:
-            continue
-    raise OSError(f"{name} is not here")
+    return load_library(f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}")
 
 
 def compile_source(source: str, architecture: str) -> bytes:
-    """The code of a GPU such as "sm_90a". Raises CudaError with the compiler's words."""
+    """Compiles to the machine code of an architecture such as "sm_90a". CudaError with the compiler's log."""
     library = _compiler()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"-default-device"]
@@ -71,8 +63,9 @@ def compile_source(source: str, architecture: str) -> bytes:
 
 
 def tensor_map(tensor: Tensor, rows: int, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
-    """How the chip's copy engine finds boxes of (rows, columns) in a contiguous 2-D tensor, of which it may
-    read the first `rows` rows; beyond them it reads zeros. A row is a multiple of 16 bytes, a box's 128."""
+    """A CUtensorMap by which the TMA unit loads boxes of (rows, columns) from a contiguous 2-D tensor, from
+    its first `rows` rows; it reads zeros beyond them. A row must be a multiple of 16 bytes, a box's row
+    128."""
     raw = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
     at = -(-ctypes.addressof(raw) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
     columns = tensor.shape[1]
@@ -87,10 +80,10 @@ def tensor_map(tensor: Tensor, rows: int, box: tuple[int, int]) -> ctypes.Array[
 
 
 class CudaFunction:
-    """One kernel of compiled code, in the current device's context, for good."""
+    """One kernel of compiled code, loaded into the current device's context and never unloaded."""
 
     def __init__(self, code: bytes, name: str, shared_bytes: int) -> None:
-        torch.cuda.current_stream()  # there is a context from here on
+        torch.cuda.current_stream()  # creates the context
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = shared_bytes
         driver = cuda_driver()
@@ -99,9 +92,11 @@ class CudaFunction:
         call(driver, "cuFuncSetAttribute", self._function, _SHARED_BYTES, shared_bytes)
 
     def launch(self, blocks: int, threads: int, arguments: Sequence[Argument]) -> None:
-        """On torch's current stream, captured where that is. Tensors pass their address, ints are int32.
+        """Enqueues it on torch's current stream; it is captured if the stream is. Tensors are passed by
+        address, ints as int32.
 
-        It may begin before the kernel in front of it has ended, and waits for that one itself.
+        It is launched with programmatic dependent launch: it may start before the previous kernel has
+        finished, and must wait for it itself.
         """
         held = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))

@@ -1,76 +1,141 @@
-"""A stream of CUDA's that nobody else has, and moments in what it is told.
+"""Streams and events on a GPU.
 
-Torch hands out the same 32 again and again: what waits in one of those keeps somebody else waiting.
+`CudaStream` owns its CUDA stream. Torch hands out the same 32 streams again and again: work that waits in
+one of those would hold up an unrelated user of the same stream.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, CudaRuntime, cuda_runtime
+from baton.device.link_device import Kernel
+from baton.device.stream import ComputeStream, Event, HostStream, TimedEvent
 
 
-class _Recorded(Protocol):
-    """A moment on CUDA: of a stream of ours, or of a lane."""
+class CudaEvent:
+    """An event without a time stamp. Its handle returns to the pool when it is garbage-collected."""
 
-    event: int
-
-
-class CudaMoment:
-    """Its event is another's when nobody asks any more."""
-
-    def __init__(self, event: int, runtime: CudaRuntime, free: list[int]) -> None:
-        self.event = event
+    def __init__(self, handle: int, runtime: CudaRuntime, pool: list[int]) -> None:
+        self.handle = handle
         self._runtime = runtime
-        self._free = free
+        self._pool = pool
 
-    def ended(self) -> bool:
-        return self._runtime.ended(self.event)
+    def query(self) -> bool:
+        return self._runtime.query_event(self.handle)
+
+    def synchronize(self) -> None:
+        self._runtime.call("cudaEventSynchronize", self.handle)
 
     def __del__(self) -> None:
-        self._free.append(self.event)
+        self._pool.append(self.handle)
 
 
 class CudaStream:
-    """By whoever tells it: one thread at a time, whose device it becomes where that is needed."""
+    """A CUDA stream: a `Stream` and a `LinkStream`.
 
-    def __init__(self, device: int, events: list[int], *, first: bool = False) -> None:
-        """`events`: of this device, that nobody uses. `first`: before what else the device has to do."""
+    Not thread-safe; sets the calling thread's current device to its own where a call needs it.
+    """
+
+    def __init__(self, device: int, event_pool: list[int], *, high_priority: bool = False) -> None:
+        """`event_pool`: handles of unused events of this device; shared by streams of one thread."""
         self._runtime = cuda_runtime()
         self._device = device
-        self._events = events
+        self._event_pool = event_pool
         self._runtime.set_device(device)
-        self.handle = self._runtime.new_stream(first=first)
+        self.handle = self._runtime.create_stream(high_priority=high_priority)
 
-    def moment(self) -> CudaMoment:
-        """Here and now."""
-        event = self._events.pop() if self._events else self._new_event()
-        self._runtime.record(event, self.handle)
-        return CudaMoment(event, self._runtime, self._events)
+    def record_event(self) -> Event:
+        event = self._event_pool.pop() if self._event_pool else self._create_event()
+        self._runtime.call("cudaEventRecord", event, self.handle)
+        return CudaEvent(event, self._runtime, self._event_pool)
 
-    def after(self, moment: object) -> None:
-        """What is told from now on begins when another stream has come to this moment of its."""
-        self._runtime.wait(self.handle, cast(_Recorded, moment).event)
+    def wait_event(self, event: Event) -> None:
+        self._runtime.call("cudaStreamWaitEvent", self.handle, event.handle, 0)
 
-    def wait_for(self, moment: object) -> None:
-        """Waits until this stream has come to a moment of its."""
-        self._runtime.wait_for(cast(_Recorded, moment).event)
+    def synchronize(self) -> None:
+        self._runtime.call("cudaStreamSynchronize", self.handle)
 
-    def finish(self) -> None:
-        """Waits until all that it was told is done."""
-        self._runtime.finish(self.handle)
+    def copy(self, destination: int, source: int, size: int) -> None:
+        self._runtime.copy(destination, source, size, self.handle)
+
+    def copy_batch(self, destination: int, sources: Sequence[int], size: int) -> None:
+        self._runtime.copy_batch(destination, sources, size, self._device, self.handle)
+
+    def run(self, work: Callable[[], None]) -> None:
+        stream = torch.cuda.ExternalStream(self.handle, self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            work()
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
+        self._runtime.set_device(self._device)
+        self._runtime.launch(kernel.function, grid, kernel.threads, kernel.shared, self.handle, addresses)
+
+    def publish(self, address: int, value: int) -> None:
+        self._runtime.set_device(self._device)
+        self._runtime.write_value(address, value, self.handle)
 
     def close(self) -> None:
-        """When all that it was told is done; nothing is told any more. Idempotent, and done by its end."""
         handle, self.handle = self.handle, 0
         if handle:
-            self._runtime.end_stream(handle)
+            self._runtime.call("cudaStreamDestroy", handle)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, CudaError):  # it was never made; the process ends
+        with contextlib.suppress(AttributeError, CudaError):  # construction failed; the process is exiting
             self.close()
 
-    def _new_event(self) -> int:
+    def _create_event(self) -> int:
         self._runtime.set_device(self._device)
-        return self._runtime.event()
+        return self._runtime.create_event()
+
+
+class TorchEvent:
+    """A timed event, recorded on torch's current stream."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+        self.handle = int(self._event.cuda_event)
+
+    def query(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        assert isinstance(earlier, TorchEvent)
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class TorchStream:
+    """A `ComputeStream` on a GPU. Copies that other streams make of finished work do not wait for its later
+    work."""
+
+    asynchronous = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def activate(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def record_event(self) -> TimedEvent:
+        return TorchEvent()
+
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+
+def compute_stream(device: torch.device) -> ComputeStream:
+    """A stream of its own on a GPU; a `HostStream` on a CPU."""
+    return TorchStream(device) if device.type == "cuda" else HostStream()

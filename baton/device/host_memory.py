@@ -1,4 +1,4 @@
-"""Shared host memory as tensors that kernels read and write where it is."""
+"""Shared host memory as tensors that kernels access in place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PORTABLE_MAPPED = 1 | 2
 
 
 class HostMemory:
-    """A worker's shared memory, registered with CUDA where `device` is a GPU; on a CPU it is just memory.
+    """Shared memory, registered with CUDA where `device` is a GPU.
 
-    Whoever captures kernels that use the memory keeps this object: the registration ends with it. Raises
+    The registration ends with this object, so it must outlive captured graphs that use the memory.
     RuntimeError where the driver refuses.
     """
 
@@ -27,16 +27,16 @@ class HostMemory:
             address = self._bytes.data_ptr()
             error = _runtime().cudaHostRegister(address, memory.size, _PORTABLE_MAPPED)
             if int(error) != 0:
-                raise RuntimeError(f"CUDA does not register {memory.size} bytes of shared memory: {error}")
+                raise RuntimeError(f"cannot register {memory.size} bytes of shared memory: {error}")
             weakref.finalize(self, _unregister, address).atexit = False
 
     def tensor(self, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        """`count` elements at `offset` bytes, the same memory for host and kernels."""
+        """A view of `count` elements at `offset` bytes, which host and kernels share."""
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
 
 
 def _unregister(address: int) -> None:
-    """Before the memory is unmapped: its address may be given out again."""
+    """Called before the memory is unmapped, since its address may be reused."""
     torch.cuda.synchronize()
     _runtime().cudaHostUnregister(address)
 

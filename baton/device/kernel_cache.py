@@ -1,4 +1,4 @@
-"""Where compiled kernels stay between starts: Triton keeps them in files; here it is told where."""
+"""Where Triton caches compiled kernels between starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _VARIABLE = "TRITON_CACHE_DIR"
 
 
 def keep_kernels_in(folder: str | Path) -> None:
-    """For this process and its children."""
+    """Sets the cache folder of this process and its children."""
     os.environ[_VARIABLE] = str(Path(folder).expanduser())
 
 
 def kernel_cache() -> Path:
-    """The folder, made if need be: the one told, `$TRITON_CACHE_DIR`, or Triton's own in the home.
+    """The cache folder, created if missing: that of `keep_kernels_in`, `$TRITON_CACHE_DIR`, or Triton's
+    default.
 
-    Raises OSError where nothing can be written there.
+    OSError where it cannot be written.
     """
     import triton
 
@@ -33,7 +34,7 @@ def kernel_cache() -> Path:
 
 @dataclass(slots=True)
 class Kernels:
-    """Kernels that were needed, and those of them that had to be compiled."""
+    """How many kernels were needed, and how many of them had to be compiled."""
 
     needed: int = 0
     compiled: int = 0
@@ -41,17 +42,17 @@ class Kernels:
 
 @contextmanager
 def counted_kernels() -> Iterator[Kernels]:
-    """Counts what Triton makes ready within the block, which must not be nested."""
+    """Counts the kernels that Triton loads or compiles within the block, which must not be nested."""
     import triton
 
     kernels = Kernels()
 
-    def hear(*, cache_hit: bool, **_: Any) -> None:  # noqa: ANN401
+    def count(*, cache_hit: bool, **_: Any) -> None:  # noqa: ANN401
         kernels.needed += 1
         kernels.compiled += not cache_hit
 
     before = triton.knobs.compilation.listener
-    triton.knobs.compilation.listener = hear
+    triton.knobs.compilation.listener = count
     try:
         yield kernels
     finally:

@@ -1,14 +1,14 @@
-"""What two processes of a host need of their devices to write each other's memory in an order.
+"""What two processes of a host need of their devices to write each other's memory in a defined order.
 
     receiver                              sender
     memory = device.allocate(size)
-    memory.handle()          ────────▶    there = device.open(handle)
-                                          line.copy(there.address, …)       nothing waits here:
-                                          line.publish(word, n)             done in the order it was said
-    sees n in `word`: what was copied before is there
-    memory.free()            ◀────────    there.close()
+    memory.handle()          ────────▶    opened = device.open(handle)
+                                          stream.copy(opened.address, …)     enqueued, nothing waits here;
+                                          stream.publish(counter, n)         done in the order of enqueueing
+    reads n at `counter`: all that was copied before is there
+    memory.free()            ◀────────    opened.close()
 
-`cuda_link_device` has CUDA's. A CPU needs none: its processes map a file.
+`cuda_link_device` implements it on CUDA. On a CPU none is needed: both processes map a file.
 """
 
 from __future__ import annotations
@@ -17,136 +17,104 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.device.shared_memory import SharedMemory
+from baton.device.stream import Stream
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-HANDLE_ROOM = 128
+MAX_HANDLE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel of this process's current context: its handle, threads of a block, shared bytes."""
+    """A compiled kernel of this process's current context: its handle, threads a block, bytes of shared
+    memory."""
 
     function: int
     threads: int
     shared: int
 
 
-class Moment(Protocol):
-    """A place in a line."""
-
-    def ended(self) -> bool:
-        """Whether all that was said before it is done."""
-
-
-class Line(Protocol):
-    """Work that is done in the order it is said; only `finish` waits."""
+class LinkStream(Stream, Protocol):
+    """A stream that copies between addresses and launches kernels; only `synchronize` blocks."""
 
     def copy(self, destination: int, source: int, size: int) -> None:
-        """Bytes between two addresses, of which one at least is on a device."""
+        """Enqueues a copy of `size` bytes between two addresses, at least one of which is on a device."""
 
-    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
-        """`size` bytes from each of at most 64 places, one behind the other from `destination` on."""
+    def copy_batch(self, destination: int, sources: Sequence[int], size: int) -> None:
+        """Enqueues copies of `size` bytes from each of at most 64 addresses, placed one after another from
+        `destination` on."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Calls `work`, whose kernels are part of this line."""
+        """Calls `work` with this as torch's current stream."""
 
     def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
-        """`run`, for a kernel whose arguments are addresses alone: four at most."""
+        """Enqueues a kernel whose arguments are at most four addresses."""
 
     def publish(self, address: int, value: int) -> None:
-        """Stores 8 bytes into registered memory; whoever sees them sees all that was done before."""
-
-    def moment(self) -> Moment:
-        """Here and now."""
-
-    def after(self, moment: Moment) -> None:
-        """What is said from now on begins when another line, or a lane, has come to this moment."""
-
-    def wait_for(self, moment: Moment) -> None:
-        """Waits until this line has come to a moment of its."""
-
-    def finish(self) -> None:
-        """Waits until all that was said is done."""
+        """Enqueues a store of 8 bytes into registered memory; an observer of it sees the effects of all work
+        enqueued before."""
 
 
 class Memory(Protocol):
-    """An allocation of the device's, for itself and whoever opens it; nothing else lies in it."""
-
-    @property
-    def size(self) -> int: ...
+    """An allocation of device memory that another process can open; it holds nothing else."""
 
     @property
     def address(self) -> int: ...
 
     @property
     def tensor(self) -> Tensor:
-        """All of it: uint8."""
+        """All of it: uint8 [size]."""
 
     def handle(self) -> bytes:
-        """By which another process opens it; `HANDLE_ROOM` bytes at most."""
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        """A copy on the host; waits for the device."""
+        """What another process opens it by; at most `MAX_HANDLE_BYTES` bytes."""
 
     def free(self) -> None:
-        """When every opener has closed it, or has ended. Idempotent."""
+        """Frees it; every process that opened it must have closed it, or ended. Idempotent."""
 
 
-class Opened(Protocol):
-    """Another process's memory."""
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Memory that streams of this process may write: another process's, or the host's.
 
-    @property
-    def address(self) -> int: ...
+    `address`: its first byte, as the device addresses it. `close` ends that, before host memory is unmapped;
+    every stream that wrote it must have been synchronized.
+    """
 
-    def close(self) -> None:
-        """From here on this process cannot touch it. When every line that wrote it has finished."""
-
-
-class Registered(Protocol):
-    """Memory of the host's that a line may write."""
-
-    @property
-    def address(self) -> int:
-        """Where a line finds its first byte."""
-
-    def release(self) -> None:
-        """Before it is unmapped, and when every line that wrote it has finished."""
+    address: int
+    close: Callable[[], None]
 
 
 class LinkDevice(Protocol):
-    """One device of one process. Every method but `open` and `register` is called by the loop."""
+    """One device of one process. All methods but `open` and `register` are called by the engine's loop."""
 
     @property
     def name(self) -> str:
-        """The same in every process of this host."""
+        """Identifies the device on this host, the same in every process."""
 
     def reaches(self, name: str) -> bool:
-        """Whether this device can write the memory of the one so named; yes where only `open` can tell."""
+        """Whether this device can write the memory of the device called `name`; True where only `open` can
+        tell."""
 
     def allocate(self, size: int) -> Memory:
-        """OSError where there is no room."""
+        """Memory that other processes can open. OSError where the device has none left."""
 
     def allocate_own(self, size: int) -> Memory:
-        """As `allocate`, of what no other process opens: to free it waits for nothing on the device."""
+        """Memory that no other process opens: freeing it does not synchronize with the device. OSError."""
 
-    def open(self, handle: bytes) -> Opened:
-        """OSError where it cannot be opened."""
+    def open(self, handle: bytes) -> Mapped:
+        """Another process's memory. OSError where it cannot be opened."""
 
-    def register(self, memory: SharedMemory) -> Registered:
-        """OSError where the device cannot reach it."""
+    def register(self, memory: SharedMemory) -> Mapped:
+        """Makes host memory writable by the device. OSError where it cannot reach it."""
 
-    def line(self, *, first: bool = False) -> Line:
-        """`first`: before what else the device has to do, where it can choose."""
+    def stream(self, *, high_priority: bool = False) -> LinkStream:
+        """A new stream. `high_priority`: its kernels go before those of other streams that wait."""
 
-    def on_host(self, rows: int, columns: int) -> Tensor:
-        """int64 zeros on the host, which kernels read and write by the same address."""
+    def host_zeros(self, rows: int, columns: int) -> Tensor:
+        """Zeros, int64 [rows, columns], in host memory that kernels access by the same address."""
 
     @property
     def tensors_on(self) -> torch.device: ...

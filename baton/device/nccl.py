@@ -1,31 +1,32 @@
-"""NCCL between two processes: the few calls that a link makes, over the library that torch brings.
+"""NCCL between two processes: the calls that a link makes, bound by ctypes from the library that torch ships.
 
-torch.distributed is no help here: its groups have a store and a watchdog that ends the process when a peer is
-gone. A `Communicator` is ours alone. Making a blocking one, and its first move with each peer, wait for the
-other without a deadline; later moves wait for nobody. A non-blocking one's calls return at once, and `state`
-says later whether they have succeeded.
+torch.distributed is not suitable: its groups need a store, and a watchdog ends the process when a peer is
+lost.
+Creating a blocking `Communicator`, and its first transfer with each peer, wait for the peer without a
+deadline; later transfers do not. Calls of a non-blocking one return at once, and `state` tells later whether
+they have succeeded.
 
-    id = Nccl().unique_id()                               one process makes it and sends it to the other
-    c = Nccl().communicator(id, rank, 2, blocking=True)   both, in a side thread
+    id = Nccl().unique_id()                               made by one process and sent to the other
+    c = Nccl().communicator(id, rank, 2, blocking=True)   both, in a thread
     c.send(…) / c.receive(…)                              enqueued on a stream
-    c.abort()                                             ends kernels that wait; in a side thread
+    c.abort()                                             ends kernels that wait; in a thread
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import threading
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
+
+from baton.device.nvidia_libraries import load_library
 
 UNIQUE_ID_BYTES = 128
 
 _LIBRARY = "libnccl.so.2"
 _UINT8 = 1
 _MAGIC = 0xCAFEBEEF
-# The layout of `_Config` is this version's; later libraries read it as such.
+# The version of `_Config`'s layout, which later libraries accept.
 _CONFIG_VERSION = 2_28_00
 _OLDEST = 2_18_00
 _UNDEFINED = -(1 << 31)
@@ -33,7 +34,7 @@ _STUCK_S = 0.2
 
 
 class Result(IntEnum):
-    """What a call says, and the state of a communicator."""
+    """ncclResult_t: the result of a call, and the state of a communicator."""
 
     SUCCESS = 0
     UNHANDLED_CUDA_ERROR = 1
@@ -46,7 +47,7 @@ class Result(IntEnum):
 
 
 class NcclError(RuntimeError):
-    """A call failed; the communicator is good for nothing but `abort`."""
+    """A call failed; only `abort` may follow on this communicator."""
 
     def __init__(self, call: str, result: Result, detail: str) -> None:
         super().__init__(f"{call}: {result.name.lower()}: {detail}")
@@ -58,7 +59,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """ncclConfig_t as of 2.28; what is not set here is the library's choice."""
+    """ncclConfig_t of NCCL 2.28; unset fields are left to the library."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -81,46 +82,40 @@ class _Config(ctypes.Structure):
     )
 
 
-def _config(blocking: bool, max_ctas: int | None) -> _Config:
-    values = [
-        _UNDEFINED if kind is ctypes.c_int else None if kind is ctypes.c_char_p else 0
-        for _, kind in _Config._fields_
-    ]
-    config = _Config(*values)
-    config.size = ctypes.sizeof(_Config)
-    config.magic = _MAGIC
-    config.version = _CONFIG_VERSION
-    config.blocking = int(blocking)
-    if max_ctas is not None:
-        config.max_ctas = max_ctas
+def _config(blocking: bool, max_ctas: int) -> _Config:
+    config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION)
+    for name, kind in _Config._fields_:
+        if kind is ctypes.c_int:
+            setattr(config, name, _UNDEFINED)
+    config.blocking, config.max_ctas = blocking, max_ctas
     return config
 
 
 class Nccl:
-    """The library. Raises RuntimeError where there is none, or one that is too old."""
+    """The library. RuntimeError where there is none, or it is too old."""
 
     def __init__(self) -> None:
         self._library = _load()
         version = ctypes.c_int()
-        self._check("ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(version)))
+        _check(self._library, None, "ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(version)))
         self.version = version.value  # 2.28.9 is 22809
         if self.version < _OLDEST:
             raise RuntimeError(f"NCCL {self.version} is older than {_OLDEST}")
 
     def unique_id(self) -> bytes:
-        """Names a communicator that is about to be made: an address on which this process listens, and a
-        secret. Every call gives another."""
+        """A new id of a communicator that is about to be made: an address on which this process listens, and
+        a secret."""
         made = _UniqueId()
-        self._check("ncclGetUniqueId", self._library.ncclGetUniqueId(ctypes.byref(made)))
+        _check(self._library, None, "ncclGetUniqueId", self._library.ncclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
 
     def communicator(
-        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int | None = None, blocking: bool = False
+        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int, blocking: bool = False
     ) -> Communicator:
-        """Begins to make one on the calling thread's CUDA device; whole once its `state` is SUCCESS.
+        """Starts creating one on the calling thread's CUDA device; complete once its `state` is SUCCESS.
 
-        Its kernels use `max_ctas` multiprocessors at most. A `blocking` one is whole on return, which waits
-        for the other ranks without a deadline. ValueError for what is no unique id, `NcclError`.
+        Its kernels use at most `max_ctas` multiprocessors. A `blocking` one is complete on return, which
+        waits for the other ranks without a deadline. ValueError for an id of the wrong length, NcclError.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ValueError(f"a unique id has {UNIQUE_ID_BYTES} bytes, not {len(unique_id)}")
@@ -130,108 +125,77 @@ class Nccl:
         result = self._library.ncclCommInitRankConfig(
             ctypes.byref(handle), ranks, name, rank, ctypes.byref(config)
         )
-        self._check("ncclCommInitRankConfig", result)
+        _check(self._library, None, "ncclCommInitRankConfig", result)
         return Communicator(self._library, handle)
-
-    def _check(self, call: str, result: int) -> None:
-        _check(self._library, None, call, result)
 
 
 class Communicator:
-    """One process's end. One thread at a time calls it; `abort` may come from another at any moment, waits
-    for a call that has not returned, and every call after it raises `NcclError`."""
+    """One rank of a communicator. Not thread-safe, except for `abort`, which may come from another thread at
+    any time and waits for a call that has not returned; every later call raises NcclError."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle: ctypes.c_void_p | None = handle
-        # Held over every call but the end: none waits that is made when the two are connected.
+        # Held during every call but the last: once both ends are connected, none of them blocks for long.
         self._lock = threading.Lock()
 
     def state(self) -> Result:
-        """IN_PROGRESS while the last call goes on; after an error nothing but `abort` helps."""
-        with self._lock:
-            error = ctypes.c_int()
-            self._call("ncclCommGetAsyncError", ctypes.byref(error))
-            return Result(error.value)
+        """IN_PROGRESS while the last call has not finished; after an error only `abort` may follow."""
+        error = ctypes.c_int()
+        self.call("ncclCommGetAsyncError", ctypes.byref(error))
+        return Result(error.value)
 
     def send(self, address: int, size: int, peer: int, stream: int) -> None:
-        """Sends `size` bytes of device memory, behind what is on the CUDA `stream`; as many are received.
+        """Enqueues a send of `size` bytes of device memory on the CUDA `stream`; the peer must receive as
+        many.
 
-        What is enqueued behind it on the stream before `state` is SUCCESS may run before it, where the
-        communicator is non-blocking.
+        Where the communicator is non-blocking, work enqueued after it before `state` is SUCCESS may run
+        before it.
         """
-        with self._lock:
-            self._move("ncclSend", address, size, peer, stream)
+        self._move("ncclSend", address, size, peer, stream)
 
     def receive(self, address: int, size: int, peer: int, stream: int) -> None:
-        """As `send`. Its kernel waits on the device until the peer has sent."""
-        with self._lock:
-            self._move("ncclRecv", address, size, peer, stream)
+        """Enqueues a receive; as `send`. Its kernel waits on the device until the peer has sent."""
+        self._move("ncclRecv", address, size, peer, stream)
 
-    def register(self, address: int, size: int) -> None:
-        """Lets the peer's kernels reach this memory directly, for as long as the communicator lives."""
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls the library's function `name` with this communicator as its first argument."""
         with self._lock:
-            registration = ctypes.c_void_p()
-            self._call(
-                "ncclCommRegister",
-                ctypes.c_void_p(address),
-                ctypes.c_size_t(size),
-                ctypes.byref(registration),
-            )
-
-    def revoke(self) -> None:
-        """Ends what runs, and keeps the communicator until `destroy`. `NcclError` where there is none."""
-        with self._lock:
-            if not hasattr(self._library, "ncclCommRevoke"):
-                raise NcclError("ncclCommRevoke", Result.INVALID_USAGE, "this library has no such call")
-            self._call("ncclCommRevoke", 0)
-
-    def finalize(self) -> None:
-        """Begins the end that both agree on; `destroy` once `state` is SUCCESS."""
-        with self._lock:
-            self._call("ncclCommFinalize")
-
-    def destroy(self) -> None:
-        """After `finalize`. Idempotent, and nothing after `abort`."""
-        self._end("ncclCommDestroy")
+            handle = self._open_handle(name)
+            _check(self._library, handle, name, getattr(self._library, name)(handle, *arguments))
 
     def abort(self) -> None:
-        """Ends every kernel of this end and frees what it holds, whatever the peer does; idempotent.
+        """Ends every kernel of this rank and frees its resources, whatever the peer does; idempotent.
 
-        May not return for long, or ever: called in a thread that nobody waits for without a deadline. A call
-        that is stuck in another thread, since the device waits for what this ends, is made to return first.
+        May take long, or never return: call it in a thread that is joined with a deadline, if at all. A call
+        that is blocked in another thread, because the device waits for what this ends, is made to return
+        first.
         """
         if self._lock.acquire(timeout=_STUCK_S):
             self._lock.release()
         elif self._handle is not None and hasattr(self._library, "ncclCommRevoke"):
-            self._library.ncclCommRevoke(self._handle, 0)  # which frees nothing that the call may still need
-        self._end("ncclCommAbort")
-
-    def _end(self, call: str) -> None:
+            self._library.ncclCommRevoke(self._handle, 0)  # frees nothing that the blocked call needs
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is not None:
-            _check(self._library, None, call, getattr(self._library, call)(handle))
+            _check(self._library, None, "ncclCommAbort", self._library.ncclCommAbort(handle))
 
     def _move(self, call: str, address: int, size: int, peer: int, stream: int) -> None:
-        handle = self._whole(call)
-        result = getattr(self._library, call)(
-            ctypes.c_void_p(address), ctypes.c_size_t(size), _UINT8, peer, handle, ctypes.c_void_p(stream)
-        )
-        _check(self._library, handle, call, result)
+        with self._lock:
+            handle = self._open_handle(call)
+            result = getattr(self._library, call)(
+                ctypes.c_void_p(address), ctypes.c_size_t(size), _UINT8, peer, handle, ctypes.c_void_p(stream)
+            )
+            _check(self._library, handle, call, result)
 
-    def _call(self, call: str, *arguments: object) -> None:
-        handle = self._whole(call)
-        _check(self._library, handle, call, getattr(self._library, call)(handle, *arguments))
-
-    def _whole(self, call: str) -> ctypes.c_void_p:
+    def _open_handle(self, call: str) -> ctypes.c_void_p:
         if self._handle is None:
             raise NcclError(call, Result.INVALID_USAGE, "the communicator has ended")
         return self._handle
 
 
 def _check(library: ctypes.CDLL, handle: ctypes.c_void_p | None, call: str, result: int) -> None:
-    """A non-blocking call that goes on has not failed."""
+    """Raises NcclError unless the call succeeded or is in progress."""
     if result not in (Result.SUCCESS, Result.IN_PROGRESS):
         detail = library.ncclGetLastError(handle) or library.ncclGetErrorString(result)
         raise NcclError(call, Result(result), (detail or b"").decode(errors="replace").strip())
@@ -239,16 +203,10 @@ def _check(library: ctypes.CDLL, handle: ctypes.c_void_p | None, call: str, resu
 
 @cache
 def _load() -> ctypes.CDLL:
-    """The library in this process already, else that of the package beside torch."""
-    library = None
-    for name in (_LIBRARY, *_packaged()):
-        try:
-            library = ctypes.CDLL(name)
-            break
-        except OSError:
-            continue
-    if library is None:
-        raise RuntimeError(f"this machine has no {_LIBRARY}")
+    try:
+        library = load_library(_LIBRARY)
+    except OSError as error:
+        raise RuntimeError(str(error)) from error
     library.ncclCommInitRankConfig.argtypes = [
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.c_int,
@@ -259,15 +217,3 @@ def _load() -> ctypes.CDLL:
     library.ncclGetLastError.restype = ctypes.c_char_p
     library.ncclGetErrorString.restype = ctypes.c_char_p
     return library
-
-
-def _packaged() -> list[str]:
-    """Where the package of NCCL's own has it. Importing nothing: that package is a namespace."""
-    try:
-        found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return []
-    folders = (
-        [] if found is None or found.submodule_search_locations is None else found.submodule_search_locations
-    )
-    return [str(Path(folder) / "lib" / _LIBRARY) for folder in folders]

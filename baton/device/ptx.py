@@ -1,8 +1,8 @@
-"""What a Triton kernel says to the chip and the language has no word for: its clock, and a fence. Behind a
-constexpr each, so that the interpreter never meets them.
+"""Inline PTX for what Triton has no operation for: a clock, fences, dependent launch. Each is guarded by a
+constexpr, so that Triton's interpreter never executes it.
 
-`ON_CHIP` is False in Triton's interpreter: there the clock stands at 0, and a fence is nothing (one thread
-runs everything in order).
+`ON_CHIP` is False in the interpreter: there the clock is 0 and a fence does nothing, since one thread runs
+everything in order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ON_CHIP = tl.constexpr(not triton.knobs.runtime.interpret)
 
 @triton.jit
 def clock_ns():
-    """The GPU's own clock, nanoseconds, one for all its multiprocessors."""
+    """The GPU's global timer in ns, shared by all its multiprocessors."""
     if ON_CHIP:
         return tl.inline_asm_elementwise(
             "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
@@ -26,7 +26,7 @@ def clock_ns():
 
 @triton.jit
 def fence_system():
-    """What this thread wrote before is seen by the host before what it writes after."""
+    """The host sees this thread's earlier writes before its later ones."""
     if ON_CHIP:
         tl.inline_asm_elementwise(
             "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
@@ -35,7 +35,7 @@ def fence_system():
 
 @triton.jit
 def let_next_begin():
-    """The next kernel may begin, where it was launched as one that waits by itself for this one's end."""
+    """Lets the next kernel start, where it was launched with programmatic dependent launch."""
     if ON_CHIP:
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
@@ -49,6 +49,6 @@ def let_next_begin():
 
 @triton.jit
 def together():
-    """What one thread of the program wrote is seen by all of them."""
+    """A barrier: all threads of the program see what each of them wrote before."""
     if ON_CHIP:
         tl.debug_barrier()

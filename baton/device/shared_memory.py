@@ -1,8 +1,9 @@
-"""Memory that two processes share: an anonymous file, mapped by both.
+"""Memory that two processes share: an anonymous file (memfd) that both map.
 
-A memfd has no name, so nothing can attach to it by guessing and nothing is left behind when both
-processes are gone. Whoever creates it hands the descriptor to the other, its child or a peer. Its size is
-sealed: neither can take pages away from under the other, who would die of it.
+A memfd has no name, so no other process can guess it, and nothing is left behind when both processes have
+ended.
+Its creator passes the descriptor to the other, a child or a peer. Its size is sealed: neither process can
+truncate it, which would crash the other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """A mapped memfd of `size` bytes, which go with their last user. `fd` may be inherited."""
+    """A mapped memfd of `size` bytes, freed with its last user. `fd` can be inherited."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -29,7 +30,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, size: int) -> SharedMemory:
-        """Makes zeroed memory; `name` only shows in /proc. The descriptor is inheritable by `pass_fds`."""
+        """Zeroed memory; `name` shows in /proc only. A child gets the descriptor by `pass_fds`."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -37,9 +38,9 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int) -> SharedMemory:
-        """Maps what another created. ValueError for a descriptor whose size could change."""
+        """Maps another process's memory. ValueError for a descriptor whose size is not sealed."""
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ValueError("memory that is not sealed may vanish")
+            raise ValueError("shared memory must be sealed")
         return cls(fd, os.fstat(fd).st_size)
 
     def region(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -50,16 +51,16 @@ class SharedMemory:
         return self.bytes[offset:end].view(dtype)
 
     def drop_descriptor(self) -> None:
-        """The mapping stays; nobody can be given it any more. Idempotent."""
+        """Closes the descriptor, so that it cannot be passed on; the mapping stays. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
     def keep_from_children(self) -> None:
-        """A fork does not map it: what can write it ends with this process."""
+        """Keeps forked children from mapping it, so that only this process can write it."""
         self._map.madvise(mmap.MADV_DONTFORK)
 
     def unmap(self) -> None:
-        """This process can no longer touch the memory. BufferError where a view of it is left."""
+        """Unmaps it from this process. BufferError where a view of it exists."""
         self.bytes = np.empty(0, dtype=np.uint8)
         self._map.close()

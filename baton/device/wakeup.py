@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
@@ -15,16 +16,12 @@ class Wakeup:
         return self._fd
 
     def set(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # the counter is at its maximum: the loop wakes anyway
             os.eventfd_write(self._fd, 1)
-        except BlockingIOError:
-            pass  # the counter is at its ceiling: the loop is about to wake anyway
 
     def clear(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # it was not set
             os.eventfd_read(self._fd)
-        except BlockingIOError:
-            pass  # nobody had set it
 
     def close(self) -> None:
         os.close(self._fd)

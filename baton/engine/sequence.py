@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.engine.blocks import BlockTables
-from baton.engine.output_ring import Finish
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.rings.output_ring import Finish
 
 MAX_LOGIT_BIAS = 300
 
@@ -16,7 +16,7 @@ class SamplingParams:
     """How the next token is drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all.
 
     `logit_bias`: at most MAX_LOGIT_BIAS (token id, bias), each id once. `logprobs`: how many of the
-    likeliest tokens' are told beside the chosen one's; None: no logprobs at all.
+    likeliest tokens' are reported beside the chosen one's; None: no logprobs at all.
     """
 
     temperature: float = 0.0
@@ -54,7 +54,8 @@ class Sequence:
 
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
-    the prompt's own tokens are computed too. `hashes` name its full blocks, if it may share them.
+    the prompt's own tokens are computed too. `hashes` are those of its full blocks; empty
+    where it does not use the prefix cache.
     """
 
     token_ids: tuple[int, ...]
@@ -69,7 +70,7 @@ class Sequence:
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None
     computed: int = field(default=0, init=False)
-    # Of a device that is told ahead: tokens whose chunks it was told, those that have ended included.
+    # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.
     begun: int = field(default=0, init=False)
     # Tokens whose KV was found, and how many of the blocks have been named or looked at for that.
     cached: int = field(default=0, init=False)

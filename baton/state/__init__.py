@@ -1,15 +1,17 @@
-"""Everything Baton keeps in Redis: soft state that the data plane never waits for.
+"""Soft state in Redis, which the data plane never waits for: registry, load hints, prefix index, journal.
 
-state = await State.open(url)      state.registry, load_hints, prefix_index, journal
-from baton.state.embedded import EmbeddedServer      a Redis of our own where there is none
+    state = State.at(url)      state.registry, load_hints, prefix_index, journal
+
+`baton.state.embedded` runs a Valkey server where no Redis is configured. This is the only package that uses
+Redis; the router, the workers' front processes and `baton up` may import it. It imports neither torch, gRPC,
+Ray nor services.
 """
 
 from baton.state.journal import Journal, Receipt
 from baton.state.lease import Lease
-from baton.state.memory import Memory
 from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import JournalRecord, LoadHint, Member, new_incarnation
-from baton.state.seal import draw_journal_key
+from baton.state.seal import new_journal_key
 from baton.state.state import State
 from baton.state.view import View
 
@@ -19,11 +21,10 @@ __all__ = [
     "Lease",
     "LoadHint",
     "Member",
-    "Memory",
     "PrefixPublisher",
     "Receipt",
     "State",
     "View",
-    "draw_journal_key",
     "new_incarnation",
+    "new_journal_key",
 ]

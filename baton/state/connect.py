@@ -1,7 +1,7 @@
-"""From a URL to a client of Redis that never waits long.
+"""Parses a Redis URL and creates a client with deadlines.
 
     redis://[user:password@]host[:port][/db]                      one server
-    redis+sentinel://[user:password@]host[:port],.../service[/db] the master that Sentinel names
+    redis+sentinel://[user:password@]host[:port],.../service[/db] the master of a Sentinel service
     redis+cluster://[user:password@]host[:port],...               a Redis Cluster
 
 `rediss` in place of `redis` is TLS. Options after `?`: ssl_ca_certs, ssl_certfile, ssl_keyfile,
@@ -29,7 +29,7 @@ Argument = str | bytes | int
 Script = Callable[[Sequence[str], Sequence[Argument]], Awaitable[Reply]]
 
 CONNECT_S = 0.75
-# Without an answer for this long a connection is dropped.
+# A connection without an answer for this long is dropped.
 ANSWER_S = 1.5
 MAX_CONNECTIONS = 16
 
@@ -39,7 +39,7 @@ _SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
 
 
 class Client(Protocol):
-    """What Baton uses of a client, whichever kind of Redis it speaks to."""
+    """The methods of a Redis client that Baton uses, for every kind of Redis."""
 
     def register_script(self, script: str) -> Script: ...
     async def ping(self) -> bool: ...
@@ -54,7 +54,7 @@ _sentinel = cast(Callable[..., Sentinel], Sentinel)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where Redis is. Its text form shows neither name nor password."""
+    """The location of Redis and its credentials; its text form shows no user name and no password."""
 
     kind: str
     hosts: tuple[tuple[str, int], ...]
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 def parse_url(url: str) -> Endpoint:
-    """Where `url` leads; BatonError(INVALID) in one line that never repeats the password."""
+    """Parses `url`. Raises BatonError(INVALID) with one line that never contains the password."""
     try:
         return _parse(urlsplit(url))
     except ValueError as error:
@@ -116,17 +116,17 @@ def _service_and_db(kind: str, path: str) -> tuple[str, int]:
 def _hosts(text: str, default_port: int, single: bool) -> tuple[tuple[str, int], ...]:
     hosts = []
     for piece in text.split(","):
-        place = urlsplit(f"//{piece}")
-        if not place.hostname:
+        location = urlsplit(f"//{piece}")
+        if not location.hostname:
             raise ValueError("it names no host")
-        hosts.append((place.hostname, default_port if place.port is None else place.port))
+        hosts.append((location.hostname, default_port if location.port is None else location.port))
     if single and len(hosts) > 1:
         raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
     return tuple(hosts)
 
 
 def make_client(endpoint: Endpoint) -> Client:
-    """A client that has not connected yet; every connect and every answer has its deadline."""
+    """A client that has not connected yet; connecting and every answer have deadlines."""
     options: dict[str, object] = {
         "username": endpoint.username,
         "password": endpoint.password,
@@ -134,7 +134,7 @@ def make_client(endpoint: Endpoint) -> Client:
         "socket_timeout": ANSWER_S,
         "protocol": 2,
         "driver_info": None,
-        # One more try where a connection turns out to be dead; every script of ours may run twice.
+        # One retry where a connection turns out to be dead; every script is idempotent.
         "retry": Retry(NoBackoff(), 1, (RedisConnectionError,)),
     }
     if endpoint.tls:
@@ -157,14 +157,14 @@ def _tls_options(options: dict[str, str]) -> dict[str, object]:
 
 
 class _SentinelClient:
-    """The master's client, and the Sentinels that name it; closed together."""
+    """A client of the master, and of the Sentinels that locate it; closed together."""
 
     def __init__(self, endpoint: Endpoint, options: dict[str, object]) -> None:
         shared = ("socket_", "ssl", "protocol", "driver_info", "retry")
         own = {key: value for key, value in options.items() if key.startswith(shared)}
         own["username"] = endpoint.options.get("sentinel_username")
         own["password"] = endpoint.options.get("sentinel_password")
-        # A Sentinel that does not answer must leave time to ask the others.
+        # Shorter deadlines, so that there is time for the other Sentinels.
         own |= {"socket_connect_timeout": CONNECT_S / 2, "socket_timeout": ANSWER_S / 3}
         self._sentinel = _sentinel(list(endpoint.hosts), sentinel_kwargs=own)
         self._master: Client = cast("_Make", self._sentinel.master_for)(endpoint.service, **options)

@@ -1,8 +1,7 @@
-"""The one door to Redis. No call is ever cancelled in flight by whoever made it.
+"""All calls to Redis. A cancelled caller never cancels its call in flight.
 
-A caller that is cancelled, or gives up, leaves its call running in a task that the connection owns:
-the reply is read by the call that asked, so no later caller can read it. A call past its own
-deadline takes its whole client out of use first and is ended only then.
+The call continues in a task that the connection owns, so that its reply is read there and no later call can
+receive it. A call past its own deadline first retires its whole client, and is cancelled only then.
 """
 
 from __future__ import annotations
@@ -21,16 +20,23 @@ from baton.errors import BatonError, ErrorKind
 from baton.state.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
 from baton.state.counters import Counters
 
-# The longest a call may take, waiting for its turn included.
+# Longest time of a call, including its wait for a connection.
 CALL_S = 2.0
-# Calls that run or wait for their turn; more are refused at once.
+# Most calls running or waiting; further ones are refused at once.
 MAX_CALLS = 1024
+
+# Beginning of a script that reads the clock of Redis, which all stored times refer to, since clients' clocks
+# may differ: `now` in milliseconds, `time` as Redis returns it.
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
 
 T = TypeVar("T")
 
 _log = structlog.get_logger(part="state")
 
-_AWAY = (
+_UNAVAILABLE = (
     redis_errors.ConnectionError,
     redis_errors.TimeoutError,
     redis_errors.ClusterError,
@@ -50,8 +56,8 @@ _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "Auth
 
 
 @dataclass(eq=False)
-class _Lane:
-    """One client and its calls. A retired lane takes no new call and is closed after its last."""
+class _Session:
+    """One client and its calls. A retired session accepts no new call and is closed after its last one."""
 
     client: Client
     scripts: dict[str, Script] = field(default_factory=dict)
@@ -61,21 +67,21 @@ class _Lane:
 
 @dataclass(eq=False)
 class _Call:
-    """A call on its way; `lane` is set while it may have bytes in flight."""
+    """A running call; `session` is set while it may have bytes in flight."""
 
     began: float
-    lane: _Lane | None = None
+    session: _Session | None = None
 
 
 class Connection:
-    """Runs calls on Redis; tells an outage from the log once, and its end once."""
+    """Runs calls on Redis; logs the beginning and the end of an outage once each."""
 
     def __init__(self, endpoint: Endpoint, counters: Counters, call_s: float = CALL_S) -> None:
         self._endpoint = endpoint
         self._counters = counters
         self._call_s = call_s
-        self._lane: _Lane | None = None
-        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._session: _Session | None = None
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._tasks: set[asyncio.Task[object]] = set()
         self._closings: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -84,43 +90,43 @@ class Connection:
 
     @property
     def down_s(self) -> float | None:
-        """Seconds since calls began to get no answer; None where the last one that ended got one."""
-        since = self._down_since  # read once: metrics ask from a thread of their own
+        """Seconds since calls began to fail; None if the last call that ended was answered."""
+        since = self._down_since  # read once: metrics are read in another thread
         return None if since is None else time.monotonic() - since
 
     async def script(self, text: str, keys: Sequence[str], args: Sequence[Argument] = ()) -> Reply:
-        """Runs a Lua script on the server that has `keys`."""
+        """Runs a Lua script on the server that stores `keys`."""
 
-        async def run(lane: _Lane) -> Reply:
-            script = lane.scripts.get(text)
+        async def run(session: _Session) -> Reply:
+            script = session.scripts.get(text)
             if script is None:
-                script = lane.scripts[text] = lane.client.register_script(text)
+                script = session.scripts[text] = session.client.register_script(text)
             return await script(keys, args)
 
         return await self._call(run)
 
     async def ping(self) -> None:
-        """Returns once Redis answered; BatonError(UNAVAILABLE or UNAUTHENTICATED) else."""
-        await self._call(lambda lane: lane.client.ping())
+        """Returns once Redis has answered; else raises BatonError(UNAVAILABLE or UNAUTHENTICATED)."""
+        await self._call(lambda session: session.client.ping())
 
     async def close(self, deadline_s: float) -> None:
-        """Lets calls in flight end within `deadline_s`, then ends them and closes every connection."""
+        """Waits up to `deadline_s` for calls in flight, then cancels them and closes every connection."""
         self._closed = True
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=deadline_s)
-        if self._lane is not None:
-            self._retire(self._lane)
+        if self._session is not None:
+            self._retire(self._session)
         for task in self._tasks:
             task.cancel()
         if left := set(self._tasks) | set(self._closings):
             await asyncio.wait(left, timeout=deadline_s)
-        if left := set(self._closings):  # those that the ended calls began
+        if left := set(self._closings):  # started by the cancelled calls
             await asyncio.wait(left, timeout=deadline_s)
 
-    async def _call(self, operation: Callable[[_Lane], Awaitable[T]]) -> T:
+    async def _call(self, operation: Callable[[_Session], Awaitable[T]]) -> T:
         if self._closed or len(self._tasks) >= MAX_CALLS:
-            why = "is closed" if self._closed else "has too many calls waiting"
-            raise BatonError(ErrorKind.UNAVAILABLE, f"the connection to Redis {why}")
+            reason = "is closed" if self._closed else "has too many calls waiting"
+            raise BatonError(ErrorKind.UNAVAILABLE, f"the connection to Redis {reason}")
         loop = asyncio.get_running_loop()
         call = _Call(time.monotonic())
         task = loop.create_task(self._run(call, operation))
@@ -131,27 +137,27 @@ class Connection:
             timer.cancel()
             self._tasks.discard(done)
             if not done.cancelled():
-                done.exception()  # retrieved: nobody may be waiting any more
+                done.exception()  # mark as retrieved: the caller may have been cancelled
 
         task.add_done_callback(ended)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled() and not _being_cancelled():  # `close` came before it began
+            if task.cancelled() and not _being_cancelled():  # `close` was called before it began
                 raise BatonError(ErrorKind.UNAVAILABLE, "the connection to Redis is closed") from None
             raise
 
-    async def _run(self, call: _Call, operation: Callable[[_Lane], Awaitable[T]]) -> T:
+    async def _run(self, call: _Call, operation: Callable[[_Session], Awaitable[T]]) -> T:
         self._counters.calls += 1
         try:
-            async with self._turns:
-                call.lane = self._current_lane()
+            async with self._slots:
+                call.session = self._current_session()
                 try:
-                    answer = await operation(call.lane)
+                    answer = await operation(call.session)
                 finally:
-                    self._leave(call.lane)
+                    self._leave(call.session)
         except asyncio.CancelledError:
-            # Only `_overdue` and `close` cancel, and both retired the lane before.
+            # Only `_overdue` and `close` cancel, after they have retired the session.
             raise self._failed(call, redis_errors.TimeoutError("no answer in time")) from None
         except Exception as error:
             raise self._failed(call, error) from error
@@ -159,32 +165,32 @@ class Connection:
         return answer
 
     def _overdue(self, call: _Call, task: asyncio.Task[T]) -> None:
-        if call.lane is not None:
+        if call.session is not None:
             self._counters.clients_dropped += 1
-            self._retire(call.lane)
+            self._retire(call.session)
         task.cancel()
 
-    def _current_lane(self) -> _Lane:
-        if self._lane is None:
-            self._lane = _Lane(make_client(self._endpoint))
-        self._lane.calls += 1
-        return self._lane
+    def _current_session(self) -> _Session:
+        if self._session is None:
+            self._session = _Session(make_client(self._endpoint))
+        self._session.calls += 1
+        return self._session
 
-    def _leave(self, lane: _Lane) -> None:
-        lane.calls -= 1
-        if lane.retired and lane.calls == 0:
-            self._start_closing(lane)
+    def _leave(self, session: _Session) -> None:
+        session.calls -= 1
+        if session.retired and session.calls == 0:
+            self._start_closing(session)
 
-    def _retire(self, lane: _Lane) -> None:
-        if self._lane is lane:
-            self._lane = None
-        if not lane.retired:
-            lane.retired = True
-            if lane.calls == 0:
-                self._start_closing(lane)
+    def _retire(self, session: _Session) -> None:
+        if self._session is session:
+            self._session = None
+        if not session.retired:
+            session.retired = True
+            if session.calls == 0:
+                self._start_closing(session)
 
-    def _start_closing(self, lane: _Lane) -> None:
-        task = asyncio.get_running_loop().create_task(_close(lane.client))
+    def _start_closing(self, session: _Session) -> None:
+        task = asyncio.get_running_loop().create_task(_close(session.client))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
@@ -193,18 +199,19 @@ class Connection:
         if self._down_since is not None:
             seconds = self._answered_at - self._down_since
             self._down_since = None
-            _log.info("redis_is_back", redis=str(self._endpoint), seconds=round(seconds, 3))
+            _log.info("redis_available", redis=str(self._endpoint), seconds=round(seconds, 3))
 
     def _failed(self, call: _Call, error: Exception) -> BatonError:
-        """A call that began before the last answer tells of an outage that has ended."""
-        told = _translate(error, str(self._endpoint))
+        """Counts and translates an error. Of a call that began before the last answer it is no sign of an
+        outage."""
+        failure = _translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
-        away = told.kind is not ErrorKind.INTERNAL and call.began > self._answered_at
-        if away and not self._closed and self._down_since is None:
+        outage = failure.kind is not ErrorKind.INTERNAL and call.began > self._answered_at
+        if outage and not self._closed and self._down_since is None:
             self._down_since = time.monotonic()
             self._counters.outages += 1
-            _log.warning("redis_is_away", redis=str(self._endpoint), why=told.message)
-        return told
+            _log.warning("redis_unavailable", redis=str(self._endpoint), reason=failure.message)
+        return failure
 
 
 def _being_cancelled() -> bool:
@@ -216,20 +223,20 @@ async def _close(client: Client) -> None:
     try:
         async with asyncio.timeout(1.0):
             await client.aclose()
-    except (*_AWAY, TimeoutError) as error:
-        _log.debug("redis_client_did_not_close", why=type(error).__name__)
+    except (*_UNAVAILABLE, TimeoutError) as error:
+        _log.debug("redis_client_did_not_close", reason=type(error).__name__)
 
 
 def _translate(error: Exception, where: str) -> BatonError:
-    """What Redis or its client said, in our words; its own text may hold keys, so it stays out."""
+    """The BatonError for an error of Redis or its client, without its text, which may contain keys."""
     if isinstance(error, BatonError):
         return error
     text = str(error)
     if isinstance(error, _REFUSED) or any(word in text for word in _REFUSALS):
-        return BatonError(ErrorKind.UNAUTHENTICATED, f"Redis at {where} refused our user name or password")
+        return BatonError(ErrorKind.UNAUTHENTICATED, f"Redis at {where} refused the user name or password")
     if isinstance(error, redis_errors.TimeoutError):
         return BatonError(ErrorKind.UNAVAILABLE, f"Redis at {where} did not answer in time")
-    if isinstance(error, _AWAY):
+    if isinstance(error, _UNAVAILABLE):
         return BatonError(
             ErrorKind.UNAVAILABLE, f"Redis at {where} cannot be reached ({type(error).__name__})"
         )

@@ -1,4 +1,4 @@
-"""What went wrong between Baton and Redis, counted."""
+"""Counts of calls to Redis and of their failures."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """Only ever grow. One object a `State`."""
+    """Counts since the start; one object per `State`."""
 
     calls: int = 0
     calls_failed: int = 0
-    # Calls past their own deadline: the client with all its connections was given up.
+    # Calls past their deadline: the client with all its connections was dropped.
     clients_dropped: int = 0
     outages: int = 0
     renewals_failed: int = 0
     polls_failed: int = 0
     hints_failed: int = 0
     prefix_publishes_failed: int = 0
-    # The index had lost a holder, which then sent everything again.
+    # The index had lost a worker's entries, which were then sent again.
     prefix_resyncs: int = 0
-    # Blocks a holder has beyond what the index takes.
+    # Blocks of a worker beyond the limit of the index.
     prefix_blocks_refused: int = 0
     journal_batches_failed: int = 0
-    # Journal entries and marks that never reach Redis: no room while it is away, or too late.
+    # Journal entries and marks that never reach Redis: the buffer was full, or they came too late.
     journal_dropped: int = 0
-    # What lay in Redis and could not be read.
+    # Values in Redis that could not be parsed.
     malformed: int = 0
-    # Faults of ours, or of a callback given to us, in a task that was then begun again.
+    # Exceptions in background tasks, or in their callbacks; the task was restarted.
     tasks_failed: int = 0

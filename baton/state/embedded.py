@@ -1,7 +1,7 @@
-"""A Redis of our own where no URL is given: a real Valkey, on loopback, with a password.
+"""Runs an embedded Valkey server on loopback, with a password, where no Redis is configured.
 
-It keeps nothing on disk, has no folder once it runs, and dies with the thread that started it: start
-it from one that lives as long as the process.
+It stores nothing on disk and ends with the thread that started it, so start it from a thread that lives as
+long as the process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
 from baton.state.connect import make_client, parse_url
 
-READY_S = 10.0
-# Others may take the free port between our look and the server's; then another is tried.
+_READY_S = 10.0
+# Another process may bind the free port before the server does; then another port is tried.
 _TRIES = 5
 _STOP_S = 0.8
 _KILL_S = 1.0
 
 
 class EmbeddedServer:
-    """A running server; `start` makes one. `url` has the password: it is no text for a log."""
+    """A running server, created by `start`. `url` contains the password and must not be logged."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, password: str) -> None:
         self._process = process
@@ -37,7 +37,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where it is, password included."""
+        """The server's URL, including the password."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
@@ -47,33 +47,25 @@ class EmbeddedServer:
 
     @classmethod
     async def start(
-        cls,
-        *,
-        memory_mb: int = 256,
-        port: int | None = None,
-        password: str | None = None,
-        ready_s: float = READY_S,
-        extra: str = "",
+        cls, *, port: int | None = None, password: str | None = None, extra: str = ""
     ) -> EmbeddedServer:
-        """Starts a server and waits until it answers; on a free port, with a fresh password.
+        """Starts a server on a free port with a random password, and waits until it answers.
 
-        `port` and `password` of an earlier one bring it back, empty, to the same URL; `extra` is
-        more configuration. Raises BatonError(UNAVAILABLE) with its last words where it does not run.
+        With `port` and `password` of an earlier one it gets the same URL, empty; `extra` is further
+        configuration. Raises BatonError(UNAVAILABLE) with its last log line where it does not start.
         """
-        deadline = asyncio.get_running_loop().time() + ready_s
+        deadline = asyncio.get_running_loop().time() + _READY_S
         secret = password or secrets.token_urlsafe(32)
         for _ in range(_TRIES):
             try:
-                return await cls._start_at(port or _free_port(), secret, memory_mb, extra, deadline)
+                return await cls._start_at(port or _free_port(), secret, extra, deadline)
             except _PortTakenError:
                 if port is not None:
                     break
         raise BatonError(ErrorKind.UNAVAILABLE, f"no port for the embedded Redis ({port or 'any'})")
 
     @classmethod
-    async def _start_at(
-        cls, port: int, password: str, memory_mb: int, extra: str, deadline: float
-    ) -> EmbeddedServer:
+    async def _start_at(cls, port: int, password: str, extra: str, deadline: float) -> EmbeddedServer:
         with tempfile.TemporaryDirectory(prefix="baton-redis-") as folder, tempfile.TemporaryFile() as log:
             process = await asyncio.create_subprocess_exec(
                 *tied([str(_binary()), "-"]),
@@ -85,8 +77,8 @@ class EmbeddedServer:
             )
             server = cls(process, port, password)
             try:
-                await _configure(process, _config(port, password, memory_mb, folder) + extra)
-                await server._wait_ready(deadline, lambda: _last_words(log))
+                await _configure(process, _config(port, password, folder) + extra)
+                await server._wait_ready(deadline, lambda: _last_log_line(log))
             except BaseException:
                 await server.stop()
                 raise
@@ -97,7 +89,7 @@ class EmbeddedServer:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ends it within two seconds, even where it is stopped or stuck."""
+        """Ends the server within two seconds, even if it is stopped or hung."""
         if self._process.returncode is not None:
             return
         self._process.terminate()
@@ -114,14 +106,14 @@ class EmbeddedServer:
         if self._process.returncode is None:
             self._process.kill()
 
-    async def _wait_ready(self, deadline: float, last_words: Callable[[], str]) -> None:
+    async def _wait_ready(self, deadline: float, last_log_line: Callable[[], str]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if self._process.returncode is not None:
-                words = last_words()
-                if "in use" in words:
+                last_line = last_log_line()
+                if "in use" in last_line:
                     raise _PortTakenError
-                raise BatonError(ErrorKind.UNAVAILABLE, f"the embedded Redis ended at once: {words}")
+                raise BatonError(ErrorKind.UNAVAILABLE, f"the embedded Redis ended at once: {last_line}")
             if await self._answers():
                 return
             if loop.time() >= deadline:
@@ -129,7 +121,7 @@ class EmbeddedServer:
             await asyncio.sleep(0.01)
 
     async def _answers(self) -> bool:
-        """Whether a server that knows our password answers: another's would refuse it."""
+        """Whether this server answers; another one would refuse the password."""
         client = make_client(parse_url(self.url))
         try:
             return await client.ping()
@@ -140,7 +132,7 @@ class EmbeddedServer:
 
 
 class _PortTakenError(Exception):
-    """Somebody else listens there."""
+    """Another process listens at the port."""
 
 
 def _binary() -> Path:
@@ -158,8 +150,8 @@ def _binary() -> Path:
         raise BatonError(ErrorKind.UNAVAILABLE, f"no embedded Redis for this machine: {error}") from error
 
 
-def _config(port: int, password: str, memory_mb: int, folder: str) -> str:
-    """Read from stdin, so that the password is in no process list and no file."""
+def _config(port: int, password: str, folder: str) -> str:
+    """The configuration, passed over stdin, so that the password is in no process list and no file."""
     return f"""\
 bind 127.0.0.1
 port {port}
@@ -167,7 +159,7 @@ requirepass {password}
 dir {folder}
 save ""
 appendonly no
-maxmemory {memory_mb}mb
+maxmemory 256mb
 maxmemory-policy noeviction
 maxclients 1024
 loglevel warning
@@ -181,7 +173,7 @@ async def _configure(process: asyncio.subprocess.Process, text: str) -> None:
     try:
         await process.stdin.drain()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it has ended: its last words say why
+        pass  # it has ended; its log has the reason
     process.stdin.close()
 
 
@@ -192,7 +184,7 @@ def _free_port() -> int:
     return port
 
 
-def _last_words(log: IO[bytes]) -> str:
+def _last_log_line(log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

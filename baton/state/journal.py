@@ -1,8 +1,8 @@
-"""The accepted requests that have not ended, written beside the way.
+"""The journal of accepted requests that have not ended, written in the background.
 
-No request waits for it: a change is put among the pending ones, at most one a request, and a writer
-sends them in batches for as long as Redis takes them. Where it does not, changes of one request
-merge, what has ended is never sent, and beyond the bound new entries are dropped and counted.
+No request waits for it: changes are buffered, at most one per request, and a writer sends them in batches.
+While Redis is unavailable, changes of one request are merged, entries that have ended are never sent, and
+beyond the bound new entries are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from baton.state.seal import Seal
 from baton.state.stores import JournalStore
 
 MAX_PENDING = 4096
-_AGAIN_S = 0.5
-# What comes within this time goes in one batch, and a request's first call to a worker goes before it.
-_GATHER_S = 0.005
-# One batch: so many changes, and no more tokens than that once it has a change.
+_RETRY_S = 0.5
+# Changes within this time are one batch; a request's first call to a worker is sent before it.
+_BATCH_DELAY_S = 0.005
+# Bounds of one batch: changes, and tokens (a single larger change is sent alone).
 _BATCH = 128
 _BATCH_TOKENS = 256 * 1024
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger(part="state")
 
 @dataclass
 class Receipt:
-    """What became of an entry: a stream is `resumable` once it is acknowledged."""
+    """The state of an entry: a stream is `resumable` once its entry is acknowledged."""
 
     acknowledged: bool = False
     dropped: bool = False
@@ -41,18 +41,18 @@ class Receipt:
 
 @dataclass
 class _Pending:
-    """What Redis shall still be told of one request."""
+    """The changes of one request that have not been written."""
 
     record: JournalRecord | None = None
     receipt: Receipt | None = None
     expires_at: float = 0.0
     attempt: int = 0
     closed: bool = False
-    # Redis may have the entry, though it did not say so.
+    # Redis may have the entry, although it did not confirm it.
     sent: bool = False
 
     def merged(self, newer: _Pending) -> _Pending:
-        """Both changes as one."""
+        """Both changes combined."""
         return _Pending(
             newer.record or self.record,
             newer.receipt or self.receipt,
@@ -64,7 +64,7 @@ class _Pending:
 
 
 class Journal:
-    """`append`, `mark_attempt` and `close` return at once and never fail."""
+    """Buffers and writes changes; `append`, `mark_attempt` and `close` return at once and never fail."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Journal:
 
     @property
     def pending(self) -> int:
-        """Requests of which Redis has yet to be told something."""
+        """The number of requests with changes that have not been written."""
         return len(self._pending)
 
     def append(self, record: JournalRecord, ttl_s: float) -> Receipt:
-        """A request was accepted; its entry ends with its deadline, `ttl_s` from now."""
+        """Adds an accepted request; its entry expires with its deadline, `ttl_s` seconds from now."""
         receipt = Receipt()
-        # The other half is for marks and closes, of which there are no more than open requests.
+        # The other half is reserved for marks and closes.
         if len(self._pending) >= self._max_pending // 2:
             self._drop(receipt)
         else:
@@ -100,11 +100,11 @@ class Journal:
         return receipt
 
     def mark_attempt(self, request_id: bytes, attempt: int) -> None:
-        """The request was dispatched again."""
+        """Records that the request was dispatched again, as attempt number `attempt`."""
         self._change(request_id, _Pending(attempt=attempt))
 
     def close(self, request_id: bytes) -> None:
-        """The request has ended."""
+        """Records that the request has ended."""
         pending = self._pending.get(request_id)
         if pending is not None and pending.record is not None and not pending.sent:
             del self._pending[request_id]
@@ -112,23 +112,23 @@ class Journal:
             self._change(request_id, _Pending(closed=True))
 
     async def read(self, request_id: bytes) -> JournalRecord | None:
-        """The open entry; None where there is none. BatonError(INTERNAL) with another key."""
+        """The open entry or None. Raises BatonError(INTERNAL) where it was sealed with another key."""
         entry = await self._store.read(request_id)
         if entry is None:
             return None
-        tenant, token_ids, details = self._seal.open(request_id, entry.body)
+        tenant, token_ids, details = self._seal.unseal(request_id, entry.body)
         return JournalRecord(request_id, tenant, token_ids, entry.attempt, details)
 
     async def open_ids(self, limit: int = 1000) -> list[bytes]:
-        """At most `limit` open requests, the ones that end soonest first."""
+        """At most `limit` ids of open requests, those that expire soonest first."""
         return await self._store.open_ids(limit)
 
     async def count_open(self) -> int:
-        """How many requests Redis holds as open."""
+        """The number of open requests in Redis."""
         return await self._store.count_open()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Waits until Redis was told all that is pending; False where `timeout_s` was too short."""
+        """Waits until all changes are written; returns False after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -137,12 +137,12 @@ class Journal:
         return True
 
     async def run(self) -> None:
-        """Writes for ever; owned by `State`."""
+        """Writes batches until cancelled; run by `State`."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(_BATCH_DELAY_S)
             if not await self._write_batch():
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             elif not self._pending:
                 self._wake.clear()
                 self._idle.set()
@@ -167,7 +167,7 @@ class Journal:
             receipt.dropped = True
 
     def _take_batch(self) -> dict[bytes, _Pending]:
-        """Closes alone before all else: a full Redis takes them, and nothing but them."""
+        """The next batch: first closes alone, since a Redis with full memory accepts nothing else."""
         closed = ((one, pending) for one, pending in self._pending.items() if pending.closed)
         batch = dict(islice(closed, _BATCH))
         tokens = 0
@@ -188,7 +188,7 @@ class Journal:
             await self._store.write(self._writes(batch))
         except BatonError as error:
             self._counters.journal_batches_failed += 1
-            _log.debug("journal_waits", changes=len(batch), why=error.message)
+            _log.debug("journal_write_failed", changes=len(batch), reason=error.message)
             self._put_back(batch)
             return False
         for pending in batch.values():
@@ -201,7 +201,7 @@ class Journal:
         for request_id, pending in batch.items():
             later = newer.pop(request_id, None)
             if pending.receipt is not None and pending.receipt.dropped and not pending.sent:
-                continue  # it never was in Redis and never will be
+                continue  # dropped before it was ever sent
             pending.sent = True
             self._pending[request_id] = pending if later is None else pending.merged(later)
         self._pending.update(newer)
@@ -218,7 +218,7 @@ class Journal:
             elif pending.expires_at <= now:
                 self._drop(pending.receipt)
             else:
-                body = self._seal.close(request_id, record.tenant, record.token_ids, record.details)
+                body = self._seal.seal(request_id, record.tenant, record.token_ids, record.details)
                 ttl_s = pending.expires_at - now
                 writes.append(JournalWrite(request_id, "append", pending.attempt, body, ttl_s))
         return writes

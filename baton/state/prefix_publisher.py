@@ -1,7 +1,7 @@
-"""Tells the prefix index what this worker's cache holds, beside the way.
+"""Publishes the contents of a worker's prefix cache to the prefix index, in the background.
 
-It keeps the wanted state, not a queue: what could not be sent stays to be sent, twice the same block
-is one change, and an index that was wiped gets everything again.
+It keeps the wanted state instead of a queue: changes that could not be sent are kept, two changes of one
+block are merged, and an index that was wiped gets everything again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from baton.state.counters import Counters
 from baton.state.keys import PREFIX_TOUCH_S
 from baton.state.stores import MAX_DELTA, PrefixIndex
 
-# Changes gather for this long.
-_GATHER_S = 0.1
-_AGAIN_S = 0.5
-# Blocks of one holder that the index takes; the others are just not advertised.
+# Changes are collected for this long.
+_BATCH_DELAY_S = 0.1
+_RETRY_S = 0.5
+# Most blocks of one worker in the index; further ones are not published.
 MAX_BLOCKS = 262_144
 
 
 class PrefixPublisher:
-    """The blocks that `holder` (an incarnation) has; `add` and `remove` return at once."""
+    """Publishes the cached blocks of `holder` (an incarnation); `add` and `remove` return at once."""
 
     def __init__(
         self, index: PrefixIndex, counters: Counters, holder: str, max_blocks: int = MAX_BLOCKS
@@ -33,19 +33,14 @@ class PrefixPublisher:
         self._holder = holder
         self._max_blocks = max_blocks
         self._held: dict[bytes, None] = {}
-        # hash -> whether the index shall have it; at most what is held, was held, or both.
+        # hash -> whether the block is cached; changes that were not sent yet.
         self._unsent: dict[bytes, bool] = {}
-        # The next change sent begins a new set.
+        # The next batch replaces all that the index has.
         self._fresh = True
         self._wake = asyncio.Event()
 
-    @property
-    def unsent(self) -> int:
-        """Changes that the index has not seen yet."""
-        return len(self._unsent)
-
     def add(self, hashes: Iterable[bytes]) -> None:
-        """These blocks are in the cache now."""
+        """Adds blocks that are now cached."""
         for one in hashes:
             if one in self._held:
                 continue
@@ -57,21 +52,21 @@ class PrefixPublisher:
         self._wake.set()
 
     def remove(self, hashes: Iterable[bytes]) -> None:
-        """These blocks were evicted."""
+        """Removes blocks that were evicted."""
         for one in hashes:
             if one in self._held:
                 del self._held[one]
                 self._unsent[one] = False
         self._wake.set()
         if len(self._unsent) > 2 * self._max_blocks:
-            self._start_over()  # the index is away, and more has changed than there is
+            self._resend_all()  # more changes are pending than there are blocks
 
     async def run(self) -> None:
-        """Sends changes as they come, and a touch where none come; owned by `State`."""
+        """Sends changes as they come, and refreshes the entry without changes; run by `State`."""
         while True:
             self._wake.clear()
             sent = await self._send()
-            await asyncio.sleep(_GATHER_S if sent else _AGAIN_S)
+            await asyncio.sleep(_BATCH_DELAY_S if sent else _RETRY_S)
             if sent and not self._unsent and not self._fresh:
                 await self._idle()
 
@@ -82,7 +77,7 @@ class PrefixPublisher:
         except TimeoutError:
             pass
 
-    def _start_over(self) -> None:
+    def _resend_all(self) -> None:
         self._fresh = True
         self._unsent = dict.fromkeys(self._held, True)
 
@@ -99,8 +94,8 @@ class PrefixPublisher:
             return False
         if not known:
             self._counters.prefix_resyncs += 1
-            self._start_over()
-        if not self._fresh:  # else all is sent once more
+            self._resend_all()
+        if not self._fresh:  # else everything is sent again
             for one, held in batch.items():
                 if self._unsent.get(one) is held:
                     del self._unsent[one]

@@ -1,4 +1,4 @@
-"""What is kept in Redis, as the rest of Baton sees it: frozen, typed, small."""
+"""Records of the state stores."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Word = Annotated[str, Field(max_length=256)]
 
 
 def new_incarnation() -> str:
-    """A fresh identity of one process start: 32 hex digits."""
+    """A random id of one process start: 32 hex digits."""
     return uuid.uuid4().hex
 
 
 class Member(BaseModel):
-    """One start of one worker or router: who it is, where it listens, what it can do."""
+    """One start of a worker or router: identity, addresses and limits."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -30,11 +30,11 @@ class Member(BaseModel):
     role: MemberRole
     rank: int = Field(0, ge=0)
     rank_count: int = Field(1, ge=1)
-    model: _Word = Field("", description="what clients call it; a router takes workers of its own model")
+    model: _Word = Field("", description="served model name; a router uses workers of its own model")
     host: _Word = Field("", description="the machine; pairs on one host are preferred")
     addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
     fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
-    secret_name: str = Field("", max_length=64, description="equal where two share their cluster's secret")
+    secret_name: str = Field("", max_length=64, description="equal for members with the same cluster secret")
     limits: dict[_Word, int] = Field(default_factory=dict, max_length=64)
     draining: bool = False
 
@@ -49,7 +49,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """All live members at one moment. Another `epoch` than before: the registry was wiped meanwhile."""
+    """All live members. An `epoch` that differs from the previous one means that the registry was wiped."""
 
     epoch: str
     entries: tuple[Listed, ...]
@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class LoadHint:
-    """What a worker last said of its load, and how many seconds ago."""
+    """The last load that a worker published, and its age."""
 
     incarnation: str
     values: dict[str, int]
@@ -66,19 +66,19 @@ class LoadHint:
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """An accepted request: what another router needs to know of it. Never logged, never in clear."""
+    """An accepted request, with all that another router needs. Never logged, never stored unencrypted."""
 
     request_id: bytes
     tenant: str
     token_ids: tuple[int, ...]
     attempt: int = 1
-    # Whatever else the writer wants to read again, as it was written.
+    # Opaque to this package.
     details: bytes = b""
 
 
 @dataclass(frozen=True)
 class JournalWrite:
-    """One change of the journal. `append` carries the sealed body and its time to live."""
+    """One change of the journal. `append` has the sealed body and its lifetime."""
 
     request_id: bytes
     action: Literal["append", "attempt", "close"]
@@ -89,7 +89,7 @@ class JournalWrite:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """An entry as it is stored: the body is sealed."""
+    """A stored entry with its sealed body."""
 
     body: bytes
     attempt: int

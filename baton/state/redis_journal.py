@@ -1,4 +1,4 @@
-"""The journal's entries in Redis: a hash a request, and the open ones by the time they end."""
+"""The journal in Redis: one hash per request, and a sorted set of open requests by expiry."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument
-from baton.state.connection import Connection
+from baton.state.connection import NOW, Connection
 from baton.state.keys import Keys
 from baton.state.records import JournalEntry, JournalWrite
-from baton.state.redis_clock import NOW
 
-# A server whose memory is full refuses this where the first write is an append, and frees memory
-# where it is a close.
+# A server with full memory refuses this script if its first write is an append, and runs it if it is a close.
 _WRITE = (
     NOW
     + """
@@ -44,7 +42,7 @@ _READ = "return redis.call('HMGET', KEYS[1], 'body', 'attempt')"
 
 
 class RedisJournalStore:
-    """`stores.JournalStore` in Redis: one script a batch."""
+    """`stores.JournalStore` in Redis: one script per batch."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
@@ -74,5 +72,5 @@ class RedisJournalStore:
     async def count_open(self) -> int:
         reply = await self._connection.script(_COUNT, [self._keys.journal_open])
         if not isinstance(reply, int):
-            raise BatonError(ErrorKind.INTERNAL, "Redis answered a count with something else")
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a count with another type")
         return reply

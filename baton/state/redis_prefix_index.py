@@ -1,6 +1,6 @@
-"""The prefix index in Redis: one set a holder, so that a holder's death is one key's end.
+"""The prefix index in Redis: one set per worker incarnation, which expires as a whole.
 
-An empty member keeps the set of a holder without blocks alive, and tells it from an unknown one.
+An empty member keeps the set of a worker without blocks alive and distinguishes it from an unknown one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.state.connection import Connection
 from baton.state.keys import PREFIX_S, Keys
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 
-# Adds before it removes: only a first write is refused by a server whose memory is full.
+# Adds before it removes: a server with full memory refuses a script only at its first write.
 _APPLY = """
 local fresh, ttl_ms, added = ARGV[1] == '1', ARGV[2], tonumber(ARGV[3])
 if fresh then
@@ -30,7 +30,7 @@ redis.call('PEXPIRE', KEYS[1], ttl_ms)
 return 1
 """
 
-# Each holder is asked for 32 blocks at a time and no more once one is missing.
+# Checks 32 blocks at a time, up to the first one that is missing.
 _LONGEST = """
 local answer = {}
 for k, key in ipairs(KEYS) do
@@ -50,7 +50,7 @@ return answer
 
 
 class RedisPrefixIndex:
-    """`stores.PrefixIndex` in Redis: one script a call."""
+    """`stores.PrefixIndex` in Redis: one script per call."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
@@ -62,18 +62,20 @@ class RedisPrefixIndex:
         if len(added) + len(removed) > MAX_DELTA:
             raise BatonError(ErrorKind.INVALID, f"more than {MAX_DELTA} changes of the prefix index")
         args: list[Argument] = [int(fresh), round(PREFIX_S * 1000), len(added), *added, *removed]
-        return await self._connection.script(_APPLY, [self._keys.held(holder)], args) == 1
+        return await self._connection.script(_APPLY, [self._keys.cached_blocks(holder)], args) == 1
 
     async def longest_prefix(self, hashes: Sequence[bytes], holders: Sequence[str]) -> dict[str, int]:
-        asked = list(dict.fromkeys(holders))[:MAX_LOOKUP_HOLDERS]
-        if not hashes or not asked:
+        looked_up = list(dict.fromkeys(holders))[:MAX_LOOKUP_HOLDERS]
+        if not hashes or not looked_up:
             return {}
-        keys = [self._keys.held(holder) for holder in asked]
+        keys = [self._keys.cached_blocks(holder) for holder in looked_up]
         counts = await self._connection.script(_LONGEST, keys, hashes[:MAX_LOOKUP_BLOCKS])
         if not isinstance(counts, list):
-            raise BatonError(ErrorKind.INTERNAL, "Redis answered a prefix lookup with something else")
-        found = zip(asked, counts, strict=True)
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a prefix lookup with another type")
+        found = zip(looked_up, counts, strict=True)
         return {holder: count for holder, count in found if isinstance(count, int) and count > 0}
 
     async def forget(self, holder: str) -> None:
-        await self._connection.script("return redis.call('UNLINK', KEYS[1])", [self._keys.held(holder)])
+        await self._connection.script(
+            "return redis.call('UNLINK', KEYS[1])", [self._keys.cached_blocks(holder)]
+        )

@@ -1,4 +1,4 @@
-"""The registry and the load hints in Redis. All times are on the clock of Redis."""
+"""The registry and the load hints in Redis. All times are of the clock of Redis."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument, Reply
-from baton.state.connection import Connection
+from baton.state.connection import NOW, Connection
 from baton.state.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, HINT_S, Keys
 from baton.state.records import Listed, Listing, LoadHint, Member
-from baton.state.redis_clock import NOW
 
 _log = structlog.get_logger(part="state")
 
-# A write that needs no memory comes first (PEXPIRE): a server whose memory is full refuses a script
-# at its first write or not at all, and leases must not lapse because journals are large.
+# The first write needs no memory (PEXPIRE): a server with full memory refuses a script only at its first
+# write, and leases must not expire because the journal is large.
 #
-# A first announcement takes its generation from the clock, in microseconds: later starts are higher
-# even after a wipe. The same incarnation may announce itself any number of times.
+# A first announcement takes its generation from the clock in microseconds, so that later starts are higher
+# even after a wipe. The same incarnation may announce itself repeatedly.
 _ANNOUNCE = (
     NOW
     + """
@@ -47,9 +46,9 @@ elseif generation == 0 then
   generation = fresh
 end
 local old = redis.call('ZRANGEBYSCORE', leases, '-inf', now - forget_ms, 'LIMIT', 0, 100)
-for _, gone in ipairs(old) do
-  redis.call('HDEL', members, gone)
-  redis.call('ZREM', leases, gone)
+for _, lapsed in ipairs(old) do
+  redis.call('HDEL', members, lapsed)
+  redis.call('ZREM', leases, lapsed)
 end
 local number = string.format('%.0f', generation)
 redis.call('SET', epoch, new_epoch, 'NX')
@@ -91,7 +90,7 @@ return 1
 """
 )
 
-# Hints of names that nobody uses any more go when they are read.
+# Expired hints are deleted when they are read.
 _READ = (
     NOW
     + """
@@ -117,7 +116,7 @@ def _ms(seconds: float) -> int:
 
 
 def parse_members(values: list[Reply], counters: Counters) -> Iterator[Listed]:
-    """The members among `values`; what cannot be read is counted, and hurts nobody else."""
+    """Parses `values`; malformed members are counted and skipped."""
     for value in values:
         try:
             if not isinstance(value, bytes):
@@ -129,11 +128,11 @@ def parse_members(values: list[Reply], counters: Counters) -> Iterator[Listed]:
             yield Listed(member, int(generation))
         except (ValueError, ValidationError) as error:
             counters.malformed += 1
-            _log.debug("malformed_member", why=type(error).__name__)
+            _log.debug("malformed_member", reason=type(error).__name__)
 
 
 class RedisRegistry:
-    """`stores.Registry` in Redis: one script a call."""
+    """`stores.Registry` in Redis: one script per call."""
 
     def __init__(self, connection: Connection, keys: Keys, counters: Counters) -> None:
         self._connection = connection
@@ -143,21 +142,13 @@ class RedisRegistry:
     async def announce(self, member: Member, generation: int, lease_s: float) -> int:
         lease, forget, abandoned = _ms(lease_s), _ms(FORGET_MEMBER_S), _ms(ABANDONED_S)
         text, epoch = member.model_dump_json(), uuid.uuid4().hex
-        args: list[Argument] = [
-            member.name,
-            member.incarnation,
-            generation,
-            text,
-            lease,
-            epoch,
-            forget,
-            abandoned,
-        ]
+        name, incarnation = member.name, member.incarnation
+        args: list[Argument] = [name, incarnation, generation, text, lease, epoch, forget, abandoned]
         reply = await self._connection.script(_ANNOUNCE, self._keys, args)
         if not reply:
             raise BatonError(ErrorKind.CONFLICT, f"a newer {member.name} is registered")
         if not isinstance(reply, bytes):
-            raise BatonError(ErrorKind.INTERNAL, "Redis answered an announcement with something else")
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered an announcement with another type")
         return int(reply)
 
     async def withdraw(self, name: str, incarnation: str) -> None:
@@ -166,7 +157,7 @@ class RedisRegistry:
     async def listing(self) -> Listing:
         reply = await self._connection.script(_LISTING, self._keys)
         if not isinstance(reply, list) or not isinstance(reply[0], bytes):
-            raise BatonError(ErrorKind.INTERNAL, "Redis answered a listing with something else")
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a listing with another type")
         return Listing(reply[0].decode(), tuple(parse_members(reply[1:], self._counters)))
 
 

@@ -22,13 +22,13 @@ _LENGTHS = struct.Struct("<II")
 _TOKEN_BYTES = 4
 
 
-def draw_journal_key() -> bytes:
-    """A fresh key. Routers that shall read each other's entries need the same one."""
+def new_journal_key() -> bytes:
+    """A random key. Routers that read each other's entries need the same one."""
     return os.urandom(KEY_BYTES)
 
 
 class Seal:
-    """Closes and opens entries under one key; `namespace` keeps clusters apart."""
+    """Encrypts and decrypts entries with one key; `namespace` is authenticated, too."""
 
     def __init__(self, key: bytes, namespace: str) -> None:
         if len(key) != KEY_BYTES:
@@ -36,22 +36,21 @@ class Seal:
         self._cipher = AESGCM(key)
         self._context = _VERSION + b"baton journal " + namespace.encode() + b" "
 
-    def close(
-        self, request_id: bytes, tenant: str, token_ids: tuple[int, ...], details: bytes = b""
-    ) -> bytes:
-        """The sealed entry."""
+    def seal(self, request_id: bytes, tenant: str, token_ids: tuple[int, ...], details: bytes = b"") -> bytes:
+        """Encrypts an entry."""
         name = tenant.encode()
         head = _LENGTHS.pack(len(name), len(details))
         plain = head + name + details + struct.pack(f"<{len(token_ids)}I", *token_ids)
         nonce = os.urandom(_NONCE_BYTES)
         return _VERSION + nonce + self._cipher.encrypt(nonce, plain, self._context + request_id)
 
-    def open(self, request_id: bytes, sealed: bytes) -> tuple[str, tuple[int, ...], bytes]:
-        """Tenant, token ids, details; BatonError(INTERNAL) where it is not ours, or not this request's."""
+    def unseal(self, request_id: bytes, sealed: bytes) -> tuple[str, tuple[int, ...], bytes]:
+        """Decrypts an entry into tenant, token ids and details. Raises BatonError(INTERNAL) where the key or
+        the request id is wrong."""
         nonce, ciphertext = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             if sealed[:1] != _VERSION:
-                raise ValueError("unknown version")
+                raise ValueError  # of another version
             plain = self._cipher.decrypt(nonce, ciphertext, self._context + request_id)
         except (InvalidTag, ValueError) as error:
             raise BatonError(ErrorKind.INTERNAL, "a journal entry cannot be opened with this key") from error

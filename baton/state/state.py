@@ -1,7 +1,7 @@
-"""All of Baton's soft state behind one object, with the tasks that keep it fresh.
+"""All soft state behind one object, with the background tasks that update it.
 
-Nothing here stands on a request's path. With Redis away, members stay known, hints grow old and the
-journal waits; when it is back everything registers and publishes again by itself.
+Nothing here is on a request's path. While Redis is unavailable, members stay known, hints age and the journal
+is buffered; when it returns everything registers and publishes again.
 """
 
 from __future__ import annotations
@@ -19,35 +19,28 @@ from baton.state.counters import Counters
 from baton.state.journal import Journal
 from baton.state.keys import Keys
 from baton.state.lease import Lease
-from baton.state.memory import (
-    Memory,
-    MemoryJournalStore,
-    MemoryLoadHints,
-    MemoryPrefixIndex,
-    MemoryRegistry,
-)
 from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
 from baton.state.redis_registry import RedisLoadHints, RedisRegistry
-from baton.state.seal import Seal, draw_journal_key
+from baton.state.seal import Seal, new_journal_key
 from baton.state.stores import JournalStore, LoadHints, PrefixIndex, Registry
 from baton.state.view import View
 
 NAMESPACE = "baton"
 CLOSE_S = 2.0
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 
 _log = structlog.get_logger(part="state")
 
 
 class State:
-    """`State.at(url)`, `State.open(url)` or `State.in_memory()`; then `close`. Belongs to one event loop.
+    """`State.at(url)`; then `close`. Belongs to one event loop.
 
-    registry, load_hints, prefix_index    the stores, for whoever needs a definite answer
-    journal                               accepted requests, written beside the way (to journal_store)
-    lease(member), watch(), publish_prefixes(holder)    kept up until `close`
+    registry, load_hints, prefix_index    the stores, for direct calls
+    journal                               accepted requests, written in the background (to journal_store)
+    lease(member), watch(), publish_prefixes(holder)    run until `close`
     """
 
     def __init__(
@@ -67,36 +60,23 @@ class State:
         self.journal_store = journal_store
         self.journal = Journal(journal_store, seal, counters, time.monotonic)
         self.counters = counters
-        # Where Redis is, without name and password.
+        # host:port of Redis, without user name and password.
         self.address = address
         self._connection = connection
         self._leases: list[Lease] = []
         self._holders: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keep(self.journal.run)
-
-    @classmethod
-    async def open(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-        """`at`, once Redis has answered or seems to be away; BatonError(UNAUTHENTICATED) where it refuses
-        the password."""
-        state = cls.at(url, namespace=namespace, journal_key=journal_key)
-        try:
-            await state.check()
-        except BatonError as error:
-            if error.kind is not ErrorKind.UNAVAILABLE:
-                await state.close()
-                raise
-        return state
+        self._start_task(self.journal.run)
 
     @classmethod
     def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-        """The state in the Redis at `url`, of which nothing is asked yet. Call from a running loop.
+        """The state in the Redis at `url`, without connecting yet. Call from a running loop.
 
-        Raises BatonError(INVALID) for a wrong URL, key or namespace. Without `journal_key` one is
-        drawn: then only this `State` can read what it writes.
+        Raises BatonError(INVALID) for a wrong URL, key or namespace. Without `journal_key` a random one is
+        used, and only this `State` can read what it writes.
         """
         counters, keys, endpoint = Counters(), Keys(namespace), parse_url(url)
-        seal = Seal(draw_journal_key() if journal_key is None else journal_key, namespace)
+        seal = Seal(new_journal_key() if journal_key is None else journal_key, namespace)
         connection = Connection(endpoint, counters)
         return cls(
             RedisRegistry(connection, keys, counters),
@@ -109,31 +89,19 @@ class State:
             str(endpoint),
         )
 
-    @classmethod
-    def in_memory(cls, memory: Memory | None = None) -> State:
-        """Without Redis; several may share one `memory`. Call from a running loop."""
-        memory = memory or Memory()
-        return cls(
-            MemoryRegistry(memory),
-            MemoryLoadHints(memory),
-            MemoryPrefixIndex(memory),
-            MemoryJournalStore(memory),
-            Seal(memory.journal_key, "memory"),
-            Counters(),
-        )
-
     @property
-    def away(self) -> bool:
+    def unavailable(self) -> bool:
         """Whether Redis did not answer the last call."""
-        return self.away_s is not None
+        return self.unavailable_s is not None
 
     @property
-    def away_s(self) -> float | None:
-        """For how many seconds Redis has not answered; None where it did last."""
+    def unavailable_s(self) -> float | None:
+        """Seconds since Redis stopped answering; None if it answered the last call."""
         return self._connection.down_s if self._connection is not None else None
 
     async def refusal(self) -> BatonError:
-        """Why Redis does not let us in, as its first answer; never returns where it does or is away."""
+        """Returns the error if Redis refuses the credentials; never returns if it accepts them or is
+        unavailable."""
         try:
             await self.check()
         except BatonError as error:
@@ -143,28 +111,28 @@ class State:
         return await never
 
     async def check(self) -> None:
-        """Returns once Redis answered; BatonError(UNAVAILABLE or UNAUTHENTICATED) else."""
+        """Returns once Redis has answered; else raises BatonError(UNAVAILABLE or UNAUTHENTICATED)."""
         if self._connection is not None:
             await self._connection.ping()
 
     def lease(self, member: Member, load: Callable[[], Mapping[str, int]] | None = None) -> Lease:
-        """Registers `member` and keeps it registered; `load` gives its hint at each renewal."""
+        """Registers `member` until `close`; `load` returns its load hint at each renewal."""
         lease = Lease(self.registry, self.load_hints, self.counters, member, load)
         self._leases.append(lease)
-        self._keep(lease.run)
+        self._start_task(lease.run)
         return lease
 
     def watch(self, on_change: Callable[[], None] | None = None) -> View:
-        """Follows the registry; `on_change` is called after each change of `members`."""
+        """Polls the registry until `close`; `on_change` is called after each change of `members`."""
         view = View(self.registry, self.counters, on_change)
-        self._keep(view.run)
+        self._start_task(view.run)
         return view
 
     def publish_prefixes(self, holder: str) -> PrefixPublisher:
-        """Publishes what the incarnation `holder` tells it that it caches."""
+        """Publishes the cached blocks of the incarnation `holder` until `close`."""
         publisher = PrefixPublisher(self.prefix_index, self.counters, holder)
         self._holders.append(holder)
-        self._keep(publisher.run)
+        self._start_task(publisher.run)
         return publisher
 
     async def close(self, deadline_s: float = CLOSE_S) -> None:
@@ -172,37 +140,37 @@ class State:
 
         Takes at most about twice `deadline_s`, and no more than one where Redis answers.
         """
-        farewell = asyncio.create_task(self._farewell(deadline_s))
-        await asyncio.wait({farewell}, timeout=deadline_s)
-        farewell.cancel()
+        leaving = asyncio.create_task(self._leave(deadline_s))
+        await asyncio.wait({leaving}, timeout=deadline_s)
+        leaving.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(farewell, *self._tasks, return_exceptions=True)
+        await asyncio.gather(leaving, *self._tasks, return_exceptions=True)
         if self._connection is not None:
             await self._connection.close(deadline_s / 3)
 
-    async def _farewell(self, deadline_s: float) -> None:
-        last_words = [lease.withdraw() for lease in self._leases if not lease.withdrawn]
-        last_words += [self.prefix_index.forget(holder) for holder in self._holders]
-        for told in await asyncio.gather(*last_words, return_exceptions=True):
-            if isinstance(told, BatonError):
-                _log.info("left_without_a_word", why=told.message)
-            elif isinstance(told, BaseException):
-                raise told
+    async def _leave(self, deadline_s: float) -> None:
+        withdrawals = [lease.withdraw() for lease in self._leases if not lease.withdrawn]
+        withdrawals += [self.prefix_index.forget(holder) for holder in self._holders]
+        for failure in await asyncio.gather(*withdrawals, return_exceptions=True):
+            if isinstance(failure, BatonError):
+                _log.info("registry_leave_failed", reason=failure.message)
+            elif isinstance(failure, BaseException):
+                raise failure
         if not await self.journal.flush(deadline_s):
             _log.info("journal_not_flushed", changes=self.journal.pending)
 
-    def _keep(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._again_and_again(work))
+    def _start_task(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._restart_on_error(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _again_and_again(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """A fault, ours or a callback's, is told; it ends neither a lease nor a view."""
+    async def _restart_on_error(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Logs an exception of the task or its callback, and restarts the task."""
         while True:
             try:
                 return await work()
             except Exception as error:
                 self.counters.tasks_failed += 1
                 _log.error("state_task_failed", exc_info=error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)

@@ -1,7 +1,7 @@
-"""Who is there, as one reader of the registry knows it.
+"""The members of the registry, as one reader knows them.
 
-An unreachable registry removes nobody, and neither does one that comes back empty: after an outage
-or a wipe everyone has one lease's time to register again.
+An unavailable registry removes no member, and neither does one that returns empty: after an outage or a wipe
+members have the duration of a lease to register again.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from baton.state.stores import Registry
 
 
 class Roster:
-    """The rule, without clock or network: what a listing, or none, changes."""
+    """Applies listings and failed polls to the known members, without clock or network."""
 
     def __init__(self, grace_s: float = LEASE_S) -> None:
         self._grace_s = grace_s
         self._epoch: str | None = None
-        self._missed = False
+        self._poll_failed = False
         self._settled_at = 0.0
         self._known: dict[str, Listed] = {}
 
     @property
     def members(self) -> dict[str, Member]:
-        """By name."""
+        """The known members, by name."""
         return {name: listed.member for name, listed in self._known.items()}
 
-    def missed(self) -> None:
-        """The registry gave no answer: nobody is removed."""
-        self._missed = True
+    def poll_failed(self) -> None:
+        """Records a poll without an answer; no member is removed."""
+        self._poll_failed = True
 
     def take(self, listing: Listing, now: float) -> bool:
-        """Takes an answer that came at `now` (monotonic seconds); whether that changed anything."""
-        if self._known and (self._missed or listing.epoch != self._epoch):
+        """Applies a listing that was received at `now` (monotonic seconds); returns whether members
+        changed."""
+        if self._known and (self._poll_failed or listing.epoch != self._epoch):
             self._settled_at = now + self._grace_s
-        self._missed = False
+        self._poll_failed = False
         self._epoch = listing.epoch
         known = self._known.copy() if now < self._settled_at else {}
         for listed in listing.entries:
             name = listed.member.name
-            # Right after a wipe an old incarnation may be the first to be back.
+            # Right after a wipe an old incarnation may register first.
             if name not in known or listed.generation >= known[name].generation:
                 known[name] = listed
         changed = known != self._known
@@ -61,25 +62,20 @@ class View:
         registry: Registry,
         counters: Counters,
         on_change: Callable[[], None] | None = None,
-        poll_s: float = POLL_S,
-        grace_s: float = LEASE_S,
     ) -> None:
         self._registry = registry
         self._counters = counters
         self._on_change = on_change
-        self._poll_s = poll_s
-        self._roster = Roster(grace_s)
+        self._roster = Roster()
         # Whether the last poll was answered.
         self.reachable = False
-        # Set after the first answer.
-        self.answered = asyncio.Event()
         self.members: Mapping[str, Member] = MappingProxyType({})
 
     async def run(self) -> None:
-        """Polls for ever; owned by `State`."""
+        """Polls until cancelled; run by `State`."""
         while True:
             await self._poll()
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(POLL_S)
 
     async def _poll(self) -> None:
         try:
@@ -87,12 +83,11 @@ class View:
         except BatonError:
             self.reachable = False
             self._counters.polls_failed += 1
-            self._roster.missed()
+            self._roster.poll_failed()
             return
         changed = self._roster.take(listing, asyncio.get_running_loop().time())
         self.reachable = True
         if changed:
             self.members = MappingProxyType(self._roster.members)
-        self.answered.set()
         if changed and self._on_change is not None:
             self._on_change()

@@ -37,7 +37,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_SILENT: _WorkerState.ValueType  # 4
     """It does not answer, or its token stream is broken: no new work until that ends."""
     WORKER_STATE_LOST: _WorkerState.ValueType  # 5
-    """Given up; a worker that answers at this address later is a new one."""
+    """Declared dead; a worker that answers at this address later is a new one."""
     WORKER_STATE_OTHER_POOL: _WorkerState.ValueType  # 6
     """It belongs to another pool than the one that serves the model: no new work."""
 
@@ -52,7 +52,7 @@ WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 WORKER_STATE_SILENT: WorkerState.ValueType  # 4
 """It does not answer, or its token stream is broken: no new work until that ends."""
 WORKER_STATE_LOST: WorkerState.ValueType  # 5
-"""Given up; a worker that answers at this address later is a new one."""
+"""Declared dead; a worker that answers at this address later is a new one."""
 WORKER_STATE_OTHER_POOL: WorkerState.ValueType  # 6
 """It belongs to another pool than the one that serves the model: no new work."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
@@ -101,7 +101,7 @@ Global___SwitchPoolResponse: _TypeAlias = SwitchPoolResponse  # noqa: Y015
 
 @_typing.final
 class PoolStatus(_message.Message):
-    """Workers that could answer parts of one request."""
+    """Workers that can compute parts of one request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -115,14 +115,14 @@ class PoolStatus(_message.Message):
     id: _builtins.str
     """12 hex digits, a digest of `pool`."""
     current: _builtins.bool
-    """New requests go there."""
+    """Whether new requests are sent there."""
     ready: _builtins.bool
-    """It has a pair of workers that would serve a request."""
+    """Whether it has a pair of workers that would serve a request."""
     workers: _builtins.int
     running: _builtins.int
-    """Requests of this router that hold a slot there."""
+    """Requests of this router with a slot there."""
     compatible: _builtins.bool
-    """Its served name and its tokenizer are the router's; else it can never become current."""
+    """Whether its served name and tokenizer are the router's; else it can never become current."""
     @_builtins.property
     def pool(self) -> _worker_pb2.Pool: ...
     def __init__(
@@ -151,9 +151,9 @@ class AdminServiceGetStatusRequest(_message.Message):
     WINDOW_S_FIELD_NUMBER: _builtins.int
     CHECK_INTEGRITY_FIELD_NUMBER: _builtins.int
     window_s: _builtins.int
-    """Rates and latencies cover this many seconds. Unset: 10; at most 60."""
+    """Window of rates and latencies in seconds. Unset: 10; at most 60."""
     check_integrity: _builtins.bool
-    """Have every worker compare its pools with their owners, which takes its engine milliseconds."""
+    """Have every worker check its block pools for consistency, which takes its engine milliseconds."""
     def __init__(
         self,
         *,
@@ -321,7 +321,7 @@ class WorkerAudit(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     error: _builtins.str
-    """Why there is no audit; empty where there is one."""
+    """Why the audit is missing; empty if it is present."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -354,13 +354,13 @@ class WorkerStatus(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     queued_tokens: _builtins.int
-    """Prompt tokens of this router's requests that it still has to compute."""
+    """Prompt tokens of this router's requests that it has not computed yet."""
     metrics_address: _builtins.str
     """host:port of its Prometheus endpoint; empty where it has none."""
     pool: _builtins.str
     """Id of its pool; empty while no worker has answered."""
     weight_format: _builtins.str
-    """How its weights are kept."""
+    """Format of its weights."""
     @_builtins.property
     def worker(self) -> Global___WorkerAudit: ...
     def __init__(
@@ -391,7 +391,7 @@ class StoreStatus(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     EMBEDDED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
-    AWAY_S_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_S_FIELD_NUMBER: _builtins.int
     REGISTERED_WORKERS_FIELD_NUMBER: _builtins.int
     JOURNAL_OPEN_FIELD_NUMBER: _builtins.int
     JOURNAL_PENDING_FIELD_NUMBER: _builtins.int
@@ -403,8 +403,8 @@ class StoreStatus(_message.Message):
     embedded: _builtins.bool
     """An embedded server started by `baton up`, and how often it has been restarted."""
     restarts: _builtins.int
-    away_s: _builtins.float
-    """Seconds since it last answered; unset while it answers."""
+    unavailable_s: _builtins.float
+    """Seconds since it stopped answering; unset while it answers."""
     registered_workers: _builtins.int
     """Workers in the registry when it was last read."""
     journal_open: _builtins.int
@@ -420,23 +420,23 @@ class StoreStatus(_message.Message):
         namespace: _builtins.str = ...,
         embedded: _builtins.bool = ...,
         restarts: _builtins.int = ...,
-        away_s: _builtins.float | None = ...,
+        unavailable_s: _builtins.float | None = ...,
         registered_workers: _builtins.int = ...,
         journal_open: _builtins.int | None = ...,
         journal_pending: _builtins.int = ...,
         journal_dropped: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "away_s", b"away_s", "journal_open", b"journal_open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open", "_unavailable_s", b"_unavailable_s", "journal_open", b"journal_open", "unavailable_s", b"unavailable_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "address", b"address", "away_s", b"away_s", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open", "_unavailable_s", b"_unavailable_s", "address", b"address", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts", "unavailable_s", b"unavailable_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__away_s: _TypeAlias = _typing.Literal["away_s"]  # noqa: Y015
-    _WhichOneofArgType__away_s: _TypeAlias = _typing.Literal["_away_s", b"_away_s"]  # noqa: Y015
     _WhichOneofReturnType__journal_open: _TypeAlias = _typing.Literal["journal_open"]  # noqa: Y015
     _WhichOneofArgType__journal_open: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__away_s) -> _WhichOneofReturnType__away_s | None: ...
+    _WhichOneofReturnType__unavailable_s: _TypeAlias = _typing.Literal["unavailable_s"]  # noqa: Y015
+    _WhichOneofArgType__unavailable_s: _TypeAlias = _typing.Literal["_unavailable_s", b"_unavailable_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__journal_open) -> _WhichOneofReturnType__journal_open | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unavailable_s) -> _WhichOneofReturnType__unavailable_s | None: ...
 
 Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015

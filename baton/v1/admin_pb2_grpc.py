@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class AdminServiceStub:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     def __init__(self, channel):
@@ -60,7 +60,7 @@ class AdminServiceStub:
 
 class AdminServiceServicer:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     def GetStatus(self, request, context):
@@ -71,24 +71,24 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetAudit(self, request, context):
-        """What workers hold and have shipped, with their pools checked. NOT_FOUND for an unknown worker.
+        """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops new work for one worker or for this router; what runs continues to its end. NOT_FOUND for an
-        unknown worker.
+        """Stops new work for one worker or for this router; running requests finish. NOT_FOUND for an unknown
+        worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SwitchPool(self, request, context):
-        """Sends new requests to another pool; those that run end in theirs. NOT_FOUND for an unknown pool,
+        """Sends new requests to another pool; running requests finish in theirs. NOT_FOUND for an unknown pool,
         FAILED_PRECONDITION for one with another served name or tokenizer than the router's, or without a pair of
-        workers that is ready.
+        ready workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +127,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class AdminServiceStub:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     @_typing.overload
@@ -38,41 +38,41 @@ class AdminServiceStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetStatusRequest, _admin_pb2.AdminServiceGetStatusResponse]
     """Totals, the state and audit of every worker, and the state store."""
     GetAudit: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetAuditRequest, _admin_pb2.AdminServiceGetAuditResponse]
-    """What workers hold and have shipped, with their pools checked. NOT_FOUND for an unknown worker."""
+    """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stops new work for one worker or for this router; what runs continues to its end. NOT_FOUND for an
-    unknown worker.
+    """Stops new work for one worker or for this router; running requests finish. NOT_FOUND for an unknown
+    worker.
     """
     SwitchPool: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SwitchPoolRequest, _admin_pb2.SwitchPoolResponse]
-    """Sends new requests to another pool; those that run end in theirs. NOT_FOUND for an unknown pool,
+    """Sends new requests to another pool; running requests finish in theirs. NOT_FOUND for an unknown pool,
     FAILED_PRECONDITION for one with another served name or tokenizer than the router's, or without a pair of
-    workers that is ready.
+    ready workers.
     """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetStatusRequest, _admin_pb2.AdminServiceGetStatusResponse]  # type: ignore[assignment]
     """Totals, the state and audit of every worker, and the state store."""
     GetAudit: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetAuditRequest, _admin_pb2.AdminServiceGetAuditResponse]  # type: ignore[assignment]
-    """What workers hold and have shipped, with their pools checked. NOT_FOUND for an unknown worker."""
+    """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops new work for one worker or for this router; what runs continues to its end. NOT_FOUND for an
-    unknown worker.
+    """Stops new work for one worker or for this router; running requests finish. NOT_FOUND for an unknown
+    worker.
     """
     SwitchPool: _aio.UnaryUnaryMultiCallable[_admin_pb2.SwitchPoolRequest, _admin_pb2.SwitchPoolResponse]  # type: ignore[assignment]
-    """Sends new requests to another pool; those that run end in theirs. NOT_FOUND for an unknown pool,
+    """Sends new requests to another pool; running requests finish in theirs. NOT_FOUND for an unknown pool,
     FAILED_PRECONDITION for one with another served name or tokenizer than the router's, or without a pair of
-    workers that is ready.
+    ready workers.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and it changes what the router does.
+    incarnations and every worker's audit, and can drain workers and switch pools.
     """
 
     @_abc_1.abstractmethod
@@ -89,7 +89,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminServiceGetAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminServiceGetAuditResponse, _abc.Awaitable[_admin_pb2.AdminServiceGetAuditResponse]]:
-        """What workers hold and have shipped, with their pools checked. NOT_FOUND for an unknown worker."""
+        """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -97,8 +97,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stops new work for one worker or for this router; what runs continues to its end. NOT_FOUND for an
-        unknown worker.
+        """Stops new work for one worker or for this router; running requests finish. NOT_FOUND for an unknown
+        worker.
         """
 
     @_abc_1.abstractmethod
@@ -107,9 +107,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SwitchPoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SwitchPoolResponse, _abc.Awaitable[_admin_pb2.SwitchPoolResponse]]:
-        """Sends new requests to another pool; those that run end in theirs. NOT_FOUND for an unknown pool,
+        """Sends new requests to another pool; running requests finish in theirs. NOT_FOUND for an unknown pool,
         FAILED_PRECONDITION for one with another served name or tokenizer than the router's, or without a pair of
-        workers that is ready.
+        ready workers.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

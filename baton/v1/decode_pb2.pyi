@@ -45,7 +45,7 @@ Global___TicketState: _TypeAlias = TicketState  # noqa: Y015
 
 @_typing.final
 class Ticket(_message.Message):
-    """Decode's promise; opaque to all but its issuer. Signed, single use."""
+    """Decode's reservation; opaque to all but its issuer. Signed, valid once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -54,7 +54,7 @@ class Ticket(_message.Message):
     body: _builtins.bytes
     """A serialised TicketBody."""
     signature: _builtins.bytes
-    """HMAC-SHA256 of body under the issuer's secret of this incarnation."""
+    """HMAC-SHA256 of body with a key that the issuer draws at each start."""
     def __init__(
         self,
         *,
@@ -75,36 +75,36 @@ class TicketBody(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ISSUER_FIELD_NUMBER: _builtins.int
-    TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    HELD_COUNTS_FIELD_NUMBER: _builtins.int
-    HELD_NAME_FIELD_NUMBER: _builtins.int
-    transfer_address: _builtins.str
-    """Where the issuer's receiver listens; empty where the worker is its own prefill. HOST:PORT is grpc,
-    ipc:REALM/NAME a socket of its host; where there are several, the best first, with spaces between.
-    """
+    RESIDENT_COUNTS_FIELD_NUMBER: _builtins.int
+    RESIDENT_HASH_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.int
     """Names this handoff on a link; 64 random bits."""
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
-    held_name: _builtins.bytes
-    """The name of the last of these, which stands for all tokens in them (baton/block_hash.py)."""
+    resident_hash: _builtins.bytes
+    """The hash of the last of these, which covers all tokens in them (baton/block_hash.py)."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def issuer(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks that hold the tokens prefill computes, by cache group."""
+        """Blocks of the tokens that prefill computes, by cache group."""
 
     @_builtins.property
-    def held_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many leading ones of the blocks its issuer holds already, by cache group: they are not sent.
-        Empty: none.
+    def resident_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many leading blocks the issuer already has, by cache group: they are not sent. Empty: none."""
+
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
+        """Where the issuer's receiver listens, the preferred endpoint first; empty where the worker is its own
+        prefill.
         """
 
     def __init__(
@@ -112,17 +112,17 @@ class TicketBody(_message.Message):
         *,
         attempt: _types_pb2.Attempt | None = ...,
         issuer: _types_pb2.WorkerIdentity | None = ...,
-        transfer_address: _builtins.str = ...,
         transfer_id: _builtins.int = ...,
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
         token_count: _builtins.int = ...,
         fingerprint: _builtins.bytes = ...,
-        held_counts: _abc.Iterable[_builtins.int] | None = ...,
-        held_name: _builtins.bytes = ...,
+        resident_counts: _abc.Iterable[_builtins.int] | None = ...,
+        resident_hash: _builtins.bytes = ...,
+        endpoints: _abc.Iterable[_types_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issuer", b"issuer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "held_counts", b"held_counts", "held_name", b"held_name", "issuer", b"issuer", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "endpoints", b"endpoints", "fingerprint", b"fingerprint", "issuer", b"issuer", "resident_counts", b"resident_counts", "resident_hash", b"resident_hash", "token_count", b"token_count", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,25 +138,25 @@ class ReserveRequest(_message.Message):
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
-    BLOCK_NAMES_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
-    """16 random bytes, fresh at each start of a router and each time it takes a worker anew."""
+    """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
-    """Tokens prefill will compute: the prompt and what earlier attempts emitted."""
+    """Tokens that prefill computes: the prompt and the output of earlier attempts."""
     first_number: _builtins.int
-    """How many of them earlier attempts emitted."""
+    """The number of output tokens of earlier attempts."""
     max_tokens: _builtins.int
     ttl_ms: _builtins.int
-    """The ticket's life from now, by the issuer's own clock."""
+    """The lifetime of the ticket, by the issuer's own clock."""
     tenant: _builtins.str
-    """Whose they are, and whose the blocks of this sequence will be."""
+    """The tenant of these blocks, and of the blocks of this sequence."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
-    def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Names of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. What decode
-        holds of them need not be sent.
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Hashes of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. Blocks that decode has
+        cached need not be sent.
         """
 
     def __init__(
@@ -168,12 +168,12 @@ class ReserveRequest(_message.Message):
         first_number: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
-        block_names: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_names", b"block_names", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,7 +186,7 @@ class ReserveResponse(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     kv_bytes: _builtins.int
-    """Bytes of the blocks that a handoff under this ticket ships; 0 where none leave their worker."""
+    """Bytes of the blocks that the handoff ships; 0 where none leave their worker."""
     @_builtins.property
     def ticket(self) -> Global___Ticket: ...
     def __init__(
@@ -204,7 +204,7 @@ class ReserveResponse(_message.Message):
 Global___ReserveResponse: _TypeAlias = ReserveResponse  # noqa: Y015
 
 @_typing.final
-class FollowRequest(_message.Message):
+class SubscribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
@@ -213,16 +213,16 @@ class FollowRequest(_message.Message):
     FORMER_ROUTER_IDS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     incarnation: _builtins.bytes
-    """The start of the worker that is meant; any other refuses with FAILED_PRECONDITION."""
+    """The expected incarnation of the worker; any other refuses with FAILED_PRECONDITION."""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]:
-        """Where each sequence of this router stands that the worker has promised a slot; the output of any other
-        comes from its first number on.
+        """The next token of each sequence of this router that has a slot; other sequences are sent from their first
+        token on.
         """
 
     @_builtins.property
     def former_router_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Under which this router followed before it gave this worker up. What still runs for them is ended."""
+        """Ids that this router used before it declared this worker lost. Sequences that still run for them are ended."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class FollowRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
@@ -247,7 +247,7 @@ class Position(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_NUMBER_FIELD_NUMBER: _builtins.int
     next_number: _builtins.int
-    """The first token that the router does not have."""
+    """Number of the first token that the router does not have."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     def __init__(
@@ -265,7 +265,7 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
-class FollowResponse(_message.Message):
+class SubscribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
@@ -277,7 +277,7 @@ class FollowResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
     @_builtins.property
     def unknown(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]:
-        """Attempts among the positions that this worker does not have. In the first message alone."""
+        """Attempts among the positions that this worker does not have. In the first message only."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class FollowResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):
@@ -311,7 +311,7 @@ class SequenceOutput(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """Empty, or one a token."""
+        """Empty, or one per token."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Generates, and does nothing else.
+    """Generates tokens; prompts are computed elsewhere.
     """
 
     def __init__(self, channel):
@@ -40,10 +40,10 @@ class DecodeServiceStub:
                 request_serializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_decode__pb2.ReserveResponse.FromString,
                 _registered_method=True)
-        self.Follow = channel.unary_stream(
-                '/baton.v1.DecodeService/Follow',
-                request_serializer=baton_dot_v1_dot_decode__pb2.FollowRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_decode__pb2.FollowResponse.FromString,
+        self.Subscribe = channel.unary_stream(
+                '/baton.v1.DecodeService/Subscribe',
+                request_serializer=baton_dot_v1_dot_decode__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_decode__pb2.SubscribeResponse.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_unary(
                 '/baton.v1.DecodeService/Attach',
@@ -63,41 +63,41 @@ class DecodeServiceStub:
 
 
 class DecodeServiceServicer:
-    """Generates, and does nothing else.
+    """Generates tokens; prompts are computed elsewhere.
     """
 
     def Reserve(self, request, context):
-        """Promises a slot and its blocks. Idempotent for one attempt.
+        """Reserves a slot and its blocks. Idempotent for one attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Follow(self, request, context):
-        """At most one message a step with what has come since this router's watermarks, of bounded size: what one
-        message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
-        An empty message is a heartbeat; nothing is silent for longer than half a second.
+    def Subscribe(self, request, context):
+        """Streams new tokens of this router's sequences: at most one message per step, of bounded size, the rest
+        follows in the next. Opening it again replaces the router's earlier stream. An empty message is a heartbeat,
+        sent after half a second without another message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Gives a sequence to another router, which gets it from next_number on.
+        """Transfers a sequence to another router, which receives it from next_number on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Idempotent; leaves a tombstone that refuses a late Reserve or commit.
+        """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """How far an attempt's handoff came, for a router whose prefill stream broke.
+        """The state of an attempt's handoff, for a router whose prefill stream broke.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,10 +111,10 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.FromString,
                     response_serializer=baton_dot_v1_dot_decode__pb2.ReserveResponse.SerializeToString,
             ),
-            'Follow': grpc.unary_stream_rpc_method_handler(
-                    servicer.Follow,
-                    request_deserializer=baton_dot_v1_dot_decode__pb2.FollowRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_decode__pb2.FollowResponse.SerializeToString,
+            'Subscribe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=baton_dot_v1_dot_decode__pb2.SubscribeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_decode__pb2.SubscribeResponse.SerializeToString,
             ),
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
@@ -140,7 +140,7 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Generates, and does nothing else.
+    """Generates tokens; prompts are computed elsewhere.
     """
 
     @staticmethod
@@ -171,7 +171,7 @@ class DecodeService:
             _registered_method=True)
 
     @staticmethod
-    def Follow(request,
+    def Subscribe(request,
             target,
             options=(),
             channel_credentials=None,
@@ -184,9 +184,9 @@ class DecodeService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/baton.v1.DecodeService/Follow',
-            baton_dot_v1_dot_decode__pb2.FollowRequest.SerializeToString,
-            baton_dot_v1_dot_decode__pb2.FollowResponse.FromString,
+            '/baton.v1.DecodeService/Subscribe',
+            baton_dot_v1_dot_decode__pb2.SubscribeRequest.SerializeToString,
+            baton_dot_v1_dot_decode__pb2.SubscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,47 +27,47 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DecodeServiceStub:
-    """Generates, and does nothing else."""
+    """Generates tokens; prompts are computed elsewhere."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeServiceAsyncStub: ...
     Reserve: _grpc.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]
-    """Promises a slot and its blocks. Idempotent for one attempt."""
-    Follow: _grpc.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]
-    """At most one message a step with what has come since this router's watermarks, of bounded size: what one
-    message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
-    An empty message is a heartbeat; nothing is silent for longer than half a second.
+    """Reserves a slot and its blocks. Idempotent for one attempt."""
+    Subscribe: _grpc.UnaryStreamMultiCallable[_decode_pb2.SubscribeRequest, _decode_pb2.SubscribeResponse]
+    """Streams new tokens of this router's sequences: at most one message per step, of bounded size, the rest
+    follows in the next. Opening it again replaces the router's earlier stream. An empty message is a heartbeat,
+    sent after half a second without another message.
     """
     Attach: _grpc.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]
-    """Gives a sequence to another router, which gets it from next_number on."""
+    """Transfers a sequence to another router, which receives it from next_number on."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_decode_pb2.CancelRequest, _decode_pb2.CancelResponse]
-    """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+    """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
     GetHandoff: _grpc.UnaryUnaryMultiCallable[_decode_pb2.GetHandoffRequest, _decode_pb2.GetHandoffResponse]
-    """How far an attempt's handoff came, for a router whose prefill stream broke."""
+    """The state of an attempt's handoff, for a router whose prefill stream broke."""
 
 @_typing.type_check_only
 class DecodeServiceAsyncStub(DecodeServiceStub):
-    """Generates, and does nothing else."""
+    """Generates tokens; prompts are computed elsewhere."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Reserve: _aio.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]  # type: ignore[assignment]
-    """Promises a slot and its blocks. Idempotent for one attempt."""
-    Follow: _aio.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]  # type: ignore[assignment]
-    """At most one message a step with what has come since this router's watermarks, of bounded size: what one
-    message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
-    An empty message is a heartbeat; nothing is silent for longer than half a second.
+    """Reserves a slot and its blocks. Idempotent for one attempt."""
+    Subscribe: _aio.UnaryStreamMultiCallable[_decode_pb2.SubscribeRequest, _decode_pb2.SubscribeResponse]  # type: ignore[assignment]
+    """Streams new tokens of this router's sequences: at most one message per step, of bounded size, the rest
+    follows in the next. Opening it again replaces the router's earlier stream. An empty message is a heartbeat,
+    sent after half a second without another message.
     """
     Attach: _aio.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]  # type: ignore[assignment]
-    """Gives a sequence to another router, which gets it from next_number on."""
+    """Transfers a sequence to another router, which receives it from next_number on."""
     Cancel: _aio.UnaryUnaryMultiCallable[_decode_pb2.CancelRequest, _decode_pb2.CancelResponse]  # type: ignore[assignment]
-    """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+    """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
     GetHandoff: _aio.UnaryUnaryMultiCallable[_decode_pb2.GetHandoffRequest, _decode_pb2.GetHandoffResponse]  # type: ignore[assignment]
-    """How far an attempt's handoff came, for a router whose prefill stream broke."""
+    """The state of an attempt's handoff, for a router whose prefill stream broke."""
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates, and does nothing else."""
+    """Generates tokens; prompts are computed elsewhere."""
 
     @_abc_1.abstractmethod
     def Reserve(
@@ -75,17 +75,17 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.ReserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.ReserveResponse, _abc.Awaitable[_decode_pb2.ReserveResponse]]:
-        """Promises a slot and its blocks. Idempotent for one attempt."""
+        """Reserves a slot and its blocks. Idempotent for one attempt."""
 
     @_abc_1.abstractmethod
-    def Follow(
+    def Subscribe(
         self,
-        request: _decode_pb2.FollowRequest,
+        request: _decode_pb2.SubscribeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_decode_pb2.FollowResponse], _abc.AsyncIterator[_decode_pb2.FollowResponse]]:
-        """At most one message a step with what has come since this router's watermarks, of bounded size: what one
-        message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
-        An empty message is a heartbeat; nothing is silent for longer than half a second.
+    ) -> _typing.Union[_abc.Iterator[_decode_pb2.SubscribeResponse], _abc.AsyncIterator[_decode_pb2.SubscribeResponse]]:
+        """Streams new tokens of this router's sequences: at most one message per step, of bounded size, the rest
+        follows in the next. Opening it again replaces the router's earlier stream. An empty message is a heartbeat,
+        sent after half a second without another message.
         """
 
     @_abc_1.abstractmethod
@@ -94,7 +94,7 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.AttachResponse, _abc.Awaitable[_decode_pb2.AttachResponse]]:
-        """Gives a sequence to another router, which gets it from next_number on."""
+        """Transfers a sequence to another router, which receives it from next_number on."""
 
     @_abc_1.abstractmethod
     def Cancel(
@@ -102,7 +102,7 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.CancelResponse, _abc.Awaitable[_decode_pb2.CancelResponse]]:
-        """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+        """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
 
     @_abc_1.abstractmethod
     def GetHandoff(
@@ -110,6 +110,6 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.GetHandoffRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.GetHandoffResponse, _abc.Awaitable[_decode_pb2.GetHandoffResponse]]:
-        """How far an attempt's handoff came, for a router whose prefill stream broke."""
+        """The state of an attempt's handoff, for a router whose prefill stream broke."""
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,9 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AcceptedRequest(_message.Message):
-    """What the journal keeps of a request beside its prompt: all that decides its tokens and their text. Sealed
-    before it leaves the router.
-    """
+    """The parameters of a request in the journal, besides its prompt. Sealed before it leaves the router."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,7 +35,7 @@ class AcceptedRequest(_message.Message):
     echo: _builtins.bool
     """The output begins with the prompt."""
     choice: _builtins.int
-    """Which of its prompt's outputs this is."""
+    """Index of this output among those of its prompt."""
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
     @_builtins.property

@@ -34,20 +34,20 @@ class PrefillRequest(_message.Message):
     TICKET_FOLLOWS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
-    """How many of token_ids are the prompt; the first token's number is the count of the others."""
+    """Length of the prompt within token_ids; the first token's number is the number of the others."""
     prompt_logprobs: _builtins.bool
-    """Report the logprobs of the prompt's own tokens, with sampling.logprobs others each."""
+    """Report the logprobs of the prompt's tokens, with sampling.logprobs alternatives each."""
     ticket_follows: _builtins.bool
-    """Decode is being asked for the ticket meanwhile (GiveTicket). The prompt is run and its first token
-    told, but nothing leaves this worker before the ticket is here.
+    """The ticket follows by GiveTicket. The prompt is computed and its first token reported, but no block is
+    sent before the ticket arrives.
     """
     tenant: _builtins.str
-    """Whose blocks it may take over, and who may take over its own."""
+    """The tenant whose cached blocks it may reuse, and which may reuse its blocks."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, then what earlier attempts emitted."""
+        """The prompt, then the output of earlier attempts."""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
@@ -55,9 +55,7 @@ class PrefillRequest(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def ticket(self) -> _decode_pb2.Ticket:
-        """Unset where it follows, and where limits.max_tokens is 0: the prompt is run for its logprobs, and
-        nothing is drawn.
-        """
+        """Unset where it follows, and where limits.max_tokens is 0: the prompt is computed for its logprobs only."""
 
     def __init__(
         self,
@@ -151,14 +149,14 @@ Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """A run of the prompt, in order. The first token of a prompt has no logprob and is not counted."""
+    """Logprobs of consecutive tokens of the prompt. The first token of a prompt has none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     first_position: _builtins.int
-    """Index in the prompt of the first token spoken of."""
+    """Index in the prompt of the first token."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]: ...
     def __init__(
@@ -189,7 +187,7 @@ class FirstToken(_message.Message):
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set where this token ends the request; its ticket is then released."""
     cached_tokens: _builtins.int
-    """Tokens of the prompt (and of what earlier attempts emitted) whose KV was not computed but found."""
+    """Tokens of token_ids whose KV was found in the prefix cache."""
     @_builtins.property
     def logprobs(self) -> _types_pb2.Logprobs: ...
     def __init__(
@@ -219,8 +217,8 @@ class HandedOff(_message.Message):
     transport: _builtins.str
     bytes_shipped: _builtins.int
     exposed_ns: _builtins.int
-    """What of the handoff no computing hid: from when the prompt's last step was last seen to run until all
-    was verified and admitted at decode, or, where the two share no clock, until its word of that was heard.
+    """The part of the handoff that no computation hid: from the end of the prompt's last step until everything
+    was verified and admitted at decode or, without a shared clock, until its acknowledgement was received.
     """
     def __init__(
         self,

@@ -52,15 +52,15 @@ class PrefillServiceServicer:
     """
 
     def Prefill(self, request, context):
-        """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
-        decode acknowledged the commit, or when the first token ended the request.
+        """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
+        acknowledged the commit, or when the first token ended the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GiveTicket(self, request, context):
-        """The ticket of a Prefill that began without one. It may overtake that call.
+        """Provides the ticket of a Prefill that began without one. It may arrive before that call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,11 +34,11 @@ class PrefillServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
     Prefill: _grpc.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]
-    """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
-    decode acknowledged the commit, or when the first token ended the request.
+    """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
+    acknowledged the commit, or when the first token ended the request.
     """
     GiveTicket: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]
-    """The ticket of a Prefill that began without one. It may overtake that call."""
+    """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 @_typing.type_check_only
 class PrefillServiceAsyncStub(PrefillServiceStub):
@@ -46,11 +46,11 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]  # type: ignore[assignment]
-    """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
-    decode acknowledged the commit, or when the first token ended the request.
+    """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
+    acknowledged the commit, or when the first token ended the request.
     """
     GiveTicket: _aio.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]  # type: ignore[assignment]
-    """The ticket of a Prefill that began without one. It may overtake that call."""
+    """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     """Computes a prompt's KV cache and hands it over."""
@@ -61,8 +61,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PrefillResponse], _abc.AsyncIterator[_prefill_pb2.PrefillResponse]]:
-        """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
-        decode acknowledged the commit, or when the first token ended the request.
+        """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
+        acknowledged the commit, or when the first token ended the request.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +71,6 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.GiveTicketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_pb2.GiveTicketResponse, _abc.Awaitable[_prefill_pb2.GiveTicketResponse]]:
-        """The ticket of a Prefill that began without one. It may overtake that call."""
+        """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -144,24 +144,24 @@ class GenerateRequest(_message.Message):
     top_p: _builtins.float
     """Unset: 1.0."""
     seed: _builtins.int
-    """Unset: drawn by the router and reported in the last message."""
+    """Unset: chosen by the router and reported in the last message."""
     max_tokens: _builtins.int
     """Unset: 16."""
     ignore_eos: _builtins.bool
     skip_special_tokens: _builtins.bool
     """Unset: true."""
     logprobs: _builtins.int
-    """Number of alternatives to report with each token's logprob."""
+    """Number of alternatives that are reported with each token's logprob."""
     min_p: _builtins.float
     repetition_penalty: _builtins.float
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     min_tokens: _builtins.int
     echo: _builtins.bool
-    """Begin the text with the prompt's, and logprobs, where asked for, with those of the prompt."""
+    """Begin the text with the prompt, and requested logprobs with those of the prompt."""
     n: _builtins.int
-    """Unset: 1. How many outputs to draw from this prompt; messages carry their choice's index. Choice i
-    draws with seed + i.
+    """Unset: 1. Number of outputs for this prompt; messages carry the index of their output. Output i is sampled
+    with seed + i.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
@@ -272,7 +272,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Of the prompt's, those whose KV a worker still had."""
+    """Prompt tokens whose KV was found in a prefix cache."""
     def __init__(
         self,
         *,
@@ -290,7 +290,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class RequestTrace(_message.Message):
-    """Where and when the stages of a request ran; on the last message."""
+    """Workers and times of the stages of a request; on the last message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,7 +307,7 @@ class RequestTrace(_message.Message):
     kv_bytes_shipped: _builtins.int
     seed: _builtins.int
     handoff_exposed_ns: _builtins.int
-    """HandedOff.exposed_ns of the last attempt; 0 where nothing was handed off, or it is not known yet."""
+    """HandedOff.exposed_ns of the last attempt; 0 without a handoff, or if it is not known yet."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTime]:
         """Nanoseconds since the request arrived, in the order of Stage."""
@@ -370,22 +370,20 @@ class GenerateResponse(_message.Message):
     RESUMABLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.bytes
     first_number: _builtins.int
-    """Index in the output of token_ids[0]; the numbers of a stream have no gap and no repeat."""
+    """Index in the output of token_ids[0]; the token numbers of a stream have no gap and no repeat."""
     text: _builtins.str
-    """Text that became certain with these tokens; never half a character."""
+    """Text that became final with these tokens; never half a character."""
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set on the last message, with usage and trace."""
     index: _builtins.int
-    """Which of the n outputs this message belongs to."""
+    """Index of the output, below n, that this message belongs to."""
     resumable: _builtins.bool
-    """The journal has acknowledged this output's request: prompt and all that decides its tokens would outlive
-    this router.
-    """
+    """The journal has acknowledged this output's request: prompt and parameters would survive this router."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """Empty, or one a token."""
+        """Empty, or one per token."""
 
     @_builtins.property
     def usage(self) -> Global___Usage: ...
@@ -393,7 +391,7 @@ class GenerateResponse(_message.Message):
     def trace(self) -> Global___RequestTrace: ...
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """With echo and logprobs, on the first message: the prompt's tokens from the second on."""
+        """With echo and logprobs, on the first message: those of the prompt's tokens from the second on."""
 
     def __init__(
         self,
@@ -481,7 +479,7 @@ class GetStatusRequest(_message.Message):
 
     WINDOW_S_FIELD_NUMBER: _builtins.int
     window_s: _builtins.int
-    """Rates and latencies are of this many seconds. Unset: 10; at most 60."""
+    """Window of rates and latencies in seconds. Unset: 10; at most 60."""
     def __init__(
         self,
         *,
@@ -537,17 +535,17 @@ class RouterStatus(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     serving: _builtins.bool
-    """A request would be served."""
+    """Whether a request would be served."""
     running: _builtins.int
     waiting: _builtins.int
-    """Of them, those in the queue for a slot."""
+    """Running requests that are queued for a slot."""
     uptime_s: _builtins.float
     window_s: _builtins.float
-    """What rates and latencies are of: as much of the window that was asked for as has passed."""
+    """The actual window of rates and latencies, which is shorter after a start."""
     requests_per_s: _builtins.float
-    """Requests that ended, however."""
+    """Requests that ended, in any way."""
     errors_per_s: _builtins.float
-    """Of them, those that ended in an error; a client that left is none."""
+    """Requests that ended in an error; cancellations by clients are not counted."""
     prompt_tokens_per_s: _builtins.float
     completion_tokens_per_s: _builtins.float
     @_builtins.property
@@ -588,7 +586,7 @@ Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
 
 @_typing.final
 class Latency(_message.Message):
-    """Quantiles are right to 5 %; 0 where count is."""
+    """Quantiles are accurate to 5 %; 0 if count is 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """The public service. What operators need beside it is in AdminService.
+    """The public service. AdminService is for operators.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """The public service. What operators need beside it is in AdminService.
+    """The public service. AdminService is for operators.
     """
 
     def Generate(self, request, context):
@@ -70,7 +70,7 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers.
+        """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +103,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """The public service. What operators need beside it is in AdminService.
+    """The public service. AdminService is for operators.
     """
 
     @staticmethod

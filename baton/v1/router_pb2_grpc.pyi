@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterServiceStub:
-    """The public service. What operators need beside it is in AdminService."""
+    """The public service. AdminService is for operators."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,21 +37,21 @@ class RouterServiceStub:
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
-    """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
+    """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
-    """The public service. What operators need beside it is in AdminService."""
+    """The public service. AdminService is for operators."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
+    """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The public service. What operators need beside it is in AdminService."""
+    """The public service. AdminService is for operators."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -74,6 +74,6 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
-        """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
+        """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x15\n\x13GetChallengeRequest\")\n\x14GetChallengeResponse\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"Y\n\x15SignedOpenLinkRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\"9\n\x16SignedOpenLinkResponse\x12\x10\n\x08response\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\xbf\x01\n\x0fOpenLinkRequest\x12(\n\x06sender\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x1c\n\x14receiver_incarnation\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x13\n\x0blink_number\x18\x06 \x01(\x04\x12\x0e\n\x06\x62\x65side\x18\x07 \x01(\x08\"\xb3\x01\n\x10OpenLinkResponse\x12*\n\x08receiver\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07link_id\x18\x03 \x01(\x06\x12\x13\n\x0bpiece_bytes\x18\x04 \x01(\r\x12\x15\n\rwindow_pieces\x18\x05 \x01(\r\x12\x0f\n\x07nccl_id\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66rames_port\x18\x07 \x01(\r\"\xc3\x02\n\x0c\x43ommitRecord\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x05 \x01(\r\x12$\n\x08sampling\x18\x06 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x07 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bticket_body\x18\x08 \x01(\x0c\x12\x18\n\x10ticket_signature\x18\t \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\n \x03(\r\x12*\n\x0e\x66irst_logprobs\x18\x0b \x01(\x0b\x32\x12.baton.v1.Logprobs2\xb5\x01\n\x0fTransferService\x12M\n\x0cGetChallenge\x12\x1d.baton.v1.GetChallengeRequest\x1a\x1e.baton.v1.GetChallengeResponse\x12S\n\x0eSignedOpenLink\x12\x1f.baton.v1.SignedOpenLinkRequest\x1a .baton.v1.SignedOpenLinkResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x15\n\x13GetChallengeRequest\")\n\x14GetChallengeResponse\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"Y\n\x15SignedOpenLinkRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\"9\n\x16SignedOpenLinkResponse\x12\x10\n\x08response\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\xc5\x01\n\x0fOpenLinkRequest\x12(\n\x06sender\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x1c\n\x14receiver_incarnation\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x13\n\x0blink_number\x18\x06 \x01(\x04\x12\x14\n\x0ckeep_earlier\x18\x07 \x01(\x08\"\xb3\x01\n\x10OpenLinkResponse\x12*\n\x08receiver\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07link_id\x18\x03 \x01(\x06\x12\x13\n\x0bpiece_bytes\x18\x04 \x01(\r\x12\x15\n\rwindow_pieces\x18\x05 \x01(\r\x12\x0f\n\x07nccl_id\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66rames_port\x18\x07 \x01(\r\"\xc3\x02\n\x0c\x43ommitRecord\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x05 \x01(\r\x12$\n\x08sampling\x18\x06 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x07 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bticket_body\x18\x08 \x01(\x0c\x12\x18\n\x10ticket_signature\x18\t \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\n \x03(\r\x12*\n\x0e\x66irst_logprobs\x18\x0b \x01(\x0b\x32\x12.baton.v1.Logprobs2\xb5\x01\n\x0fTransferService\x12M\n\x0cGetChallenge\x12\x1d.baton.v1.GetChallengeRequest\x1a\x1e.baton.v1.GetChallengeResponse\x12S\n\x0eSignedOpenLink\x12\x1f.baton.v1.SignedOpenLinkRequest\x1a .baton.v1.SignedOpenLinkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIGNEDOPENLINKRESPONSE']._serialized_start=216
   _globals['_SIGNEDOPENLINKRESPONSE']._serialized_end=273
   _globals['_OPENLINKREQUEST']._serialized_start=276
-  _globals['_OPENLINKREQUEST']._serialized_end=467
-  _globals['_OPENLINKRESPONSE']._serialized_start=470
-  _globals['_OPENLINKRESPONSE']._serialized_end=649
-  _globals['_COMMITRECORD']._serialized_start=652
-  _globals['_COMMITRECORD']._serialized_end=975
-  _globals['_TRANSFERSERVICE']._serialized_start=978
-  _globals['_TRANSFERSERVICE']._serialized_end=1159
+  _globals['_OPENLINKREQUEST']._serialized_end=473
+  _globals['_OPENLINKRESPONSE']._serialized_start=476
+  _globals['_OPENLINKRESPONSE']._serialized_end=655
+  _globals['_COMMITRECORD']._serialized_start=658
+  _globals['_COMMITRECORD']._serialized_end=981
+  _globals['_TRANSFERSERVICE']._serialized_start=984
+  _globals['_TRANSFERSERVICE']._serialized_end=1165
 # @@protoc_insertion_point(module_scope)

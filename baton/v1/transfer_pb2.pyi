@@ -55,7 +55,7 @@ Global___GetChallengeResponse: _TypeAlias = GetChallengeResponse  # noqa: Y015
 
 @_typing.final
 class SignedOpenLinkRequest(_message.Message):
-    """Proves that the sender knows the cluster's secret (kvtransfer/link_auth.py)."""
+    """Proves that the sender knows the cluster's secret (kvtransfer/protocol/link_auth.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,7 +67,7 @@ class SignedOpenLinkRequest(_message.Message):
     """A serialised OpenLinkRequest."""
     challenge: _builtins.bytes
     nonce: _builtins.bytes
-    """16 random bytes: the answer's proof is of this hello."""
+    """16 random bytes, which the proof of the answer covers."""
     proof: _builtins.bytes
     def __init__(
         self,
@@ -87,7 +87,7 @@ Global___SignedOpenLinkRequest: _TypeAlias = SignedOpenLinkRequest  # noqa: Y015
 
 @_typing.final
 class SignedOpenLinkResponse(_message.Message):
-    """Proves that the receiver does."""
+    """Proves that the receiver knows it too."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -120,16 +120,16 @@ class OpenLinkRequest(_message.Message):
     PROTOCOL_MIN_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     LINK_NUMBER_FIELD_NUMBER: _builtins.int
-    BESIDE_FIELD_NUMBER: _builtins.int
+    KEEP_EARLIER_FIELD_NUMBER: _builtins.int
     receiver_incarnation: _builtins.bytes
     """The receiver this link is meant for."""
     fingerprint: _builtins.bytes
     protocol_min: _builtins.int
     protocol_max: _builtins.int
     link_number: _builtins.int
-    """Of the sender's links since its start, 1 for the first: of two the higher is the newer."""
-    beside: _builtins.bool
-    """The sender's earlier link stays until it has ended what goes over it."""
+    """Numbers the sender's links since its start, from 1: the higher is the newer."""
+    keep_earlier: _builtins.bool
+    """The sender's earlier link stays open until its transfers have ended."""
     @_builtins.property
     def sender(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -141,11 +141,11 @@ class OpenLinkRequest(_message.Message):
         protocol_min: _builtins.int = ...,
         protocol_max: _builtins.int = ...,
         link_number: _builtins.int = ...,
-        beside: _builtins.bool = ...,
+        keep_earlier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sender", b"sender"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "fingerprint", b"fingerprint", "link_number", b"link_number", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "keep_earlier", b"keep_earlier", "link_number", b"link_number", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,13 +164,13 @@ class OpenLinkResponse(_message.Message):
     FRAMES_PORT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     link_id: _builtins.int
-    """Names the link in every frame; never given out twice in one incarnation."""
+    """Identifies the link; never reused in one incarnation."""
     piece_bytes: _builtins.int
     window_pieces: _builtins.int
     nccl_id: _builtins.bytes
-    """Where the link's bytes go by NCCL: the unique id of its communicator. Empty over other transports."""
+    """Over nccl: the unique id of the link's communicator."""
     frames_port: _builtins.int
-    """Where the frames of such a link go: a port of the receiver's host."""
+    """Over nccl: the port of the receiver's host for the link's frames."""
     @_builtins.property
     def receiver(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -194,7 +194,7 @@ Global___OpenLinkResponse: _TypeAlias = OpenLinkResponse  # noqa: Y015
 
 @_typing.final
 class CommitRecord(_message.Message):
-    """Travels behind the last piece as the payload of the commit frame."""
+    """The payload of the commit frame, which follows the last piece."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -214,13 +214,13 @@ class CommitRecord(_message.Message):
     """The first token, sampled by prefill, and its number in the output."""
     first_number: _builtins.int
     ticket_body: _builtins.bytes
-    """The ticket that paid for it."""
+    """The ticket that authorizes the transfer."""
     ticket_signature: _builtins.bytes
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Everything that was prefilled."""
+        """All tokens that were prefilled."""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
@@ -228,13 +228,11 @@ class CommitRecord(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many blocks were sent, by cache group, those that the ticket calls held left out; the receiver
-        counts for itself and compares.
-        """
+        """How many blocks were sent, by cache group, without resident ones; the receiver compares its own count."""
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.Logprobs:
-        """Those of the first token, set exactly where sampling.logprobs is."""
+        """Of the first token, set exactly where sampling.logprobs is."""
 
     def __init__(
         self,

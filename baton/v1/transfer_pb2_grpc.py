@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     def __init__(self, channel):
@@ -49,12 +49,12 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     def GetChallenge(self, request, context):
-        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds.
+        """A challenge for the next SignedOpenLink: valid once, for seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,7 +62,7 @@ class TransferServiceServicer:
 
     def SignedOpenLink(self, request, context):
         """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+        is wrong; FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,8 +90,8 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     @staticmethod

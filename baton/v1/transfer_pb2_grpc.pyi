@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TransferServiceStub:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     @_typing.overload
@@ -36,29 +36,29 @@ class TransferServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TransferServiceAsyncStub: ...
     GetChallenge: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.GetChallengeRequest, _transfer_pb2.GetChallengeResponse]
-    """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+    """A challenge for the next SignedOpenLink: valid once, for seconds."""
     SignedOpenLink: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.SignedOpenLinkRequest, _transfer_pb2.SignedOpenLinkResponse]
     """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-    is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+    is wrong; FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
     """
 
 @_typing.type_check_only
 class TransferServiceAsyncStub(TransferServiceStub):
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetChallenge: _aio.UnaryUnaryMultiCallable[_transfer_pb2.GetChallengeRequest, _transfer_pb2.GetChallengeResponse]  # type: ignore[assignment]
-    """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+    """A challenge for the next SignedOpenLink: valid once, for seconds."""
     SignedOpenLink: _aio.UnaryUnaryMultiCallable[_transfer_pb2.SignedOpenLinkRequest, _transfer_pb2.SignedOpenLinkResponse]  # type: ignore[assignment]
     """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-    is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+    is wrong; FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
     """
 
 class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/frames.py has their format).
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
+    (kvtransfer/protocol/frames.py has their format).
     """
 
     @_abc_1.abstractmethod
@@ -67,7 +67,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transfer_pb2.GetChallengeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.GetChallengeResponse, _abc.Awaitable[_transfer_pb2.GetChallengeResponse]]:
-        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+        """A challenge for the next SignedOpenLink: valid once, for seconds."""
 
     @_abc_1.abstractmethod
     def SignedOpenLink(
@@ -76,7 +76,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.SignedOpenLinkResponse, _abc.Awaitable[_transfer_pb2.SignedOpenLinkResponse]]:
         """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+        is wrong; FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
         """
 
 def add_TransferServiceServicer_to_server(servicer: TransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,7 +29,7 @@ class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.V
     SLOT_STATE_UNSPECIFIED: _SlotState.ValueType  # 0
     SLOT_STATE_FREE: _SlotState.ValueType  # 1
     SLOT_STATE_RESERVED: _SlotState.ValueType  # 2
-    """Promised by a ticket whose sequence has not come yet."""
+    """Reserved by a ticket whose sequence has not arrived yet."""
     SLOT_STATE_ACTIVE: _SlotState.ValueType  # 3
 
 class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper): ...
@@ -37,7 +37,7 @@ class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper): ...
 SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
 SLOT_STATE_FREE: SlotState.ValueType  # 1
 SLOT_STATE_RESERVED: SlotState.ValueType  # 2
-"""Promised by a ticket whose sequence has not come yet."""
+"""Reserved by a ticket whose sequence has not arrived yet."""
 SLOT_STATE_ACTIVE: SlotState.ValueType  # 3
 Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
@@ -76,18 +76,18 @@ class DescribeResponse(_message.Message):
     vocab_size: _builtins.int
     draining: _builtins.bool
     metrics_address: _builtins.str
-    """host:port of the worker's own Prometheus endpoint; empty where it has none."""
+    """host:port of the worker's Prometheus endpoint; empty where it has none."""
     cache_dtype: _builtins.str
-    """What names its blocks beside fingerprint and secret; empty where it caches no prefixes."""
+    """Part of its block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
     weight_format: _builtins.str
-    """How its weights are kept, such as bfloat16; may differ between the roles of one pool."""
+    """Format of its weights, such as bfloat16; may differ between the roles of one pool."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def pool(self) -> Global___Pool:
-        """Whose requests it may serve."""
+        """The pool whose requests it may serve."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
 @_typing.final
 class Pool(_message.Message):
-    """What is equal among all workers that may compute parts of one request."""
+    """Properties that are equal among all workers that may compute parts of one request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -123,9 +123,9 @@ class Pool(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name by which clients ask for the model."""
+    """Name of the model in the API."""
     checkpoint: _builtins.bytes
-    """SHA-256 of the source checkpoint: its configuration and its tensors as they are stored."""
+    """SHA-256 of the source checkpoint: its configuration and its stored tensors."""
     tokenizer: _builtins.bytes
     """SHA-256 of tokenizer, chat template and special tokens."""
     kv_format: _builtins.str
@@ -192,7 +192,7 @@ class GetAuditRequest(_message.Message):
 
     SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
     skip_integrity: _builtins.bool
-    """Leave integrity_error out: comparing pools with their owners takes the engine milliseconds."""
+    """Leave integrity_error out: the check takes the engine milliseconds."""
     def __init__(
         self,
         *,
@@ -240,10 +240,10 @@ class Audit(_message.Message):
     DECODE_STEPS_FIELD_NUMBER: _builtins.int
     TOKENS_DECODED_FIELD_NUMBER: _builtins.int
     RING_FULL_STEPS_FIELD_NUMBER: _builtins.int
-    HELD_ROWS_FIELD_NUMBER: _builtins.int
-    GROWTH_GRANTS_FIELD_NUMBER: _builtins.int
-    SEQUENCES_MOVED_FIELD_NUMBER: _builtins.int
-    SEQUENCES_PAUSED_FIELD_NUMBER: _builtins.int
+    STALLED_ROWS_FIELD_NUMBER: _builtins.int
+    BLOCK_GRANTS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_PREEMPTED_FIELD_NUMBER: _builtins.int
+    SEQUENCES_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCKS_SHIPPED_FIELD_NUMBER: _builtins.int
     BYTES_SHIPPED_FIELD_NUMBER: _builtins.int
@@ -251,8 +251,8 @@ class Audit(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     HANDOFFS_COMMITTED_FIELD_NUMBER: _builtins.int
     HANDOFFS_LOCAL_FIELD_NUMBER: _builtins.int
-    BLOCKS_HELD_FIELD_NUMBER: _builtins.int
-    BYTES_HELD_FIELD_NUMBER: _builtins.int
+    BLOCKS_RESIDENT_FIELD_NUMBER: _builtins.int
+    BYTES_RESIDENT_FIELD_NUMBER: _builtins.int
     PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     LIVE_TICKETS_FIELD_NUMBER: _builtins.int
     TOMBSTONES_FIELD_NUMBER: _builtins.int
@@ -279,53 +279,53 @@ class Audit(_message.Message):
     decode_steps: _builtins.int
     tokens_decoded: _builtins.int
     ring_full_steps: _builtins.int
-    held_rows: _builtins.int
-    growth_grants: _builtins.int
-    """Times a running sequence was given more blocks, and sequences that were given back for want of them."""
-    sequences_moved: _builtins.int
-    sequences_paused: _builtins.int
-    """Times a sequence was set aside in the host's memory for want of blocks."""
+    stalled_rows: _builtins.int
+    block_grants: _builtins.int
+    """Incremental block allocations of running sequences, and sequences that were preempted without free blocks."""
+    sequences_preempted: _builtins.int
+    sequences_swapped_out: _builtins.int
+    """Times a sequence was swapped out to host memory without free blocks."""
     bytes_shipped: _builtins.int
     blocks_received: _builtins.int
     bytes_received: _builtins.int
     handoffs_committed: _builtins.int
     handoffs_local: _builtins.int
     """Handoffs within one worker of role both: no bytes moved."""
-    blocks_held: _builtins.int
-    """Blocks of committed handoffs that were here already, and so were not sent; and their bytes."""
-    bytes_held: _builtins.int
+    blocks_resident: _builtins.int
+    """Blocks of committed handoffs that were cached here and therefore not sent; and their bytes."""
+    bytes_resident: _builtins.int
     pinned_blocks: _builtins.int
-    """Blocks that are read by a transfer and may not be reused."""
+    """Blocks that a transfer reads and that may not be reused."""
     live_tickets: _builtins.int
     tombstones: _builtins.int
     dropped_unknown: _builtins.int
-    """Unknown ids, late completions, bad checksums: each counted and dropped."""
+    """Messages about unknown or ended transfers and slots, which are dropped."""
     checksum_failures: _builtins.int
     integrity_error: _builtins.str
-    """Empty where the pools agree with their owners; else the first disagreement."""
+    """Empty if the block pools are consistent; else the first inconsistency."""
     link_fallbacks: _builtins.int
-    """Links that had to be made over a slower transport than the one chosen first."""
+    """Links that were opened over a slower transport than the preferred one."""
     links_broken: _builtins.int
     decode_busy_ns: _builtins.int
     """Time spent in steps since the start."""
     prefill_busy_ns: _builtins.int
     links_returned: _builtins.int
-    """Links that went back to the transport chosen first after a fall-back."""
+    """Links that returned to the preferred transport after a fallback."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def block_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The unit of bytes_shipped: bytes of one block as it travels, by cache group."""
+        """Bytes of one block on the wire, by cache group; the unit of bytes_shipped."""
 
     @_builtins.property
     def blocks_shipped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks this worker sent, by cache group; bytes_shipped is their sum times block_bytes."""
+        """Blocks that this worker sent, by cache group; bytes_shipped is the sum of them times block_bytes."""
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
     @_builtins.property
     def slot_states(self) -> _containers.RepeatedScalarFieldContainer[Global___SlotState.ValueType]:
-        """One a slot, in the order of slots."""
+        """One per slot, in the order of slots."""
 
     @_builtins.property
     def recent_decode(self) -> Global___RecentSteps: ...
@@ -346,10 +346,10 @@ class Audit(_message.Message):
         decode_steps: _builtins.int = ...,
         tokens_decoded: _builtins.int = ...,
         ring_full_steps: _builtins.int = ...,
-        held_rows: _builtins.int = ...,
-        growth_grants: _builtins.int = ...,
-        sequences_moved: _builtins.int = ...,
-        sequences_paused: _builtins.int = ...,
+        stalled_rows: _builtins.int = ...,
+        block_grants: _builtins.int = ...,
+        sequences_preempted: _builtins.int = ...,
+        sequences_swapped_out: _builtins.int = ...,
         block_bytes: _abc.Iterable[_builtins.int] | None = ...,
         blocks_shipped: _abc.Iterable[_builtins.int] | None = ...,
         bytes_shipped: _builtins.int = ...,
@@ -357,8 +357,8 @@ class Audit(_message.Message):
         bytes_received: _builtins.int = ...,
         handoffs_committed: _builtins.int = ...,
         handoffs_local: _builtins.int = ...,
-        blocks_held: _builtins.int = ...,
-        bytes_held: _builtins.int = ...,
+        blocks_resident: _builtins.int = ...,
+        bytes_resident: _builtins.int = ...,
         pinned_blocks: _builtins.int = ...,
         live_tickets: _builtins.int = ...,
         tombstones: _builtins.int = ...,
@@ -378,7 +378,7 @@ class Audit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_held", b"blocks_held", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_held", b"bytes_held", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,7 +386,7 @@ Global___Audit: _TypeAlias = Audit  # noqa: Y015
 
 @_typing.final
 class PrefixAudit(_message.Message):
-    """The prefix cache, if the worker has one. Counts are since its start."""
+    """The prefix cache, where the worker has one. Counts are since its start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -404,22 +404,22 @@ class PrefixAudit(_message.Message):
     DISK_DROPPED_FIELD_NUMBER: _builtins.int
     DISK_CORRUPT_FIELD_NUMBER: _builtins.int
     hit_tokens: _builtins.int
-    """Tokens of prompts that were looked up: found, and computed."""
+    """Prompt tokens that were found in the cache, and computed."""
     missed_tokens: _builtins.int
     device_blocks: _builtins.int
-    """Cached blocks on the device; how many of them nobody uses, and so could be evicted; evictions."""
+    """Cached blocks on the device; those that are idle and could be evicted; evictions."""
     idle_blocks: _builtins.int
     evicted_blocks: _builtins.int
     device_hits: _builtins.int
-    """Blocks that prompts took over, by the tier that had them."""
+    """Blocks that prompts reused, by tier."""
     host_hits: _builtins.int
     disk_hits: _builtins.int
     host_blocks: _builtins.int
     disk_blocks: _builtins.int
     block_bytes: _builtins.int
-    """Bytes of a block in all cache groups together."""
+    """Bytes of a block, all cache groups together."""
     disk_dropped: _builtins.int
-    """Blocks that the disk's bounded queue had no room for, and files that were not what was written."""
+    """Blocks dropped because the disk's queue was full, and corrupt files."""
     disk_corrupt: _builtins.int
     def __init__(
         self,
@@ -448,7 +448,7 @@ Global___PrefixAudit: _TypeAlias = PrefixAudit  # noqa: Y015
 
 @_typing.final
 class RecentSteps(_message.Message):
-    """The steps that ended within the last second."""
+    """Statistics of the steps that ended within the last second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,7 +458,7 @@ class RecentSteps(_message.Message):
     P99_MS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     tokens: _builtins.int
-    """Tokens they computed: rows of decode steps, prompt tokens of prefill steps."""
+    """Tokens computed: rows of decode steps, prompt tokens of prefill steps."""
     mean_ms: _builtins.float
     p99_ms: _builtins.float
     def __init__(
@@ -494,13 +494,13 @@ class LinkAudit(_message.Message):
     transport: _builtins.str
     window_pieces: _builtins.int
     free_pieces: _builtins.int
-    """On the sending side: pieces it may fill; all of the window at rest."""
+    """On the sending side: pieces it may fill; when idle, the whole window."""
     credited_pieces: _builtins.int
-    """On the receiving side: pieces the sender may fill; all of the window at rest. The others hold
-    bytes that are being verified.
+    """On the receiving side: pieces the sender may fill; when idle, the whole window. The others contain bytes
+    that are being verified.
     """
     quarantined_pieces: _builtins.int
-    """On the receiving side of a broken link: pieces that the sender may still write, until the fence."""
+    """At the receiver of a broken link: pieces that the sender may still write to, until the fence."""
     live_transfers: _builtins.int
     @_builtins.property
     def peer(self) -> _types_pb2.WorkerIdentity: ...

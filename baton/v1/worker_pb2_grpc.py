@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """What every worker answers, whatever its role.
+    """Implemented by every worker, for every role.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """What every worker answers, whatever its role.
+    """Implemented by every worker, for every role.
     """
 
     def Describe(self, request, context):
-        """Identity, limits and load; the router's heartbeat.
+        """Identity, limits and load; routers use it as a heartbeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAudit(self, request, context):
-        """Counts of everything a leak would show in.
+        """Resources and counters, in which leaks would be visible.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """What every worker answers, whatever its role.
+    """Implemented by every worker, for every role.
     """
 
     @staticmethod

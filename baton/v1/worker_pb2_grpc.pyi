@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """What every worker answers, whatever its role."""
+    """Implemented by every worker, for every role."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]
-    """Identity, limits and load; the router's heartbeat."""
+    """Identity, limits and load; routers use it as a heartbeat."""
     GetAudit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetAuditRequest, _worker_pb2.GetAuditResponse]
-    """Counts of everything a leak would show in."""
+    """Resources and counters, in which leaks would be visible."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """What every worker answers, whatever its role."""
+    """Implemented by every worker, for every role."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Identity, limits and load; the router's heartbeat."""
+    """Identity, limits and load; routers use it as a heartbeat."""
     GetAudit: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetAuditRequest, _worker_pb2.GetAuditResponse]  # type: ignore[assignment]
-    """Counts of everything a leak would show in."""
+    """Resources and counters, in which leaks would be visible."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What every worker answers, whatever its role."""
+    """Implemented by every worker, for every role."""
 
     @_abc_1.abstractmethod
     def Describe(
@@ -57,7 +57,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DescribeResponse, _abc.Awaitable[_worker_pb2.DescribeResponse]]:
-        """Identity, limits and load; the router's heartbeat."""
+        """Identity, limits and load; routers use it as a heartbeat."""
 
     @_abc_1.abstractmethod
     def GetAudit(
@@ -65,6 +65,6 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetAuditResponse, _abc.Awaitable[_worker_pb2.GetAuditResponse]]:
-        """Counts of everything a leak would show in."""
+        """Resources and counters, in which leaks would be visible."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -33,8 +33,8 @@ from functools import partial
 from typing import Any
 
 from baton.device.kernel_cache import keep_kernels_in
-from baton.device.matrix_library import ENVIRONMENT
-from bench.decode.case import SAMPLINGS, Case, Room
+from baton.device.nvidia_libraries import ENVIRONMENT
+from bench.decode.case import SAMPLINGS, Case, EngineSize
 from bench.shapes import SHAPES
 
 _CHURN_S = 10.0
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _kernel_cache(*, cold: bool) -> Iterator[None]:
-    """Triton's: as it is, or an empty folder for this run."""
+    """The kernel cache: Triton's own, or an empty folder for this run."""
     if not cold:
         yield
         return
@@ -105,15 +105,15 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
     from bench.decode.front import Front
 
     seconds = arguments.seconds or (_BUDGET_S if arguments.budget else None)
-    room = churn_plan.room(cases) if arguments.churn else Room.steady(cases, seconds)
-    lacking = room.lacking(cases[0], torch.cuda.mem_get_info()[0])
+    size = churn_plan.engine_size(cases) if arguments.churn else EngineSize.steady(cases, seconds)
+    lacking = size.lacking(cases[0], torch.cuda.mem_get_info()[0])
     if lacking is not None:
         sys.exit(f"bench.decode: {lacking}")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    _say(f"{cases[0].shape}, {room.slots} slots of {room.tokens} tokens: weights, KV, graphs")
+    _say(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
-    engine = DecodeEngine(cases[0], room, front)
+    engine = DecodeEngine(cases[0], size, front)
     try:
         engine.first_token(cases[0])
         gc.collect()
@@ -124,12 +124,12 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
 
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
-    """Each case, or the memory, and in the end the table of budgets."""
+    """Measures each case, or the memory, and finally prints the budgets."""
     from bench.decode import budget, memory
 
     if arguments.memory:
         case = max(cases, key=lambda case: case.batch)
-        _print(case, memory.told(engine) | {"cold": arguments.cold}, arguments)
+        _print(case, memory.memory_use(engine) | {"cold": arguments.cold}, arguments)
         return
     results = []
     for case in cases:

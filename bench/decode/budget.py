@@ -1,14 +1,15 @@
-"""Where a step's time goes: each part alone, as a graph over all layers, so over weights that no cache holds.
+"""Where a step's time goes: each part alone, as a graph over all layers, so that weights are not in the
+cache.
 
 products      with their norms and epilogues, all layers; `head` once
 attention     all layers, over the batch's own contexts
 front         begin, plan and the embedding
-tail          drawing and finishing, as the step's own clock has it
+tail          sampling and finishing, by the step's own clock
 step          the last steps of the window, at whose contexts the parts are then measured
-boundaries    what is left of a step: the gaps between kernels and the gap to the next step
+boundaries    the rest of a step: gaps between kernels and the gap to the next step
 
-The parts stand behind one another in a graph of their own, so that what a kernel overlaps with its like is in
-them; where a step's unlike kernels overlap better or worse, `boundaries` has the difference.
+The parts are repeated in graphs of their own, so overlap between similar kernels is included; where different
+kernels of a step overlap better or worse, the difference is in `boundaries`.
 """
 
 from __future__ import annotations
@@ -20,72 +21,68 @@ from bench.decode.case import Case
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
-    from baton.engine.decoder import Layer
-    from baton.engine.graph_step import GraphStep
+    from baton.engine.decode.graph_step import GraphStep
 
 Launch = Callable[[], None]
-PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
+# Parts of a step that are no products.
+_OTHERS = ("attention", "front")
 
 
 def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
-    """Each part of a step that can be repeated without a trace, over the rows of the last step that ran.
+    """Each part of a step that can be repeated without side effects, over the rows of the last step that ran.
 
-    For a loop that has drained and whose slots are still active. What they write are buffers of the pass, and
-    the KV of a token that is written again by its own step.
+    For a loop that has drained and whose slots are still active. They write to buffers of the pass, and to
+    the KV of a token that its own step writes again.
     """
-    from baton.engine.decode_pass import buckets_up_to
-    from baton.engine.decoder import Linear
-    from baton.engine.graph_step import PICKED
-    from baton.engine.kernels.gpu.gemv import Norm
-    from baton.engine.kernels.gpu.row_ops import embed
+    from baton.engine.decode.gpu_pass import buckets_up_to
+    from baton.engine.decode.graph_step import PICKED
 
     step: GraphStep = engine.loop.step_state  # type: ignore[attr-defined]
-    rows = min(bucket for bucket in buckets_up_to(engine.room.slots) if bucket >= case.batch)
-    pass_, decoder, inputs = step.pass_, engine.decoder, step.pass_.inputs
-    hidden, qkv, inner = pass_._hidden[:rows], pass_._qkv[:rows], pass_._inner[:rows]
-    attended, rotary = pass_._attended[:rows], (pass_._rotary[0][:rows], pass_._rotary[1][:rows])
-    eps = decoder.config.rms_norm_eps
+    rows = min(bucket for bucket in buckets_up_to(engine.size.slots) if bucket >= case.batch)
+    pass_, model = step.pass_, engine.decoder
 
-    def each(run: Callable[[Layer], None]) -> Launch:
+    def product(name: str) -> Launch:
+        mine = [product for product in model.products() if product.name == name]
+
         def launch() -> None:
-            for layer in decoder.layers:
-                run(layer)
+            for product in mine:
+                pass_.gemm(product, *pass_.workspace.operands(name, rows))
 
         return launch
 
-    def front() -> None:
-        step._begin(rows, PICKED)
-        step._plan()
-        embed(
-            hidden, rotary, inputs.token, inputs.position,
-            decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,
-        )  # fmt: skip
+    def head() -> None:
+        pass_.head(rows)
 
-    product, head = pass_._product, Linear(decoder.head, None)
+    def attention() -> None:
+        for layer in model.layers:
+            pass_.attend(layer.attention, rows)
+
+    def front() -> None:
+        step.begin(rows, PICKED)
+        step.plan()
+        pass_.embed(rows)
+
+    of_layers = dict.fromkeys(product.name for layer in model.layers for product in layer.products())
     return {
-        "qkv": each(lambda layer: product("qkv", qkv, hidden, layer.qkv, Norm(layer.attention_norm, eps))),
-        "output": each(lambda layer: product("output", hidden, attended, layer.output)),
-        "gate_up": each(
-            lambda layer: product("gate_up", inner, hidden, layer.gate_up, Norm(layer.mlp_norm, eps))
-        ),
-        "down": each(lambda layer: product("down", hidden, inner, layer.down)),
-        "head": lambda: product("head", pass_.logits[:rows], hidden, head, Norm(decoder.norm, eps)),
-        "attention": each(lambda layer: pass_._attention(layer, rows, rotary)),
+        **{name: product(name) for name in of_layers},
+        model.head.name: head,
+        "attention": attention,
         "front": front,
     }
 
 
 def measure(engine: DecodeEngine, case: Case, microseconds: Callable[[Launch], float]) -> dict[str, float]:
-    """Microseconds of each part; `microseconds` times one, as `graph_us` does."""
+    """Microseconds of each part; `microseconds` times one part, as `graph_us` does."""
     return {name: microseconds(launch) for name, launch in launches(engine, case).items()}
 
 
 def budget(parts: dict[str, float], tpot_us: float, tail_us: float | None) -> dict[str, float]:
     """The table of one batch, in microseconds; `boundaries` is the rest of a step."""
-    products = sum(parts[name] for name in PRODUCTS)
+    each = {name: us for name, us in parts.items() if name not in _OTHERS}
+    products = sum(each.values())
     rest = parts["front"] + (tail_us or 0.0)
     table = {
-        **{name: parts[name] for name in PRODUCTS},
+        **each,
         "products": products,
         "attention": parts["attention"],
         "rest": rest,
@@ -96,7 +93,7 @@ def budget(parts: dict[str, float], tpot_us: float, tail_us: float | None) -> di
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """The tables side by side, a column a batch, on stderr."""
+    """Prints the tables side by side on stderr, one column per batch."""
     from rich.console import Console
     from rich.table import Table
 

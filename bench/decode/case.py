@@ -1,4 +1,4 @@
-"""What one run of `bench.decode` is, and the arithmetic around it: floors, bytes, who fits. Torch-free."""
+"""Settings of one run of `bench.decode`, and its arithmetic: lower bounds, bytes, sizes. Torch-free."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run's settings, which its figures repeat."""
+    """One run's settings, which its output repeats."""
 
     shape: str
     dtype: str
@@ -55,27 +55,27 @@ class Case:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token."""
+        """Bytes of keys and values of one token."""
         return self.model.kv_elements() * self.element_bytes
 
     def floor_ms(self, mean_context: float, rows: float | None = None) -> float:
-        """The least that a step takes: the bytes it must read, at the memory's speed."""
+        """The lower bound of a step's time: the bytes it must read, at the memory's bandwidth."""
         tokens = (self.batch if rows is None else rows) * mean_context
         read = self.model.weight_elements() * self.element_bytes + self.token_bytes * tokens
         return read / READ_BYTES_S * 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What an engine is built for: slots, tokens that each may come to hold, and blocks beside theirs."""
+class EngineSize:
+    """What an engine is built for: slots, tokens per slot, and additional blocks."""
 
     slots: int
     tokens: int
     spare: int = 0
 
     @classmethod
-    def steady(cls, cases: list[Case], seconds: float | None) -> Room:
-        """For batches that decode `LAST` tokens, or as many as fit into `seconds` at the floor's speed."""
+    def steady(cls, cases: list[Case], seconds: float | None) -> EngineSize:
+        """For batches that decode `LAST` tokens, or as many as fit into `seconds` at the lower bound."""
         first = cases[0]
         output = LAST
         if seconds is not None:
@@ -84,14 +84,14 @@ class Room:
         return cls(max(case.batch for case in cases), first.context + output + SPARE + 1)
 
     def blocks(self) -> int:
-        """Of one cache group, scratch included."""
+        """Blocks of one cache group, including scratch."""
         return 1 + self.slots * -(-self.tokens // BLOCK_TOKENS) + self.spare
 
     def kv_bytes(self, case: Case) -> int:
         return self.blocks() * BLOCK_TOKENS * case.token_bytes
 
     def lacking(self, case: Case, free_bytes: float) -> str | None:
-        """Why an engine of this room does not fit into so much free memory; None where it does."""
+        """Why an engine of this size does not fit into the free memory; None if it fits."""
         weights = case.model.held_elements() * case.element_bytes
         wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
         if wanted <= free_bytes:

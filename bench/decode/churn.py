@@ -1,14 +1,15 @@
-"""Decode while sequences come and go: a worker's own decode side over handoffs that arrive in staging.
+"""Decode while sequences arrive and end: a worker's decode side over handoffs that arrive in staging.
 
-A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
-the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
-`services.worker.decode_side`; of the link only its bytes are there. They are scattered
+A turn is that of a worker's engine: reserve a slot and some of the blocks, scatter, commit, cancel, free
+slots whose end the front has read, allocate blocks, enqueue a step. Tickets, slots, allocation and admissions
+are `services.worker.engine.decode.reservations`; of a link only its bytes are simulated. They are scattered
 
-staged   from a window on the GPU by a link's own kernel: what a transport between GPUs of a host costs; or
-pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
-         a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
-         are under way at a time, since small copies of admissions stand behind them; or
-pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB a turn, as a worker does whose link is gRPC.
+staged   from a window on the GPU by a link's own kernel, as with a GPU-to-GPU transport within a host; or
+pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` swaps
+in a
+         sequence and as with a transport through staging on this machine. Two blocks are in flight at a time,
+         since small copies of admissions are queued behind them; or
+pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB per turn, as with gRPC links.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
-from kvtransfer.ticket_book import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
-    from services.worker.decode_side import DecodeSide
+    from services.worker.engine.decode.side import DecodeSide
 
 SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
     "staged": StagedScatter,
@@ -48,7 +49,7 @@ _IDLE_S = 0.0001
 
 @dataclass(slots=True)
 class Counts:
-    """Of one window."""
+    """Counts of one window."""
 
     joins: int = 0
     cancels: int = 0
@@ -59,7 +60,7 @@ class Counts:
     longest_s: dict[str, float] = field(default_factory=dict)
 
     def took(self, part: str, since: float) -> float:
-        """A part of a turn has ended now; when that is."""
+        """Records the end of a part of a turn; returns the time."""
         now = time.monotonic()
         self.longest_s[part] = max(self.longest_s.get(part, 0.0), now - since)
         return now
@@ -72,26 +73,31 @@ class _Running:
 
 
 class Churn:
-    """Owns what runs on an engine that runs nothing else; all calls from one thread."""
+    """Runs sequences on an engine of its own; all calls from one thread."""
 
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
-        from baton.engine.host_blocks import HostBlocks
         from baton.v1.types_pb2 import WorkerIdentity
-        from kvtransfer.ticket import TicketSigner
-        from services.worker.decode_side import DecodeSide
+        from kvtransfer.protocol.ticket import TicketSigner
+        from services.worker.engine.decode.reserved_slots import ReservedBlockSink
+        from services.worker.engine.decode.side import DecodeSide
+        from services.worker.engine.decode.ticket_table import TicketTable
+        from services.worker.engine.startup.kv_wire_format import WireBlocks
 
         self._engine = engine
         self._case = case
         self.counts = Counts()
+        wire = WireBlocks(engine.model.cache, engine.model.fingerprint)
         self.decode = DecodeSide(
             engine.model,
             engine.loop,
             engine.slots,
-            WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
-            TicketSigner(bytes(32)),
-            lambda event: None,
-            host=HostBlocks(engine.model.cache, 0),
+            ReservedBlockSink(TicketTable(), wire),
+            identity=WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
+            signer=TicketSigner(bytes(32)),
+            emit=lambda event: None,
+            host_kv_bytes=0,
             reserve_output_tokens=RESERVED_OUTPUT,
+            prefix_cache=None,
         )
         self._scatter = SCATTERS[scatter](engine, self.decode, case.context)
         self._late: deque[Join] = deque()
@@ -100,12 +106,12 @@ class Churn:
         self._tokens = [token % engine.model.config.vocab_size for token in range(case.context)]
 
     def fill(self, plan: list[Join]) -> None:
-        """Lets all of a plan in, and waits until they run. Raises TimeoutError."""
+        """Admits all sequences of a plan, and waits until they run. Raises TimeoutError."""
         self._late.extend(plan)
         self._turn_until(lambda: not (self._late or self._arriving))
 
     def turn(self, come: Iterable[Join] = ()) -> None:
-        """One turn; `come` are those who come now."""
+        """One turn; `come` are the sequences that arrive now."""
         took, at = self.counts.took, time.monotonic()
         self._late.extend(come)
         self.counts.most_waiting = max(self.counts.most_waiting, len(self._late))
@@ -120,11 +126,11 @@ class Churn:
         self._cancel(self._engine.loop.ring.steps)
         for key in self._engine.front.ended():
             del self._running[key]
-            self.decode.slot_ended(*key)
+            self.decode.reserved.slot_ended(*key)
             self.counts.ended += 1
-        self.decode.expire()
+        self.decode.reserved.expire()
         at = took("end", at)
-        self.decode.growth.step()
+        self.decode.allocation.step()
         at = took("grow", at)
         did = self._engine.loop.step()
         took("step", at)
@@ -132,11 +138,11 @@ class Churn:
             time.sleep(_IDLE_S)
 
     def drain(self) -> None:
-        """Cancels all that runs, and waits until every slot is free. Raises TimeoutError."""
+        """Cancels all sequences, and waits until every slot is free. Raises TimeoutError."""
         self._late.clear()
         self._turn_until(lambda: not self._arriving)
         for running in self._running.values():
-            self.decode.cancel(AttemptKey.of(running.body.attempt))
+            self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
         self._turn_until(lambda: not self._running)
 
     def _turn_until(self, done: Callable[[], bool]) -> None:
@@ -158,22 +164,22 @@ class Churn:
             max_tokens=join.output,
             ttl_ms=_TTL_MS,
         )
-        body = TicketBody.FromString(self.decode.reserve(request).ticket.body)
+        body = TicketBody.FromString(self.decode.issuer.reserve(request).ticket.body)
         self.counts.scattered_bytes += self._scatter.begin(body)
         self._arriving.append((join, body))
 
     def _commit(self, join: Join, body: TicketBody) -> None:
         entry = self.decode.tickets.find_transfer(body.transfer_id)
         assert entry is not None, "no ticket here ends before it is committed"
-        self.decode.commit(body.transfer_id, self._record(join, body))
+        self.decode.handoffs.commit(body.transfer_id, self._record(join, body))
         at = None if join.cancel_after is None else self._engine.loop.ring.steps + 1 + join.cancel_after
-        self._running[entry.grant.key] = _Running(body, at)
+        self._running[entry.reservation.key] = _Running(body, at)
         self.counts.joins += 1
 
     def _record(self, join: Join, body: TicketBody) -> CommitRecord:
         from baton.v1 import types_pb2
         from baton.v1.transfer_pb2 import CommitRecord
-        from services.common.logprobs import logprobs_message
+        from services.common.engine.logprobs import logprobs_message
 
         settings = {"top_p": 1.0, **SAMPLINGS[self._case.sampling], "seed": join.number & 0xFFFFFFFF}
         return CommitRecord(
@@ -191,12 +197,12 @@ class Churn:
         for running in self._running.values():
             if running.cancel_at is not None and running.cancel_at <= step:
                 running.cancel_at = None
-                self.decode.cancel(AttemptKey.of(running.body.attempt))
+                self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
                 self.counts.cancels += 1
 
 
 def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[str, Any]:
-    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once as many run."""
+    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once that many run."""
     churn = Churn(engine, case, scatter)
     churn.fill(standing(_SEED, case.batch))
     rate = case.batch / mean_steps()
@@ -227,8 +233,8 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
         "ended": counts.ended,
         "cancels": counts.cancels,
         "most_waiting": counts.most_waiting,
-        "growth_grants": seen.grown,
-        "held_rows": seen.held,
+        "block_grants": seen.grown,
+        "stalled_rows": seen.held,
         "scatter": scatter,
         "scattered_mb_s": round(counts.scattered_bytes / took / 1e6, 3),
     }
@@ -236,7 +242,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The loop's own counts."""
+    """The loop's own counters."""
 
     replays: int
     steps: int
@@ -246,29 +252,29 @@ class _Seen:
 
     @classmethod
     def of(cls, engine: DecodeEngine, churn: Churn) -> _Seen:
-        ring, grown = engine.loop.ring, churn.decode.growth.grown
-        return cls(engine.ended_steps, ring.steps, ring.held_rows, engine.loop.tokens_decoded, grown)
+        ring, grown = engine.loop.ring, churn.decode.allocation.allocations
+        return cls(engine.ended_steps, ring.steps, ring.stalled_rows, engine.loop.tokens_decoded, grown)
 
     def since(self, before: _Seen) -> _Seen:
         return _Seen(*(b - a for a, b in zip(astuple(before), astuple(self), strict=True)))
 
 
 class Due:
-    """A plan's joins as their time comes."""
+    """A plan's joins, at their times."""
 
     def __init__(self, plan: Iterator[Join]) -> None:
         self._plan = plan
         self._next = next(plan)
 
     def until(self, at: float) -> Iterator[Join]:
-        """Those whose time has come since the last call."""
+        """The joins that are due since the last call."""
         while self._next.at <= at:
             yield self._next
             self._next = next(self._plan)
 
 
 def _step_seconds(churn: Churn, engine: DecodeEngine) -> float:
-    """How long a step takes at the beginning."""
+    """The initial step time."""
     first, begun = engine.loop.ring.steps, time.monotonic()
     while engine.loop.ring.steps < first + _TIMED_STEPS:
         churn.turn()

@@ -1,4 +1,4 @@
-"""Who comes when, how long each stays, and who leaves early: the same for the same seed. Torch-free."""
+"""Arrival times, lengths and cancellations of sequences; the same for the same seed. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.decode.case import Case, Room
+from bench.decode.case import Case, EngineSize
 
 SHORTEST, LONGEST, MEAN = 16, 256, 96
 CANCELLED = 0.1
@@ -18,7 +18,7 @@ _PACED_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One sequence. `at`: when it comes, in steps from the beginning on; `cancel_after`: steps, or None."""
+    """One sequence. `at`: its arrival in steps from the start; `cancel_after`: steps, or None."""
 
     number: int
     at: float
@@ -27,12 +27,12 @@ class Join:
 
     @property
     def steps(self) -> int:
-        """For how many steps it holds a slot. The first token is there when it joins."""
+        """The number of steps for which it has a slot; its first token exists when it joins."""
         return self.output - 1 if self.cancel_after is None else self.cancel_after
 
 
 def _length(draw: random.Random) -> int:
-    """Geometric beyond the shortest, cut at the longest."""
+    """Geometric beyond the minimum, cut at the maximum."""
     beyond = math.floor(-math.log(1 - draw.random()) * (MEAN - SHORTEST))
     return min(LONGEST, SHORTEST + beyond)
 
@@ -44,30 +44,30 @@ def _join(draw: random.Random, number: int, at: float) -> Join:
 
 
 def mean_steps() -> float:
-    """For how many steps the mean sequence of any plan holds its slot."""
+    """The mean number of steps for which a sequence has its slot."""
     draw = random.Random(0)
     return sum(_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)) / _SAMPLE
 
 
 def mean_age() -> float:
-    """For how many steps a sequence that is met at a random moment has held its slot."""
+    """The mean number of steps for which a sequence has had its slot at a random time."""
     draw = random.Random(0)
     stays = [_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)]
     return sum(stay * stay for stay in stays) / sum(stays) / 2
 
 
 def slots_for(batch: int) -> int:
-    """Slots of which `batch` are busy on average: those who come are many at times, as 3 deviations."""
+    """Slots of which `batch` are busy on average, with 3 standard deviations of headroom."""
     return batch + math.ceil(3 * math.sqrt(batch))
 
 
-def room(cases: list[Case]) -> Room:
-    """What an engine needs for sequences that come and go."""
-    return Room(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
+def engine_size(cases: list[Case]) -> EngineSize:
+    """The size of an engine for arriving and ending sequences."""
+    return EngineSize(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
 
 
 def joins(seed: int, rate: float) -> Iterator[Join]:
-    """A Poisson process of `rate` a step, without end."""
+    """An endless Poisson process of `rate` per step."""
     draw, at, number = random.Random(seed), 0.0, 0
     while True:
         at += draw.expovariate(rate)
@@ -76,10 +76,9 @@ def joins(seed: int, rate: float) -> Iterator[Join]:
 
 
 class StepTime:
-    """Time counted in steps, running on evenly between them at the pace of all steps so far.
+    """Time in steps, interpolated between steps at the average pace so far.
 
-    Joins that are planned in it keep a batch busy however long its steps turn out to be, and come at any
-    moment of a step.
+    Arrivals planned in it keep a batch busy for any step time, and occur at any point of a step.
     """
 
     def __init__(self, now: float, steps: int, pace: float) -> None:
@@ -99,7 +98,7 @@ class StepTime:
 
 
 def standing(seed: int, batch: int) -> list[Join]:
-    """Those who are there at the beginning: met midway, so that they do not end together."""
+    """The initial sequences, at random points of their lifetimes, so that they do not end together."""
     draw = random.Random(seed)
     found: list[Join] = []
     while len(found) < batch:

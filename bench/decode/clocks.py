@@ -1,7 +1,7 @@
-"""The steps' own clocks, read while they run, and what they say: gaps, busy, tails, rows.
+"""Reads the steps' time stamps while they run, and computes gaps, busy time and tails.
 
-A step leaves one line in a ring of 4,096 on the GPU: when its first kernel began, when the product of the
-head had ended (where the graph draws), when all was done, in nanoseconds of one clock, and its rows.
+A step writes one line to a ring of 4,096 on the GPU: the start of its first kernel, the end of the head's
+product (where the graph samples), the end of the step, in nanoseconds of one clock, and its rows.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _LATE_NS = 5000
 
 
 class Copying(Protocol):
-    """A copy of the ring under way."""
+    """A running copy of the ring."""
 
     def ended(self) -> Lines | None:
-        """The ring as it was copied; None while it is not all here."""
+        """The copied ring; None until it is complete."""
 
 
 class ClockSource(Protocol):
-    """Where the lines are: `count` of them, line n at n % count."""
+    """The source of the lines: `count` of them, line n at n % count."""
 
     count: int
 
     def copy(self) -> Copying:
-        """Begins a copy beside the steps; nobody waits for it here."""
+        """Starts a copy in the background."""
 
 
 class ClockReader:
-    """Collects every line from then on; `look` is called now and then by the thread of the loop."""
+    """Collects every line from then on; call `look` regularly in the loop's thread."""
 
     def __init__(self, source: ClockSource, ended: int) -> None:
-        """`ended`: steps that had ended by then; the next one's line is the first that is kept."""
+        """`ended`: the number of steps that have ended; the next one's line is the first that is kept."""
         self._source = source
         self.first = ended
         self._taken = ended
@@ -47,7 +47,8 @@ class ClockReader:
         self._parts: list[Lines] = []
 
     def look(self, ended: int, *, at: int = _AT) -> None:
-        """`ended`: steps that have ended by now. Raises RuntimeError where lines were overwritten unread."""
+        """`ended`: the number of steps that have ended. Raises RuntimeError where lines were overwritten
+        unread."""
         if self._copying is None:
             if ended - self._taken >= at:
                 self._copying = ended, self._source.copy()
@@ -62,18 +63,19 @@ class ClockReader:
         self._taken, self._copying = until, None
 
     def finish(self, ended: int) -> Lines:
-        """All lines up to now; no step may be under way."""
+        """All lines so far; no step may be running."""
         while self._taken < ended or self._copying is not None:
             self.look(ended, at=1)
         return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), np.int64)
 
 
 def figures(lines: Lines) -> dict[str, Any]:
-    """Of consecutive steps, two at least: `tpot_ms` between their ends, `gap_us_p50`, `gap_us_p99`, `busy`.
+    """Figures of at least two consecutive steps: `tpot_ms` between their ends, `gap_us_p50`, `gap_us_p99`,
+    `busy`.
 
-    gap: end of a step's last kernel to start of the next one's first; `late_gaps`: how many exceed 5 µs.
-    `tail_us`: end of the head's product to the end of the step, the median; None where nothing noted the
-    former. In Triton's interpreter the clock stands: steps and rows are all there is.
+    gap: end of a step's last kernel to the start of the next step's first; `late_gaps`: the number above 5
+    µs. `tail_us`: median from the end of the head's product to the end of the step; None where the former is
+    not recorded. In Triton's interpreter the clock does not advance: only steps and rows are returned.
     """
     # Nanoseconds since 1970 lose 0.2 µs as float64.
     lines = np.concatenate([lines[:, :ROWS] - lines[0, BEGUN], lines[:, ROWS:]], axis=1)
@@ -99,7 +101,7 @@ def figures(lines: Lines) -> dict[str, Any]:
 
 
 def step_us(lines: Lines) -> float:
-    """From a step's beginning to its end, the median."""
+    """The median duration of a step, in microseconds."""
     took = np.sort(lines[:, ENDED] - lines[:, BEGUN])
     return float(took[len(took) // 2]) / 1e3
 

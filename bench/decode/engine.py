@@ -1,4 +1,4 @@
-"""A decode loop over random weights and KV, as a worker has one, its front in a process of its own."""
+"""A decode loop over random weights and KV, with its front in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
+from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, EngineSize
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
-from bench.random_model import random_decoder
+from bench.engine_driver import admit
+from bench.random_model import random_model
 
 if TYPE_CHECKING:
-    from baton.engine.slots import Grant
-    from services.worker.loaded_model import LoadedModel
+    from baton.engine.decode.slots import Grant
+    from services.worker.engine.startup.model_loader import LoadedModel
 
 Key = tuple[int, int]
 DEADLINE_S = 120.0
@@ -24,7 +25,7 @@ _IDLE_S = 0.0001
 
 @dataclass(slots=True)
 class Started:
-    """Seconds: to make the weights, from there to the graphs, from there to the first token."""
+    """Seconds: to create the weights, from there to the graphs, from there to the first token."""
 
     weights_s: float
     graphs_s: float
@@ -37,80 +38,84 @@ class DecodeEngine:
     def __init__(
         self,
         case: Case,
-        room: Room,
+        size: EngineSize,
         front: Callable[[int, int], Front],
         *,
         device: str = "cuda",
         interpreted: bool = False,
     ) -> None:
-        """`front` makes the reader of the ring, given its memory's descriptor and the slots.
+        """`front` creates the reader of the ring from its memory's descriptor and the number of slots.
 
-        `interpreted`: on a CPU, the graphs' kernels in Triton's interpreter instead of the plain loop.
+        `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
         from baton.device.shared_memory import SharedMemory
-        from baton.engine.back_ends import decode_loop, graph_loop
-        from baton.engine.shared_rings import SharedRings
-        from baton.engine.slot_state import SlotState
-        from baton.engine.slots import SlotPool
+        from baton.engine.decode.factory import decode_loop
+        from baton.engine.decode.slot_state import SlotState
+        from baton.engine.decode.slots import SlotPool
+        from baton.engine.rings.layout import SharedRings
 
         begun = time.perf_counter()
-        self.decoder = random_decoder(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
+        self.decoder = random_model(case.model, case.dtype, size.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
-        self.model = _model(self.decoder, case, room)
-        self.room = room
-        self.slots = SlotPool(room.slots)
-        self._rings = SharedRings(room.slots)
+        self.model = _model(self.decoder, case, size)
+        self.size = size
+        self.slots = SlotPool(size.slots)
+        self._rings = SharedRings(size.slots)
         self._memory = SharedMemory.create("bench-decode", self._rings.size)
-        widths = tuple(group.blocks_for(room.tokens) for group in self.model.layout.groups)
-        state = SlotState(room.slots, widths, self.model.config.vocab_size, self.decoder.device)
-        make = graph_loop if interpreted else decode_loop
-        self.loop = make(
-            self.decoder, self.model.cache, state, self._rings, self._memory, exact=case.numerics == "exact"
+        widths = tuple(group.blocks_for(size.tokens) for group in self.model.layout.groups)
+        state = SlotState(size.slots, widths, self.model.config.vocab_size, self.decoder.device)
+        self.loop = decode_loop(
+            self.decoder,
+            self.model.cache,
+            state,
+            self._rings,
+            self._memory,
+            exact=case.numerics == "exact",
+            interpreted=interpreted,
         )
         self.started = Started(weights - begun, time.perf_counter() - weights)
         self._weights_ready = weights
         # What the sequences that run hold, until the front has read their last word.
         self.holds: dict[Key, Grant] = {}
-        self.front = front(self._memory.fd, room.slots)
+        self.front = front(self._memory.fd, size.slots)
 
     @property
     def ended_steps(self) -> int:
-        """Every replay either ran or found no room in the ring."""
+        """Whether every replay either ran or found the ring full."""
         return self.loop.ring.steps + self.loop.ring.full_steps
 
     def close(self) -> dict[str, Any]:
-        """Ends the front; what it has read and told."""
+        """Ends the front; returns its report."""
         return self.front.close()
 
     def clocks(self) -> ClockReader | None:
-        """A reader of every step from now on; None where the loop keeps no clocks."""
+        """A reader of every step from now on; None where the loop has no clocks."""
         from bench.decode.gpu_clocks import clock_source
 
         source = clock_source(self.loop)
         return None if source is None else ClockReader(source, self.ended_steps)
 
     def admit(self, case: Case, index: int, output: int) -> Key:
-        """One sequence of `context` tokens that ends after `output` more."""
+        """Admits one sequence of `context` tokens that ends after `output` more."""
+        from baton.engine.decode.slots import Grant
         from baton.engine.sequence import Limits, SamplingParams
-        from baton.engine.slots import Grant
 
         slot, generation = self.slots.grant()
         end = case.context + output
         grant = Grant(slot, generation, self.model.pools.allocate(end - 1), end - 1)
         self.holds[slot, generation] = grant
         sampling = SamplingParams(seed=index, **SAMPLINGS[case.sampling])
-        self.loop.admit(
-            self.loop.admission(
-                grant,
-                token_ids=self._prompt(case.context),
-                prompt_length=case.context,
-                last_token=(index * 977) % self.model.config.vocab_size,
-                last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
-                end=end,
-                sampling=sampling,
-                limits=Limits(output),
-            )
+        admit(
+            self.loop,
+            grant,
+            token_ids=self._prompt(case.context),
+            prompt_length=case.context,
+            last_token=(index * 977) % self.model.config.vocab_size,
+            last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
+            end=end,
+            sampling=sampling,
+            limits=Limits(output),
         )
         return slot, generation
 
@@ -118,23 +123,24 @@ class DecodeEngine:
         vocab = self.model.config.vocab_size
         return [token % vocab for token in range(tokens)]
 
-    def advance(self) -> bool:
-        """Frees what has ended and enqueues a step where one may be; False where there was nothing to do."""
+    def advance(self, between_layers: Callable[[], None] | None = None) -> bool:
+        """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do.
+        `between_layers`: see `DecodeLoop.step`."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
             self.slots.release(*key)
-        return self.loop.step()
+        return self.loop.step(between_layers)
 
     def turn(self) -> bool:
-        """`advance`, and a short sleep where there was nothing to do."""
+        """`advance`, and a short sleep if there was nothing to do."""
         if self.advance():
             return True
         time.sleep(_IDLE_S)
         return False
 
     def turn_until(self, done: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        """Raises TimeoutError."""
+        """Turns until a condition holds. Raises TimeoutError."""
         deadline = time.monotonic() + deadline_s
         while not done():
             self.turn()
@@ -142,21 +148,21 @@ class DecodeEngine:
                 raise TimeoutError(f"not done after {deadline_s} s")
 
     def empty(self) -> None:
-        """Cancels whatever runs, and waits until every slot is free again."""
+        """Cancels all sequences, and waits until every slot is free."""
         for key in self.holds:
             self.loop.cancel(*key)
         self.turn_until(lambda: not self.holds)
         self.drain()
 
     def drain(self) -> None:
-        """Until the GPU has nothing to do; nothing is enqueued meanwhile."""
+        """Waits until the GPU is idle, without enqueuing."""
         if self.decoder.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize()
 
     def first_token(self, case: Case) -> None:
-        """Notes in `started` when the first token stood in the ring."""
+        """Records in `started` when the first token was in the ring."""
         before = self.loop.tokens_decoded
         self.admit(case, 0, 4)
         self.turn_until(lambda: self.loop.tokens_decoded > before)
@@ -168,8 +174,8 @@ class DecodeEngine:
 
 
 def first_logprobs() -> Any:
-    """What a sequence that asks for logprobs is admitted with."""
-    from baton.engine.logprob_records import Logprobs
+    """The first logprobs of a sequence that requests them."""
+    from baton.engine.rings.logprob_records import Logprobs
 
     return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
 
@@ -180,14 +186,14 @@ def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
 
 
-def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
-    """The decoder with a cache full of noise."""
-    from baton.engine.blocks import BlockPools
-    from baton.engine.cache import KVCache
-    from baton.engine.logprob_records import MAX_LOGPROBS
-    from services.worker.loaded_model import LoadedModel
+def _model(decoder: Any, case: Case, size: EngineSize) -> LoadedModel:
+    """The decoder with a cache of random values."""
+    from baton.engine.memory.block_pools import BlockPools
+    from baton.engine.memory.kv_cache import KVCache
+    from baton.engine.rings.logprob_records import MAX_LOGPROBS
+    from services.worker.engine.startup.model_loader import LoadedModel
 
-    blocks = [room.blocks()] * len(decoder.layout.groups)
+    blocks = [size.blocks()] * len(decoder.layout.groups)
     cache = KVCache(decoder.layout, blocks, decoder.device)
     for group in cache.groups:
         for start in range(0, group.shape[0], 64):
@@ -197,8 +203,8 @@ def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
         decoder=decoder,
         cache=cache,
         pools=BlockPools(decoder.layout, blocks),
-        slots=room.slots,
-        max_context_tokens=room.tokens + 1,
+        slots=size.slots,
+        max_context_tokens=size.tokens + 1,
         max_logprobs=MAX_LOGPROBS,
         device=decoder.device,
         fingerprint=b"",

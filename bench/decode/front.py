@@ -1,4 +1,4 @@
-"""The processes around a decode loop: its front, who follows that, and who else wants the cores."""
+"""The processes around a decode loop: its front, a subscriber, and processes that load the cores."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _END_S = 30.0
 
 
 class Front:
-    """Reads the ring elsewhere; `ended` says whose last word it has read."""
+    """Reads the ring in another process; `ended` returns the slots whose end it has read."""
 
     def __init__(self, fd: int, slots: int, *, streams: bool = False, burners: int = 0) -> None:
-        self._ended, told = os.pipe()
+        self._ended, writer = os.pipe()
         os.set_blocking(self._ended, False)
-        passed, command = [fd, told], [str(fd), str(slots), str(told)]
+        passed, command = [fd, writer], [str(fd), str(slots), str(writer)]
         self._follower: subprocess.Popen[str] | None = None
         ends: list[socket.socket] = []
         if streams:
@@ -30,13 +30,14 @@ class Front:
             self._follower = _start("token_consumer", str(ends[1].fileno()), passed=[ends[1].fileno()])
         self._reader = _start("ring_reader", *command, passed=passed)
         self._burners = [_start("burner") for _ in range(burners)]
-        os.close(told)
+        os.close(writer)
         for end in ends:
             end.close()
         self._rest = b""
 
     def ended(self) -> list[tuple[int, int]]:
-        """Slot and generation of who has ended since; never waits. RuntimeError where the front died."""
+        """Slot and generation of sequences that ended since the last call; never waits. Raises RuntimeError
+        where the front died."""
         try:
             data = os.read(self._ended, 1 << 16)
         except BlockingIOError:
@@ -49,22 +50,23 @@ class Front:
         return list(ENDED.iter_unpack(data[:whole]))
 
     def close(self) -> dict[str, Any]:
-        """Ends them all; what was read, streamed and consumed. RuntimeError where tokens were lost."""
+        """Ends all processes; returns counts of what was read, streamed and consumed. Raises RuntimeError
+        where tokens were lost."""
         for burner in self._burners:
             burner.kill()
             burner.communicate()
         # The front's end is what ends the follower.
         children = [self._reader] if self._follower is None else [self._reader, self._follower]
-        said: dict[str, Any] = {}
-        told = [child.communicate(timeout=_END_S)[0] for child in children]
+        counts: dict[str, Any] = {}
+        outputs = [child.communicate(timeout=_END_S)[0] for child in children]
         os.close(self._ended)
-        for child, text in zip(children, told, strict=True):
+        for child, text in zip(children, outputs, strict=True):
             if child.returncode:
                 raise RuntimeError(f"{child.args!r} ended with {child.returncode}")
-            said |= json.loads(text)
-        if self._follower is not None and said["tokens_consumed"] != said["tokens_streamed"]:
-            raise RuntimeError(f"tokens were lost between front and follower: {said}")
-        return said
+            counts |= json.loads(text)
+        if self._follower is not None and counts["tokens_consumed"] != counts["tokens_streamed"]:
+            raise RuntimeError(f"tokens were lost between front and follower: {counts}")
+        return counts
 
 
 def _start(module: str, *arguments: str, passed: list[int] | None = None) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""The ring of clocks on a GPU, copied beside the steps."""
+"""The ring of clocks on a GPU, copied in the background."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.decode.clocks import ClockSource, Lines
 if TYPE_CHECKING:
     import torch
 
-    from baton.engine.decode import DecodeLoop
+    from baton.engine.decode.loop import DecodeLoop
 
 
 class _Copying:
@@ -25,7 +25,7 @@ class _Copying:
 
 
 class GpuClocks:
-    """`ClockSource` over `GraphStep.clocks`; on a CPU, where the interpreter writes them, just a copy."""
+    """`ClockSource` over `GraphStep.clocks`; on a CPU, where the interpreter writes them, a plain copy."""
 
     def __init__(self, clocks: torch.Tensor) -> None:
         import torch
@@ -50,6 +50,6 @@ class GpuClocks:
 
 
 def clock_source(loop: DecodeLoop) -> ClockSource | None:
-    """None for the loop in plain torch, which keeps no clocks."""
+    """The source; None for the loop in plain torch, which has no clocks."""
     step = getattr(loop, "step_state", None)
     return None if step is None else GpuClocks(step.clocks)

@@ -1,4 +1,4 @@
-"""What a decode worker's GPU memory goes to, and how long it takes to start."""
+"""GPU memory of a decode worker by purpose, and its start-up time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 from bench.decode.engine import DecodeEngine
 
 
-def told(engine: DecodeEngine) -> dict[str, Any]:
-    """After load and capture, as the driver counts the whole GPU: nothing else may run on it.
+def memory_use(engine: DecodeEngine) -> dict[str, Any]:
+    """Memory after load and capture, as the driver counts the whole GPU: nothing else may run on it.
 
-    `other_gb` is all but weights and KV: what torch holds beside them, what it has reserved and not given
-    out, and what is not torch's (the driver's context, code of kernels, graphs). Seconds count from the
-    moment that the weights are in place.
+    `other_gb` is everything but weights and KV: other tensors, memory that torch has reserved, and memory
+    outside torch (the driver's context, kernel code, graphs). Seconds count from when the weights are loaded.
     """
     import torch
 
@@ -28,7 +27,7 @@ def told(engine: DecodeEngine) -> dict[str, Any]:
 
 
 def shares(used: int, weights: int, kv: int, allocated: int, reserved: int) -> dict[str, float]:
-    """Bytes in use, by what they are, in GB of 10^9."""
+    """Memory in use by purpose, in GB of 10^9 bytes."""
     parts = {
         "weights": weights,
         "kv": kv,

@@ -1,10 +1,10 @@
-"""A worker's front reduced to its tokens: reads an output ring, says who has ended, streams to whoever asked.
+"""A minimal front: reads an output ring, reports ended sequences, streams tokens to a subscriber.
 
     python -m bench.decode.ring_reader FD SLOTS ENDED [SOCKET]
 
-FD: the ring's memory. ENDED: a pipe that takes slot and generation, 16 bits each, of who has ended. SOCKET:
-takes one length-prefixed `FollowResponse` a reading that found something, made by the streams of a worker's
-front. Until stdin closes; then prints what it has read and sent as one JSON object.
+FD: the ring's memory. ENDED: a pipe for slot and generation, 16 bits each, of ended sequences. SOCKET:
+takes one length-prefixed `SubscribeResponse` a reading that found something, made by the streams of a
+worker's front. Until stdin closes; then prints what it has read and sent as one JSON object.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import sys
 import time
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import Finish, Record
-from baton.engine.shared_rings import SharedRings
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish, Record
 from baton.parent_death import die_with_parent
+from baton.process_tuning import batch_wakeups
 from baton.v1.types_pb2 import Attempt
-from baton.wakeups import batch_wakeups
-from services.decode.streams import Streams
+from services.decode.output_streams import OutputStreams
 
 ENDED = struct.Struct("<HH")
 LENGTH = struct.Struct("<I")
@@ -34,11 +34,11 @@ _ROUTER = bytes(16)
 
 
 class Outlet:
-    """Every token as messages to one follower."""
+    """Streams every token as messages to one subscriber."""
 
     def __init__(self, follower: socket.socket) -> None:
         self._follower = follower
-        self._streams = Streams()
+        self._streams = OutputStreams()
         self._streams.follow(_ROUTER)
         self._known: set[tuple[int, int]] = set()
         self._sweep_at = 0.0
@@ -84,10 +84,10 @@ def main() -> None:
             os.write(ended, b"".join(ENDED.pack(record.slot, record.generation) for record in gone))
         if outlet is not None:
             outlet.send(records, reader.steps)
-    said = {"words": words}
+    counts = {"words": words}
     if outlet is not None:
-        said |= {"tokens_streamed": outlet.tokens, "messages": outlet.messages}
-    print(json.dumps(said), flush=True)
+        counts |= {"tokens_streamed": outlet.tokens, "messages": outlet.messages}
+    print(json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":

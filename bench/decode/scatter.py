@@ -1,19 +1,19 @@
-"""How a handoff's bytes come from staging into the blocks reserved for them, in three ways."""
+"""Three ways to move a handoff's bytes from staging into its reserved blocks."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from services.common.config import TransferConfig
+from services.common.config.worker import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
-    from baton.engine.blocks import BlockTables
-    from baton.engine.host_blocks import Copy
+    from baton.device.stream import Event
+    from baton.engine.memory.blocks import BlockTables
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
-    from services.worker.decode_side import DecodeSide
+    from services.worker.engine.decode.side import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.
 _STANDING = 4
@@ -25,22 +25,23 @@ _PIECES_A_TURN = 8
 
 
 class Scatter(Protocol):
-    """Moves whole prompts' KV; of one engine's loop."""
+    """Moves the KV of whole prompts, for one engine's loop."""
 
     def begin(self, body: TicketBody) -> int:
-        """From now on the ticket's blocks are filled; how many bytes that is."""
+        """Begins to fill the ticket's blocks; returns the number of bytes."""
 
     def step(self) -> None:
-        """What this turn of the loop has to do for it."""
+        """The work of one turn of the loop."""
 
     def ended(self, body: TicketBody) -> bool:
         """Whether all bytes are in their blocks."""
 
 
 def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
-    from kvtransfer.ticket_book import AttemptKey
-
-    return decode.blocks_of(body.transfer_id, AttemptKey.of(body.attempt), body.token_count)
+    entry = decode.tickets.find_transfer(body.transfer_id)
+    assert entry is not None, "a ticket lives until its blocks have arrived"
+    tables = zip(entry.reservation.blocks, body.block_counts, strict=True)
+    return tuple(blocks[:count] for blocks, count in tables)
 
 
 def _ended(left: Counter[int], body: TicketBody) -> bool:
@@ -51,24 +52,24 @@ def _ended(left: Counter[int], body: TicketBody) -> bool:
 
 
 class StagedScatter:
-    """As a link between GPUs of a host ends: a window of staging on the GPU, and the link's own kernel, which
-    sums as it scatters. What a sender writes there takes none of this GPU's multiprocessors, as a copy within
-    it would, so it stands there from the beginning."""
+    """Like the receiving end of a link between GPUs of a host: a staging window on the GPU and the link's
+    kernel, which verifies the checksum as it scatters. The bytes are there from the beginning, since a
+    sender's writes would use none of this GPU's multiprocessors, unlike a copy within it."""
 
     def __init__(
         self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
     ) -> None:
         from baton.device.cuda_link_device import CudaLinkDevice
-        from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-        from kvtransfer.device_scatter import DeviceScatter
-        from kvtransfer.piece_memory import PieceMemory
-        from kvtransfer.row_mover import warm
+        from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+        from kvtransfer.device.mover import warm
+        from kvtransfer.device.piece_memory import PieceMemory
+        from kvtransfer.device.scatter import DeviceScatter
 
         device = device or CudaLinkDevice(engine.decoder.device)
         blocks = DeviceBlocks(device, engine.model.cache.groups)
         if engine.decoder.device.type == "cuda":
             warm(blocks)
-        sink = DeviceSink(blocks, decode.place, steps_run=lambda: True)
+        sink = DeviceSink(blocks, decode.sink.place, steps_run=lambda: True)
         self._decode = decode
         self._block_bytes = blocks.block_bytes
         self._piece_bytes = sink.piece_bytes
@@ -94,27 +95,27 @@ class StagedScatter:
         return total
 
     def step(self) -> None:
-        from kvtransfer.frames import Piece
+        from kvtransfer.protocol.frames import Piece
 
-        for ended in self._scatter.ended(lambda piece: piece.checksum):
-            self._left[ended.piece.transfer] -= 1
-            self._free.append(ended.piece.staging)
+        for moved in self._scatter.moved(lambda piece: piece.checksum):
+            self._left[moved.piece.transfer] -= 1
+            self._free.append(moved.piece.staging)
         while self._waiting and self._free:
             transfer, group, ordinal, blocks = self._waiting.popleft()
             length, index = blocks * self._block_bytes[group], self._free.pop()
             self._scatter.begin(Piece(transfer, group, ordinal, 0, length, index, 0), blocks, blocks)
             self._begun += 1
-        self._scatter.land(self._begun)
+        self._scatter.start(self._begun)
 
     def ended(self, body: TicketBody) -> bool:
         return _ended(self._left, body)
 
 
 class PinnedScatter:
-    """Copies on a stream of their own, a block each, few at a time."""
+    """Copies on a stream of its own, one per block, few at a time."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
-        from baton.engine.host_blocks import HostBlocks
+        from baton.engine.memory.host_blocks import HostBlocks
 
         groups = engine.model.layout.groups
         counts = engine.model.pools.counts_for(context)
@@ -127,15 +128,15 @@ class PinnedScatter:
             self._host.save(tuple(tuple(range(1, 1 + n)) for n in counts)) for _ in range(_STANDING)
         )
         for _, copy in self._standing:
-            copy.wait()
+            copy.synchronize()
         # (transfer, group, place here, block there), and of each transfer how many are not in place.
         self._pieces: deque[tuple[int, int, int, int]] = deque()
-        self._copies: deque[tuple[int, Copy]] = deque()
+        self._copies: deque[tuple[int, Event]] = deque()
         self._left: Counter[int] = Counter()
 
     def begin(self, body: TicketBody) -> int:
         self._standing.rotate()
-        places = self._standing[0][0].places
+        places = self._standing[0][0]
         for group, blocks in enumerate(_blocks(self._decode, body)):
             self._left[body.transfer_id] += len(blocks)
             pairs = zip(places[group], blocks, strict=True)
@@ -144,9 +145,9 @@ class PinnedScatter:
         return self._bytes
 
     def step(self) -> None:
-        from baton.engine.host_blocks import Saved
+        from baton.engine.memory.host_blocks import Saved
 
-        while self._copies and self._copies[0][1].ended():
+        while self._copies and self._copies[0][1].query():
             self._left[self._copies.popleft()[0]] -= 1
         while self._pieces and len(self._copies) < _UNDER_WAY:
             transfer, group, place, block = self._pieces.popleft()
@@ -154,7 +155,7 @@ class PinnedScatter:
             self._copies.append((transfer, self._host.load(saved, blocks)))
 
     def _alone(self, group: int, block: int) -> BlockTables:
-        """A table of one block."""
+        """A block table with one block."""
         return tuple((block,) if other == group else () for other in range(self._groups))
 
     def ended(self, body: TicketBody) -> bool:
@@ -162,7 +163,7 @@ class PinnedScatter:
 
 
 class PiecesScatter:
-    """Copies by the loop's own hands, some pieces a turn."""
+    """Copies in the loop, some pieces per turn."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         self._decode = decode
@@ -187,7 +188,7 @@ class PiecesScatter:
     def step(self) -> None:
         for _ in range(min(_PIECES_A_TURN, len(self._pieces))):
             transfer, group, ordinal, offset, size = self._pieces.popleft()
-            self._decode.scatter(transfer, group, ordinal, offset, self._data[:size])
+            self._decode.sink.scatter(transfer, group, ordinal, offset, self._data[:size])
             self._left[transfer] -= 1
 
     def ended(self, body: TicketBody) -> bool:

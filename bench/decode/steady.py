@@ -1,4 +1,4 @@
-"""Decode with every slot of a batch busy in every step: as vLLM's figures were taken, or for seconds."""
+"""Decode with every slot busy in every step, for fixed steps or for seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAST_STEPS = 7
 
 
 def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
-    """Step time over output tokens `FIRST` to `LAST`, so at a mean context of `context` + 96."""
+    """Step time over output tokens `FIRST` to `LAST`, at a mean context of `context` + 96."""
     reader = engine.clocks()
     before = engine.loop.tokens_decoded
     for index in range(case.batch):
@@ -40,12 +40,12 @@ def run_seconds(
 ) -> dict[str, Any]:
     """One batch for the whole window: no sequence ends in it; contexts grow from `context` on.
 
-    `at_end` is called behind the window, when no step is queued and all slots are still active. `last_ms`:
-    the time of a step just before, at the contexts that are then.
+    `at_end` is called after the window, when no step is queued and all slots are still active. `last_ms`: the
+    time of a step just before, at the contexts of that time.
     """
     reader = engine.clocks()
     for index in range(case.batch):
-        engine.admit(case, index, engine.room.tokens - case.context)
+        engine.admit(case, index, engine.size.tokens - case.context)
     tokens = engine.loop.tokens_decoded
     wanted = tokens + case.batch * _WARM
     engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)

@@ -1,4 +1,4 @@
-"""When each step of a loop began and ended: by the GPU's own clock, or the host's where that computes."""
+"""Start and end of each step of a loop: by the GPU's clock, or the host's where that computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.decode.engine import DecodeEngine
 
 
 class StepLines:
-    """From when it is made, while nothing runs; `turned` is called by the thread of the loop."""
+    """Records from its construction on, while nothing runs; `turned` is called by the loop's thread."""
 
     def __init__(self, engine: DecodeEngine) -> None:
         self._engine = engine
@@ -25,7 +25,7 @@ class StepLines:
         return "host" if self._reader is None else "gpu"
 
     def turned(self, begun_ns: int) -> None:
-        """A turn of the loop that began then has ended."""
+        """Records the end of a turn of the loop that began at that time."""
         ended = self._engine.ended_steps
         if self._reader is not None:
             self._reader.look(ended)
@@ -35,7 +35,7 @@ class StepLines:
             self._seen, self._tokens = ended, tokens
 
     def of(self, first: int, steps: int) -> Lines:
-        """Those of `steps` steps after `first` had ended; no step may be under way."""
+        """The lines of `steps` steps after `first` had ended; no step may be running."""
         lines = self._engine.lines_of(self._reader)
         found = np.array(self._own, np.int64).reshape(-1, 4) if lines is None else lines
         return found[first - self._first :][:steps]

@@ -1,6 +1,9 @@
-"""What follows a front: takes its messages off a socket, and checks that no number is missing or doubled.
+"""A subscriber of a front: reads its messages from a socket, and checks that no token number is missing or
+repeated.
 
-python -m bench.decode.token_consumer SOCKET   until it ends; prints tokens and messages as one JSON object
+    python -m bench.decode.token_consumer SOCKET
+
+Runs until the stream ends; prints tokens and messages as one JSON object.
 """
 
 from __future__ import annotations
@@ -11,16 +14,16 @@ import sys
 from typing import BinaryIO
 
 from baton.parent_death import die_with_parent
-from baton.v1.decode_pb2 import FollowResponse
+from baton.v1.decode_pb2 import SubscribeResponse
 from bench.decode.ring_reader import LENGTH
 
 
 def consume(source: BinaryIO) -> tuple[int, int]:
-    """Tokens and messages. Raises RuntimeError where a sequence's numbers have a gap."""
+    """Counts tokens and messages. Raises RuntimeError where a sequence's numbers have a gap."""
     tokens = messages = 0
     following: dict[bytes, int] = {}
     while head := source.read(LENGTH.size):
-        message = FollowResponse.FromString(source.read(*LENGTH.unpack(head)))
+        message = SubscribeResponse.FromString(source.read(*LENGTH.unpack(head)))
         messages += 1
         for output in message.outputs:
             request = output.attempt.request_id

@@ -1,25 +1,28 @@
-"""Prefill of random prompts on one GPU (or a CPU): time to all first tokens, tokens a second, MFU.
+"""Prefill of random prompts on one GPU (or a CPU): time to all first tokens, tokens per second, MFU.
 
     python -m bench.prefill --shape llama-3.1-8b --dtype bf16 --prompts 1x1024,1x8192,8x1024,8x8192
         [--chunk-tokens 8192] [--cached 0,50,90] [--tier device,host,disk] [--numerics exact|fast]
         [--no-graphs] [--repeats 5] [--profile] [--device cuda|cpu] [--json]
 
-Random weights, every prompt a new one. A case is timed from its prompts' coming to the last first token on
-the host, the median of --repeats after one more; `device_ms` is what the steps took by the device's events,
-`step_device_ms` and `step_host_ms` what one took of them, and of the host to say it.
+Random weights, every prompt a new one. A case is timed from the arrival of its prompts to the last first
+token on the host, the median of --repeats after one warm-up; `device_ms` is the steps' time by the device's
+events, `step_device_ms` and `step_host_ms` the time of one step on the device, and of launching it on the
+host.
 
-    --prompts NxT    N prompts of T tokens that come at once; steps of up to --chunk-tokens rows, unbounded in
+    --prompts NxT    N prompts of T tokens that arrive together; steps of up to --chunk-tokens rows, unbounded
+    in
                      time (a worker's are bounded by prefill_step_ms)
-    --cached P       the first P percent of each prompt's blocks are cached: in blocks of the device, or only
-                     behind it (--tier), so that they are loaded first
-    --no-graphs      steps of few rows launch by launch, as longer ones are
-    --profile        what one more run's time goes to, by kinds of kernels; `idle` is the device's
-    --fairness       instead: how long short prompts (--short) wait for their first token, at 30 % of the rate
-                     that is sustained of them (Poisson), alone and beside a long one (--long), by a worker's
-                     bounds of a step or those of --step-ms MS,MS, the first of which is also run alone
+    --cached P       the first P percent of each prompt's blocks are cached: on the device, or only in a lower
+    tier
+                     (--tier), so that they are loaded first
+    --no-graphs      steps of few rows launch by launch, like longer ones
+    --profile        the time of one more run by kinds of kernels; `idle` is the device's
+    --fairness       instead: time to first token of short prompts (--short), at 30 % of their sustained rate
+                     (Poisson), alone and beside a long one (--long), with a worker's step bounds or those of
+                     --step-ms MS,MS, the first of which is also run alone
 
-mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory that
-tensors took; peak_beside_gb: of that, what runs took beside weights, KV and standing buffers.
+mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory of
+tensors; peak_beside_gb: of that, what runs used in addition to weights, KV and permanent buffers.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES
@@ -85,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
-    """Every number of prompts with every share and tier; without a share there is no tier."""
+    """Every combination of prompts, cached share and tier; without a share there is no tier."""
     shares = [int(share) for share in arguments.cached.split(",")]
     tiers = arguments.tier.split(",")
     if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):

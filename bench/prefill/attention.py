@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
-from bench.shapes import SHAPES, torch_dtype
+from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from baton.engine.kernels.gpu.prompt_items import PromptTuning
-    from baton.engine.prompt_plan import LibraryRule
+    from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+    from baton.engine.prefill.attention_plan import LibraryRule
 
 _RUNS = "0+1024,0+2048,0+8192,6144+512,4096+1024,7168+1024,16384+2048,16384+8192,7168+128"
 _BLOCK_TOKENS = 64
@@ -53,7 +53,7 @@ def main() -> None:
 
 def tunings() -> list[PromptTuning]:
     """What is tried."""
-    from baton.engine.kernels.gpu.prompt_items import PromptTuning
+    from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 
     return [
         PromptTuning(queries=128, tile=64, warps=8, stages=3),
@@ -74,16 +74,17 @@ class Bench:
     ) -> None:
         import torch
 
-        from baton.engine.cache import KVCache
-        from baton.engine.prompt_plan import LibraryRule
+        from baton.engine.memory.kv_cache import KVCache
+        from baton.engine.prefill.attention import prompt_workspace
+        from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
         from baton.engine.sequence import Limits, SamplingParams, Sequence
-        from bench.random_model import random_decoder
+        from bench.random_model import random_model
         from bench.shapes import Shape
 
         small = {"num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         config = {**SHAPES[shape].config, **small}
         self.start, self.rows = start, rows
-        self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
+        self.decoder = random_model(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
         # Whatever the rule thinks worth it: that is to be found out.
         self.rule = rule or replace(
             LibraryRule.of(rows), least_rows=1, least_alone=1, least_prefix=2048, least_pairs=1
@@ -93,11 +94,8 @@ class Bench:
         self.cache.groups[0].normal_()
         self.sequence = Sequence((1,) * (start + rows), start + rows, SamplingParams(), Limits(1))
         self.sequence.blocks = (tuple((1 + torch.randperm(blocks)).tolist()),)
-        c = self.decoder.config
-        width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        kind = getattr(torch, torch_dtype(dtype))
-        self.qkv = torch.zeros(rows + self.rule.slack(rows), width, dtype=kind, device=device)
-        self.qkv[:rows].normal_()
+        self.workspace = prompt_workspace(self.decoder, rows, self.rule, KeySplit())
+        self.workspace.qkv[:rows].normal_()
 
     def measure(self) -> list[dict[str, Any]]:
         """A line for each tuning, and one for the library."""
@@ -115,23 +113,23 @@ class Bench:
         import torch
 
         from baton.device.upload import put_ints
-        from baton.engine.prefill_inputs import StepInputs
-        from baton.engine.prefill_scheduler import Chunk
-        from baton.engine.prompt_attention import PlannedRows, PromptAttention
-        from baton.engine.prompt_split import KeySplit
+        from baton.engine.prefill.attention import PlannedRows, PromptAttention
+        from baton.engine.prefill.attention_plan import KeySplit
+        from baton.engine.prefill.scheduler import Chunk, step_of
+        from baton.engine.prefill.step_inputs import StepInputs
 
         begun = time.perf_counter()
-        attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule, KeySplit())
+        attention = PromptAttention(self.decoder, self.cache, self.workspace, self.rows, rule, KeySplit())
         ready = time.perf_counter() - begun
         plan = attention.plan([(self.start, self.rows)], attention.heads[0], tuning)
         if rule is not None and not plan.attention.by_library:
             print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
-        step = StepInputs([Chunk(self.sequence, self.start, self.rows)], self.rows, [plan])
+        step = StepInputs(step_of([Chunk(self.sequence, self.start, self.rows)]), self.rows, [plan])
         there = torch.empty(step.layout.size, dtype=torch.int32, device=self.decoder.device)
         put_ints(step.values(step.layout), there)
         places = step.layout.places(there)
-        planned = PlannedRows(plan.attention, tuning, places.groups[0], places.tables, step.lines[0])
-        layer = self.decoder.layers[0]
+        planned = PlannedRows(plan, places.groups[0], places.tables, step.lines[0])
+        layer = self.decoder.layers[0].attention
 
         def run() -> None:
             attention.run(layer, self.rows, planned)

@@ -1,4 +1,4 @@
-"""What one run of `bench.prefill` is, and the arithmetic around it. Torch-free."""
+"""Settings of one run of `bench.prefill`, and its arithmetic. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIERS = ("device", "host", "disk")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run's settings, which its figures repeat. `cached`: percent of each prompt that a tier holds."""
+    """One run's settings, which its output repeats. `cached`: percent of each prompt in the cache tier."""
 
     shape: str
     dtype: str
@@ -30,13 +30,13 @@ class Case:
 
     @property
     def prefix(self) -> int:
-        """Tokens of a prompt that are cached: whole blocks, and never its last token."""
+        """Cached tokens of a prompt: whole blocks, never its last token."""
         wanted = self.tokens * self.cached // 100
         return min(wanted, self.tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     @property
     def flops(self) -> float:
-        """Operations that the prompts' uncached tokens take: products, attention, the head once a prompt."""
+        """Operations of the prompts' uncached tokens: products, attention, the head once per prompt."""
         config, new = self.model.config, self.tokens - self.prefix
         head = config["vocab_size"] * config["hidden_size"]
         body = self.model.weight_elements() - head
@@ -47,12 +47,12 @@ class Case:
 
     @property
     def blocks(self) -> int:
-        """Of a cache group, for all prompts at once."""
+        """Blocks of a cache group for all prompts."""
         return self.prompts * -(-(self.tokens + 1) // BLOCK_TOKENS)
 
 
 def parse_prompts(text: str) -> list[tuple[int, int]]:
-    """`8x1024,1x8192` → [(8, 1024), (1, 8192)]. Raises ValueError."""
+    """Parses `8x1024,1x8192` into [(8, 1024), (1, 8192)]. Raises ValueError."""
     cases = []
     for part in text.split(","):
         prompts, _, tokens = part.partition("x")

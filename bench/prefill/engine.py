@@ -1,4 +1,4 @@
-"""A prefill worker's loop over random weights, with nobody to hand its blocks to."""
+"""A prefill worker's loop over random weights, without handoffs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from baton.block_hash import BlockHasher
-from baton.device.lane import lane_of
-from baton.engine.back_ends import prompt_pass
-from baton.engine.blocks import BlockPools
-from baton.engine.cache import KVCache
-from baton.engine.disk_blocks import DiskBlocks
-from baton.engine.host_prefixes import HostPrefixes
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import PrefillCost, half_context
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
-from baton.engine.prefix_cache import PrefixCache
+from baton.device.cuda_stream import compute_stream
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.prefill.cost import PrefillCost, half_context
+from baton.engine.prefill.factory import prompt_pass
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.prefix_cache.disk_store import DiskBlockStore
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import take
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
-from bench.random_model import random_decoder
+from bench.random_model import random_model
 
 if TYPE_CHECKING:
-    from baton.engine.decoder import Decoder
+    from baton.engine.model.modules import Model
 
 # A prompt waits so long for its prefix's blocks to come from a disk, and a flush for what is to go there.
 DEADLINE_S = 120.0
@@ -38,8 +39,9 @@ _KEY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of all prompts of a case: seconds from their coming to the last first token, those that the device's
-    `steps` took and those that the host took to say them, and tokens that were found."""
+    """Of all prompts of a case: seconds from arrival to the last first token, the time of `steps` on the
+    device and of launching them on the host, and cached tokens.
+    """
 
     s: float
     device_s: float
@@ -49,7 +51,7 @@ class Run:
 
 
 class PrefillEngine:
-    """Made once for a shape and dtype; each case is given a loop of its own."""
+    """Created once for a shape and dtype; each case gets a loop of its own."""
 
     def __init__(
         self,
@@ -59,14 +61,14 @@ class PrefillEngine:
         *,
         exact: bool = False,
         graphs: bool = True,
-        make_pass: Callable[[Decoder, KVCache, int], Any] | None = None,
+        make_pass: Callable[[Model, KVCache, int], Any] | None = None,
     ) -> None:
-        """`folder`: the disk tier's. `make_pass`: instead of the back end's own choice, for tests."""
+        """`folder`: of the disk tier. `make_pass`: replaces the back end's own choice, for tests."""
         first = cases[0]
         longest = max(case.tokens for case in cases)
         self._seed = 0
         self.folder = folder
-        self.decoder = random_decoder(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
+        self.decoder = random_model(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)
         self.cache = KVCache(self.decoder.layout, self.blocks, device)
@@ -79,14 +81,14 @@ class PrefillEngine:
         self.ready_s = time.perf_counter() - begun
 
     def tell_ready(self) -> None:
-        """One line of how long that took, and what is slower than it should be."""
+        """A line with the set-up time, and a warning about slow features."""
         made = self.prompt_pass
         more = f", {made.refused} shapes refused" if made.refused else ""
         more += f", no graphs: {made.uncaptured}" if made.uncaptured else ""
         print(f"bench.prefill: kernels, plans, graphs ready in {self.ready_s:.1f} s{more}", file=sys.stderr)
 
     def measure(self, case: Case, repeats: int) -> dict[str, Any]:
-        """The median run of `repeats`, after one that is not counted."""
+        """The median run of `repeats`, after one warm-up."""
         on_gpu = self.decoder.device.type == "cuda"
         bench = _CaseRun(self, case)
         try:
@@ -99,10 +101,10 @@ class PrefillEngine:
         finally:
             bench.close()
         peaks = {"peak_gb": round(peak / 1e9, 3), "peak_beside_gb": round((peak - held) / 1e9, 3)}
-        return told(case, runs[len(runs) // 2]) | peaks
+        return figures_of(case, runs[len(runs) // 2]) | peaks
 
     def profile(self, case: Case) -> dict[str, float]:
-        """Milliseconds of each kind of kernel in one run, and of the host's work; on a CPU nothing."""
+        """Milliseconds by kind of kernel in one run, and of the host's work; empty on a CPU."""
         if self.decoder.device.type != "cuda":
             return {}
         from torch.profiler import ProfilerActivity, profile
@@ -127,7 +129,7 @@ class PrefillEngine:
 
 
 class _CaseRun:
-    """A loop, with its pools and prefix cache, for one case."""
+    """A loop with pools and prefix cache for one case."""
 
     def __init__(self, engine: PrefillEngine, case: Case) -> None:
         self._engine = engine
@@ -142,7 +144,7 @@ class _CaseRun:
             cost=PrefillCost(half_context(decoder.config)),
             prefixes=self._prefixes,
         )
-        self._loop = PrefillLoop(engine.prompt_pass, scheduler, lane_of(decoder.device))
+        self._loop = PrefillLoop(engine.prompt_pass, scheduler, compute_stream(decoder.device))
         if case.prefix:
             self._prime()
 
@@ -151,7 +153,7 @@ class _CaseRun:
             self._prefixes.close()
 
     def run(self) -> Run:
-        """New prompts, cached prefixes excepted."""
+        """New prompts with the cached prefixes."""
         hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
         self._settle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
@@ -164,7 +166,7 @@ class _CaseRun:
         return Run(took, loop.device_s - device_s, loop.host_s - host_s, loop.steps_ended - steps, found)
 
     def _compute(self, sequences: list[Sequence]) -> None:
-        """Runs them to their first tokens."""
+        """Runs prompts to their first tokens."""
         loop = self._loop
         for sequence in sequences:
             loop.scheduler.add(sequence)
@@ -173,7 +175,7 @@ class _CaseRun:
         while left:
             if not loop.begin() and self._prefixes is not None:
                 self._prefixes.poll()
-            left -= sum(result.token is not None for result in loop.take())
+            left -= sum(result.token is not None for result in take(loop))
             if time.perf_counter() > until:
                 raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
         for sequence in sequences:
@@ -185,13 +187,13 @@ class _CaseRun:
         rest = self._engine.token_ids(case.tokens - case.prefix, self._engine.fresh_seed())
         sequence = Sequence((*prefix, *rest), case.tokens, SamplingParams(), Limits(1))
         if self._prefixes is not None:
-            self._prefixes.name(sequence)
+            sequence.hashes = self._prefixes.hashes_of(sequence.token_ids)
         return sequence
 
     def _prefix_cache(self) -> PrefixCache:
         decoder, case = self._engine.decoder, self._case
         layout = decoder.layout
-        hasher = BlockHasher.of_cache(
+        hasher = BlockHasher(
             _KEY,
             tenant="",
             fingerprint=secrets.token_bytes(32),
@@ -205,8 +207,8 @@ class _CaseRun:
             if case.tier == "disk":
                 room = 4 * (case.blocks + 2) * block
                 folder = self._engine.folder / secrets.token_hex(4)
-                disk = DiskBlocks(folder, _KEY, block, room, lambda: None)
-            store = HostPrefixes(self._engine.cache, (case.blocks + 2) * block * 3 // 2, disk)
+                disk = DiskBlockStore(folder, _KEY, block, room, lambda: None)
+            store = HostBlockStore(self._engine.cache, (case.blocks + 2) * block * 3 // 2, disk)
         return PrefixCache(self._pools, lambda tenant: hasher, store)
 
     def _prime(self) -> None:
@@ -215,7 +217,7 @@ class _CaseRun:
         self._compute(sequences)
 
     def _settle(self) -> None:
-        """What is cached is in the case's tier and in none before it."""
+        """Moves the cached blocks to the case's tier only."""
         if self._prefixes is None or self._case.tier == "device":
             return
         self._give_up_device()
@@ -231,7 +233,7 @@ class _CaseRun:
                 for _ in range(self._case.prompts)
             ]
             for sequence in others:
-                self._prefixes.name(sequence)
+                sequence.hashes = self._prefixes.hashes_of(sequence.token_ids)
             self._compute(others)
             self._give_up_device()
             self._wait_for_disk()
@@ -240,7 +242,7 @@ class _CaseRun:
         self._pools.cached.evict_for(self._pools.available())
 
     def _wait_for_disk(self) -> None:
-        """Until nothing is on its way there."""
+        """Waits until no transfer to that tier is running."""
         assert self._prefixes is not None
         until = time.perf_counter() + DEADLINE_S
         quiet = 0
@@ -251,7 +253,7 @@ class _CaseRun:
                 raise TimeoutError("the disk does not come to rest")
 
 
-def told(case: Case, run: Run) -> dict[str, Any]:
+def figures_of(case: Case, run: Run) -> dict[str, Any]:
     """The figures of one run."""
     from bench.prefill.case import PEAK_FLOPS
     from bench.shapes import torch_dtype

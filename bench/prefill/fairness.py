@@ -1,4 +1,4 @@
-"""Short prompts beside a long one: what it costs them, and what they cost it. Torch comes with the engine."""
+"""Short prompts beside a long one: the effect on each other. Torch is imported with the engine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from baton.device.lane import lane_of
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import LEAST_ROWS_GPU, PrefillCost, half_context
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.device.cuda_stream import compute_stream
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from bench.case_output import show
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
-from services.common.config import EngineConfig
+from services.common.config.worker import EngineConfig
 
 # Of what the engine sustains of short prompts alone.
 SHARE = 0.3
@@ -30,7 +30,7 @@ USERS, ROUNDS = 16, 8
 _QUEUE = 100_000
 # How long a long prompt is looked at alone; short ones beside it for that and so many times their own time.
 _LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
-# Steps before a long prompt's end is told of as one of so many parts of it.
+# A long prompt is divided into so many parts, whose steps are reported separately.
 _DEPTHS = 5
 
 
@@ -45,7 +45,7 @@ class RealTime:
 
 
 class WatchedCost(PrefillCost):
-    """Tells the log what steps took."""
+    """Records the duration of steps."""
 
     def __init__(self, half_context: float, least_rows: int, log: Callable[[float], None]) -> None:
         super().__init__(half_context, least_rows)
@@ -57,17 +57,17 @@ class WatchedCost(PrefillCost):
 
 
 class WatchedPass:
-    """Tells the log what chunks a step has, and how long the host took to say it."""
+    """Records the chunks of each step, and the host's time to launch it."""
 
     def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
         self._inner, self._log, self._now = inner, log, now
         self.grain, self.refused = inner.grain, inner.refused
         self.uncaptured, self.paces = inner.uncaptured, inner.paces
 
-    def forward(self, chunks: Any) -> Any:
-        self._log.said(chunks)
+    def forward(self, step: Any) -> Any:
+        self._log.record_step(step)
         begun = self._now()
-        hidden = self._inner.forward(chunks)
+        hidden = self._inner.forward(step)
         self._log.host.append(self._now() - begun)
         return hidden
 
@@ -76,7 +76,8 @@ class WatchedPass:
 
 
 def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
-    """A line for each step budget: the first is measured alone too, the others are held against that."""
+    """Prints a line per step budget: the first is also measured alone, and the others are compared with
+    that."""
     import torch
 
     torch.set_num_threads(1)
@@ -106,7 +107,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
-    """A loop with a worker's settings, with nobody to hand its blocks to and without a prefix cache."""
+    """A loop with a worker's settings, without handoffs and prefix cache."""
     decoder = engine.decoder
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
     least_rows = LEAST_ROWS_GPU if decoder.device.type == "cuda" else 0
@@ -117,7 +118,7 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()
     loop = PrefillLoop(
-        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, lane_of(decoder.device), clock.now
+        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, compute_stream(decoder.device), clock.now
     )
     return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
 
@@ -130,8 +131,8 @@ class Fairness:
         self._short, self._long, self._count, self._seed = short, long, count, seed
 
     def alone(self) -> dict[str, Any]:
-        """The long prompt by itself, where none has come before; then the rate of short ones that is
-        sustained, and short ones at a share of it."""
+        """Runs the long prompt alone first; then measures the sustained rate of short ones, and runs short
+        ones at a share of it."""
         long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
         self._traffic.run(Load(self._short, 2 * USERS, users=USERS))
         most = self._traffic.run(Load(self._short, ROUNDS * USERS, users=USERS))
@@ -167,7 +168,7 @@ class Fairness:
 
 
 def waits(name: str, seen: Served) -> dict[str, float]:
-    """Percentiles of the short prompts' times to first token, and of what steps took the host to say."""
+    """Percentiles of the short prompts' times to first token, and of the host's time per step."""
     points = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
     found = {f"{name}_{key}_ms": _ms(np.percentile(seen.short, point)) for key, point in points.items()}
     host = {"host_p50_ms": 50, "host_max_ms": 100}
@@ -175,7 +176,7 @@ def waits(name: str, seen: Served) -> dict[str, float]:
 
 
 def errors(steps: Iterable[Step]) -> dict[str, float]:
-    """How far steps' times were from what was predicted: percent of the measured."""
+    """Prediction error of step times, in percent of the measured time."""
     off = [(step.predicted / step.measured - 1) * 100 for step in steps if step.predicted and step.measured]
     if not off:
         return {}
@@ -187,7 +188,7 @@ def errors(steps: Iterable[Step]) -> dict[str, float]:
 
 
 def by_depth(steps: Iterable[Step], long: int) -> list[dict[str, float]]:
-    """Steps by how far the long prompt was, in parts of it: how many, and their medians."""
+    """Steps by progress of the long prompt: their number and medians."""
     parts: dict[int, list[Step]] = {}
     for step in steps:
         parts.setdefault(step.depth * _DEPTHS // long, []).append(step)

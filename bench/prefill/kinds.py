@@ -1,4 +1,4 @@
-"""Which kind of work a kernel of a prefill pass does, by its name. Torch-free."""
+"""Classifies kernels of a prefill pass by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _KINDS = (
     ("attention, joined", r"^_absorb|^_join_parts|^_gather_prefix"),
     ("q, k, v: rotary and cache", r"^_prompt_qkv"),
     ("norm", r"^_norm"),
-    ("silu", r"^_swiglu"),
-    ("embedding", r"^_embed"),
+    ("activation", r"^_gated"),
+    ("embedding", r"^_embed|^_rotary"),
     ("products", r"gemm|nvjet|cutlass|xmma|splitk|cublas"),
     ("copies", r"memcpy|memset|copy|fill|elementwise"),
 )
 
 
 def kind_of(kernel: str) -> str:
-    """One of a few names, or `other`."""
+    """The kind of a kernel, or `other`."""
     name = kernel.strip()
     return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def budget(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """(name, milliseconds) of kernels → milliseconds of each kind, the largest first."""
+    """Sums (name, milliseconds) of kernels by kind, the largest first."""
     sums: dict[str, float] = {}
     for name, took in kernels:
         kind = kind_of(name)

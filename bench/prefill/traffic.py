@@ -1,7 +1,8 @@
-"""What comes to a prefill loop, and when each prompt's first token is there. Torch-free but for the loop's.
+"""Loads of a prefill loop, and the time of each prompt's first token. Torch-free except for the loop's
+tensors.
 
-Short prompts in a closed loop or an open one (Poisson), alone or beside a long one that comes again as soon
-as it is done. The time is the caller's, so that the same code runs on a device and in a simulation.
+Short prompts in a closed or open loop (Poisson), alone or beside a long one that is repeated. The clock is
+the caller's, so that the same code runs on a device and in a simulation.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.engine.prefill import ChunkResult, PrefillLoop
-from baton.engine.prefill_cost import PrefillCost
-from baton.engine.prefill_scheduler import Chunk
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import take
 
 # How late the end of a step is seen at most, as in an engine.
 _UNDER_WAY_S = 0.0002
@@ -25,20 +26,20 @@ _DEADLINE_S = 60.0
 
 
 class Time(Protocol):
-    """A clock, and a way to let it pass."""
+    """A clock that can be advanced."""
 
     def now(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
 
     def wait(self, seconds: float) -> None:
-        """Returns that much later."""
+        """Waits for so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`count` short prompts of `tokens`, at least so many beside a long one: `rate` a second (Poisson), or in
-    a closed loop of `users`. `long`: tokens of the prompt beside them, at least one of which is run to its
-    end; 0: none. After `seconds` it is over, whatever is done."""
+    """`count` short prompts of `tokens` (at least, beside a long one): `rate` per second (Poisson), or in a
+    closed loop of `users`. `long`: tokens of the prompts beside them, at least one of which is completed; 0:
+    none. It ends after `seconds` in any case."""
 
     tokens: int
     count: int
@@ -49,7 +50,7 @@ class Load:
     seed: int = 0
 
     def arrivals(self) -> Iterator[float]:
-        """Seconds from the start; of a closed loop those that are there at once."""
+        """Arrival times in seconds; in a closed loop only those of the initial prompts."""
         draw, at = random.Random(self.seed), 0.0
         if not self.rate:
             yield from [0.0] * self.users
@@ -62,8 +63,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One that has ended: its chunks as (start, rows), and seconds as predicted when it was said and as
-    measured."""
+    """A step that has ended: its chunks as (start, rows), and its predicted and measured seconds."""
 
     runs: tuple[tuple[int, int], ...]
     predicted: float
@@ -75,15 +75,15 @@ class Step:
 
     @property
     def depth(self) -> int:
-        """Tokens before its deepest chunk."""
+        """Tokens before its last chunk."""
         return max(start for start, _ in self.runs)
 
 
 @dataclass(slots=True)
 class Served:
-    """What a load saw: seconds from coming to first token, of short prompts and of long ones. Of the short
-    ones `unserved` were still waiting at the end, and count with what they had waited; `reached`: tokens that
-    the last long one had got to; `host`: seconds that each step took the host to say."""
+    """Results of a load: seconds from arrival to first token, of short and of long prompts. `unserved` short
+    ones were still waiting at the end, and count with their waiting time; `reached`: progress of the last
+    long one in tokens; `host`: the host's seconds to launch each step."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Served:
 
 
 class StepLog:
-    """Stands before a loop's pass and cost, and notes each step's chunks, predicted and measured time."""
+    """Wraps a loop's pass and cost model, and records each step's chunks, predicted and measured time."""
 
     def __init__(self, cost: PrefillCost) -> None:
         self.steps: list[Step] = []
@@ -104,23 +104,23 @@ class StepLog:
         self._cost = cost
         self._said: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
-    def said(self, chunks: Run[Chunk]) -> None:
+    def record_step(self, step: PrefillStep) -> None:
         """A step is begun."""
-        runs = tuple((chunk.start, chunk.count) for chunk in chunks)
+        runs = tuple(step.runs)
         self._said.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
 
     def took(self, seconds: float) -> None:
-        """The oldest of those begun has ended."""
+        """Records the end of the oldest running step."""
         self.steps.append(Step(*self._said.pop(0), seconds))
 
 
 class Traffic:
-    """Gives prompts to a loop as an engine would, and takes what comes of them."""
+    """Submits prompts to a loop and takes the results, like an engine."""
 
     def __init__(
         self, loop: PrefillLoop, log: StepLog, time: Time, token_ids: Callable[[int], tuple[int, ...]]
     ) -> None:
-        """`token_ids`: so many, never the same twice."""
+        """`token_ids(count)`: new random token ids."""
         self._loop = loop
         self._log = log
         self._time = time
@@ -129,7 +129,7 @@ class Traffic:
         self._long: Sequence | None = None
 
     def run(self, load: Load) -> Served:
-        """Until all that the load wants is served, or its time is over; what is left is given up."""
+        """Runs until the load is served or its time is over; cancels the rest."""
         served, begun = Served(), self._time.now()
         arrivals = load.arrivals()
         coming = next(arrivals, None)
@@ -143,9 +143,9 @@ class Traffic:
             while coming is not None and begun + coming <= now:
                 self._add(load.tokens, begun + coming)
                 coming = next(arrivals, None)
-            results = self._loop.take()
+            results = take(self._loop)
             did = self._loop.begin()
-            results += self._loop.take()
+            results += take(self._loop)
             ended = self._note(results, served)
             if load.users:
                 for _ in range(ended):
@@ -166,7 +166,7 @@ class Traffic:
         return sequence
 
     def _note(self, results: list[ChunkResult], served: Served) -> int:
-        """How many short prompts have their first token."""
+        """The number of short prompts with a first token."""
         now, ended = self._time.now(), 0
         for result in results:
             served.tokens += result.chunk.count
@@ -184,7 +184,7 @@ class Traffic:
         return ended
 
     def _drop(self, served: Served) -> None:
-        """Gives up what is left. Raises TimeoutError where a step does not end."""
+        """Cancels the rest. Raises TimeoutError where a step does not end."""
         now = self._time.now()
         for sequence, came in self._came.items():
             self._loop.scheduler.remove(sequence)
@@ -198,6 +198,6 @@ class Traffic:
         until = self._time.now() + _DEADLINE_S
         while self._loop.under_way:
             self._time.wait(_UNDER_WAY_S)
-            self._loop.take()
+            take(self._loop)
             if self._time.now() > until:
                 raise TimeoutError("a step does not end")

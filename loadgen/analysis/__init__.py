@@ -1,1 +1,3 @@
-"""From records to numbers, and whether to believe them."""
+"""Computes figures with intervals from request records, and judges the validity of a run. Imports
+`loadgen.common` alone.
+"""

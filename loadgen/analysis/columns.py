@@ -1,27 +1,21 @@
-"""The records of a run as arrays, one row a request that counts, by the time it was due."""
+"""The counted requests of a run as arrays, one row per request, ordered by due time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.record import NOT_COUNTED, Outcome, Record
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.slo import Judge
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
+from loadgen.analysis.slo import Judge
+from loadgen.common.arrays import Flags, Floats
+from loadgen.common.record import NOT_COUNTED, Outcome, Record
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Times in seconds since the start. A request that never ended has its end at infinity."""
+    """Arrays of the requests; times in seconds since the start. A request that never ended has its end at
+    infinity."""
 
     records: tuple[Record, ...]
     scheduled: Floats
@@ -32,7 +26,7 @@ class Columns:
 
     @classmethod
     def of(cls, records: Sequence[Record], judge: Judge) -> Columns:
-        """Requests of a run that was stopped under them have no row."""
+        """Builds the arrays; requests that were stopped with the run are left out."""
         counted = tuple(record for record in records if record.outcome not in NOT_COUNTED)
         return cls(
             records=counted,
@@ -47,11 +41,11 @@ class Columns:
         return len(self.records)
 
     def within(self, since: float, until: float) -> Columns:
-        """The requests that were due in [since, until)."""
+        """The requests that were due in [since, until) seconds."""
         return self.where((self.scheduled >= since) & (self.scheduled < until))
 
     def where(self, rows: Flags) -> Columns:
-        """These rows."""
+        """The given rows."""
         return Columns(
             tuple(record for record, is_in in zip(self.records, rows, strict=True) if is_in),
             self.scheduled[rows],
@@ -63,5 +57,5 @@ class Columns:
 
     @property
     def judged(self) -> Flags:
-        """The rows that attainment is about."""
+        """The rows that count for attainment: all but those that their client cancelled."""
         return ~self.cancelled

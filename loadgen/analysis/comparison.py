@@ -1,37 +1,30 @@
-"""Two runs against each other: every difference with its interval."""
+"""Compares two runs: every difference with its interval."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.columns import Columns
-from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
-from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
+from loadgen.analysis.intervals import independent_draws, interval, newcombe
+from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT
+from loadgen.analysis.quantities import bootstrap_of, defined, gaps_of
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
-from loadgen.record import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats, Integers
+from loadgen.common.record import Outcome, Record
 
 PERCENTILES = (50.0, 90.0, 99.0)
 DIFFERENCE_FORMULA = (
-    "second - first; percentiles: both runs drawn anew from blocks of time; attainment: Newcombe's interval"
+    "second - first; percentiles: both runs resampled in blocks of time; attainment: Newcombe's interval"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of two runs. Times are in milliseconds, `low` and `high` bound second - first."""
+    """One figure of two runs. Times are in milliseconds; `low` and `high` bound second - first."""
 
     name: str
     unit: str
@@ -42,17 +35,17 @@ class Difference:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves no doubt which is larger."""
+        """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
     def change(self) -> float | None:
-        """(second - first) / first."""
+        """The relative change, (second - first) / first."""
         return (self.second - self.first) / self.first if self.first else None
 
 
 def compare(first: Run, second: Run) -> list[Difference]:
-    """Attainment and percentiles of what both runs have, in their windows."""
+    """The differences in attainment and percentiles of figures that both runs have, within their windows."""
     one, other = _Side(first), _Side(second)
     differences: list[Difference] = []
     if first.settings.judge.goodput and second.settings.judge.goodput:
@@ -68,7 +61,7 @@ def compare(first: Run, second: Run) -> list[Difference]:
 
 
 class _Side:
-    """One run's window, ready to be drawn from."""
+    """The window of one run, with its bootstrap."""
 
     def __init__(self, run: Run) -> None:
         columns = Columns.of(run.records, Judge.of(run.settings))
@@ -77,26 +70,21 @@ class _Side:
         hits = inside.good[inside.judged].astype(np.float64)
         self.share = (float(hits.mean()) if len(hits) else 0.0, independent_draws(hits))
         self._records = [record for record in inside.records if record.outcome == Outcome.OK]
-        latency = np.array([e2e(record) for record in self._records], np.float64)
-        order = np.array([record.scheduled for record in self._records])
-        self._bootstrap = BlockBootstrap(order, correlation_time(latency), run.settings.load.seed + 1)
+        self._bootstrap = bootstrap_of(self._records, run.settings.load.seed + 1)
 
     def of(self, metric: Callable[[Record], float | None]) -> tuple[Floats, Floats, float]:
-        """Percentiles, the same in every draw, and the draws' degrees of freedom."""
-        rows = [(row, v) for row, record in enumerate(self._records) if (v := metric(record)) is not None]
-        return self._drawn(np.array([v for _, v in rows]), [row for row, _ in rows])
+        """Percentiles of `values`, in the run and in every draw, and the degrees of freedom of the draws."""
+        return self._drawn(*defined([metric(record) for record in self._records]))
 
     def gaps(self) -> tuple[Floats, Floats, float]:
-        """Of all gaps between tokens."""
-        each = [np.diff(record.token_times) for record in self._records]
-        rows = np.repeat(np.arange(len(each)), [len(one) for one in each])
-        return self._drawn(np.concatenate([*each, np.empty(0)]), rows.tolist())
+        """The same, of all gaps between tokens."""
+        return self._drawn(*gaps_of(self._records))
 
-    def _drawn(self, seconds: Floats, rows: Sequence[int]) -> tuple[Floats, Floats, float]:
+    def _drawn(self, seconds: Floats, rows: Integers) -> tuple[Floats, Floats, float]:
         if not len(seconds):
             return np.empty(0), np.empty(0), 0.0
         values, shares = seconds * 1e3, np.asarray(PERCENTILES) / 100
-        drawn = self._bootstrap.quantiles(values, np.asarray(rows, np.int64), shares)
+        drawn = self._bootstrap.quantiles(values, rows, shares)
         return np.quantile(values, shares), drawn, self._bootstrap.freedom
 
 

@@ -1,27 +1,23 @@
-"""How far a number may be from the truth.
+"""Confidence intervals for figures of one run.
 
-Requests of one run are no independent draws: while a queue is long, all of them wait. So nothing here divides
-by the square root of their number. The correlation time says how many requests in a row tell as much as one
-independent one, Wilson's interval is taken on that many fewer, and the bootstrap draws whole blocks of time.
+Requests of one run are correlated: while a queue is long, all of them wait. So the number of requests is
+divided by the correlation time, which says how many consecutive requests count as one independent draw:
+Wilson's interval uses that many draws, and the bootstrap resamples whole blocks of time.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats, Integers
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
 _MOST_BLOCKS, _FEWEST_BLOCKS = 100, 10
-# Sokal's rule: the sum of correlations ends where it is this many times longer than its own value.
+# Sokal's rule: the sum of correlations ends where it exceeds its own value by this factor.
 _WINDOW = 5.0
 
 WILSON_FORMULA = "Wilson's interval on requests / correlation time"
@@ -29,8 +25,9 @@ BOOTSTRAP_FORMULA = "bootstrap of whole blocks of time, each some correlation ti
 
 
 def student(confidence: float, freedom: float) -> float:
-    """How many standard errors an interval reaches to each side, where the error itself was estimated with
-    so many degrees of freedom (Cornish and Fisher's expansion; right to 2 % from 3 degrees on)."""
+    """The half-width of an interval in standard errors, where the error was estimated with `freedom` degrees
+    of freedom. Cornish and Fisher's expansion; within 2 % from 3 degrees on.
+    """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     v = max(3.0, freedom)
     return (
@@ -44,7 +41,7 @@ def student(confidence: float, freedom: float) -> float:
 def wilson(
     share: float, count: float, confidence: float = CONFIDENCE, freedom: float = math.inf
 ) -> tuple[float, float]:
-    """Wilson's score interval of a share seen in `count` independent draws; (0, 1) where there were none.
+    """Wilson's score interval of a share of `count` independent draws; (0, 1) for none.
 
     `freedom` is finite where `count` is an estimate itself.
     """
@@ -60,7 +57,7 @@ def wilson(
 def newcombe(
     first: tuple[float, float], second: tuple[float, float], confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Newcombe's interval of second - first, each a share and its number of independent draws."""
+    """Newcombe's interval of second - first, both shares with their numbers of independent draws."""
     (p1, n1), (p2, n2) = first, second
     low1, high1 = wilson(p1, n1, confidence)
     low2, high2 = wilson(p2, n2, confidence)
@@ -71,7 +68,7 @@ def newcombe(
 
 
 def correlation_time(values: Floats) -> float:
-    """The integrated autocorrelation time of a series, in its own steps; 1 where they are independent."""
+    """The integrated autocorrelation time of a series, in steps; 1 for independent values."""
     count = len(values)
     centred = np.asarray(values, np.float64) - np.mean(values) if count else values
     if count < 4 or not np.any(np.abs(centred) > 1e-12):
@@ -85,7 +82,7 @@ def correlation_time(values: Floats) -> float:
 
 
 def share_interval(hits: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's interval of the mean of a series of 0 and 1 that may hang together."""
+    """Wilson's interval of the mean of a correlated series of 0 and 1."""
     count = len(hits)
     if not count:
         return 0.0, 1.0
@@ -95,40 +92,41 @@ def share_interval(hits: Floats, confidence: float = CONFIDENCE) -> tuple[float,
 
 
 def independent_draws(values: Floats) -> float:
-    """How many independent draws a series is worth."""
+    """The number of independent draws that a series is worth."""
     return len(values) / correlation_time(values)
 
 
 def freedom_of(count: int, correlation: float) -> float:
-    """Degrees of freedom of a variance that rests on an estimated correlation time: its relative variance is
-    2 (2 W + 1) / count with the window W = 5 correlation times (Sokal), and that is 2 / freedom."""
+    """Degrees of freedom of a variance that uses an estimated correlation time: its relative variance is
+    2 (2 W + 1) / count with the window W = 5 correlation times (Sokal), which equals 2 / freedom.
+    """
     if correlation <= 1.0:
         return math.inf
     return count / (2 * _WINDOW * correlation + 1)
 
 
 class BlockBootstrap:
-    """Draws whole runs out of one run: its time is cut into blocks, and blocks are drawn with replacement.
+    """A block bootstrap: the time of a run is cut into blocks, which are resampled with replacement.
 
-    All statistics of one instance see the same draws, so their intervals go together.
+    All statistics of one instance use the same draws, so that their intervals are consistent.
     """
 
     def __init__(self, order: Floats, correlation: float, seed: int, resamples: int = RESAMPLES) -> None:
-        """`order` says when each row was due; `correlation` is the correlation time in rows."""
+        """`order` is the due time of each row; `correlation` is the correlation time in rows."""
         rows = len(order)
         blocks = int(min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, rows / (4.0 * correlation)), max(1, rows)))
         places = np.empty(rows, np.int64)
         places[np.argsort(order, kind="stable")] = np.arange(rows)
         self._block = places * blocks // max(1, rows)
         random = np.random.default_rng([seed, 21])
-        # Row i: how often each block is in draw i.
+        # Row i: how often each block occurs in draw i.
         self.freedom = min(blocks - 1, freedom_of(rows, correlation))
         self._times = random.multinomial(blocks, np.full(blocks, 1 / blocks), resamples).astype(np.float64)
 
-    def quantiles(self, values: Floats, rows: NDArray[np.int64], shares: Floats) -> Floats:
-        """Draws x shares: the quantiles of `values` in every draw; value i belongs to row `rows[i]`.
+    def quantiles(self, values: Floats, rows: Integers, shares: Floats) -> Floats:
+        """Quantiles of `values` in every draw, an array [draws, shares]; value i belongs to row `rows[i]`.
 
-        NaN in a draw that has no value.
+        NaN for a draw without values.
         """
         by_value = np.argsort(values, kind="stable")
         ordered, block = values[by_value], self._block[rows[by_value]]
@@ -141,7 +139,7 @@ class BlockBootstrap:
         return drawn
 
     def means(self, values: Floats) -> Floats:
-        """The mean of one value a row, in every draw."""
+        """The mean of one value per row, in every draw."""
         blocks = self._times.shape[1]
         sums = np.bincount(self._block, weights=values, minlength=blocks)
         counts = np.bincount(self._block, minlength=blocks)
@@ -152,7 +150,7 @@ class BlockBootstrap:
 def interval(
     draws: Floats, freedom: float = math.inf, confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """The middle of the draws, wider by what few degrees of freedom cost; None where there are none."""
+    """The middle of the draws, widened for few degrees of freedom; None without draws."""
     draws = draws[~np.isnan(draws)]
     if not len(draws):
         return None

@@ -1,27 +1,23 @@
-"""What one request is measured by. The formula stands beside the name, here and in every report, since the
-field's tools mean different things by the same words.
+"""The metrics of one request, each with its formula, since tools define these names differently.
 
-Times count from when a request was due (`scheduled`), not from when it was sent: a generator that lags, or
-a server that stalls, cannot hide.
+Times count from when a request was due (`scheduled`), not from when it was sent, so that neither a slow
+generator nor a stalled server can hide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
-
-if TYPE_CHECKING:
-    from loadgen.record import Record
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Of one request, in seconds; None where it is not defined."""
+    """A metric of one request in seconds; None where it is not defined."""
 
     name: str
     title: str
@@ -30,28 +26,28 @@ class Metric:
 
 
 def ttft(record: Record) -> float | None:
-    """To the first token."""
+    """Time to first token."""
     return record.token_times[0] - record.scheduled if record.token_times else None
 
 
 def service_ttft(record: Record) -> float | None:
-    """As tools count that start their clock when they send."""
+    """Time to first token from the actual send, as other tools measure it."""
     return record.token_times[0] - record.sent if record.token_times and record.sent is not None else None
 
 
 def tpot(record: Record) -> float | None:
-    """Of requests with two tokens or more."""
+    """Time per output token, for requests with at least two tokens."""
     times = record.token_times
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
 def e2e(record: Record) -> float | None:
-    """To the end of the stream."""
+    """Time to the end of the stream."""
     return record.ended - record.scheduled if record.ended is not None else None
 
 
 def ntpot(record: Record) -> float | None:
-    """End to end, shared among the tokens."""
+    """End-to-end time per token."""
     whole = e2e(record)
     return whole / len(record.token_times) if whole is not None and record.token_times else None
 
@@ -77,7 +73,7 @@ NTPOT = Metric("ntpot", "E2E a token", "(end of stream - scheduled send) / token
 TBT10 = Metric(
     "tbt10", "TBT", "mean of the longest tenth of a request's gaps (Mooncake)", _of_gaps(_longest_tenth)
 )
-# By what requests are summed up.
+# Metrics that summaries report.
 SUMMED = (TTFT, TPOT, E2E, TBT10, NTPOT, SERVICE_TTFT)
 ITL_FORMULA = "every gap between two tokens of a stream, of all requests; 0 within a message"
 LAG_FORMULA = "actual send - scheduled send: the generator's own"
@@ -95,7 +91,7 @@ _GAPS: dict[str, Callable[[np.ndarray], float]] = {
     "itl_max": np.max,
     **{f"itl_p{percentile:g}": _percentile(percentile) for percentile in (50, 90, 95, 99, 99.9)},
 }
-# What a limit may be set on.
+# Metrics that can have limits.
 LIMITABLE: dict[str, Metric] = {
     **{metric.name: metric for metric in SUMMED},
     **{

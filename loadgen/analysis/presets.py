@@ -1,4 +1,4 @@
-"""Limits that others have published, by name."""
+"""Published latency limits, by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Limits in milliseconds, and the share of requests that must meet them all.
+    """Limits in milliseconds, and the share of requests that must meet all of them.
 
-    MLPerf bounds the 99th percentile of each metric by itself; 99 % of requests within all limits at once is
-    as strict or stricter.
+    MLPerf bounds the 99th percentile of each metric separately; 99 % of requests within all limits is at
+    least as strict.
     """
 
     attainment: float

@@ -1,28 +1,23 @@
-"""Percentiles with their intervals, each under its formula."""
+"""Percentiles with intervals and formulas."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.analysis.intervals import interval
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.intervals import BlockBootstrap
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.int64]
+from loadgen.analysis.intervals import BlockBootstrap, correlation_time, interval
+from loadgen.analysis.metrics import e2e
+from loadgen.common.arrays import Floats, Integers
+from loadgen.common.record import Record
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its interval of 95 %; None where there is none."""
+    """A value and its 95 % interval; None where it is unknown."""
 
     value: float
     low: float | None = None
@@ -31,7 +26,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One time that requests have; all in milliseconds. `percentiles` is empty where nobody has it."""
+    """Percentiles of one latency in milliseconds; empty where no request has it."""
 
     name: str
     title: str
@@ -39,19 +34,19 @@ class Quantity:
     count: int
     mean: float | None
     max: float | None
-    # By "50", "99.9" and so on.
+    # Keys are "50", "99.9" and so on.
     percentiles: dict[str, Estimate]
 
     def at(self, percentile: str) -> float | None:
-        """The value of one percentile."""
+        """The value of one percentile, or None."""
         estimate = self.percentiles.get(percentile)
         return None if estimate is None else estimate.value
 
 
 def quantity(
-    name: str, title: str, formula: str, seconds: Floats, rows: Rows, bootstrap: BlockBootstrap | None
+    name: str, title: str, formula: str, seconds: Floats, rows: Integers, bootstrap: BlockBootstrap | None
 ) -> Quantity:
-    """Of values in seconds; value i belongs to the request in row `rows[i]` of what the bootstrap draws."""
+    """The Quantity for values in seconds; value i belongs to row `rows[i]` of the bootstrap."""
     if not len(seconds):
         return Quantity(name, title, formula, 0, None, None, {})
     values = seconds * 1e3
@@ -70,3 +65,23 @@ def quantity(
             else Estimate(value, max(0.0, min(ends[0], value)), max(ends[1], value))
         )
     return Quantity(name, title, formula, len(values), float(values.mean()), float(values.max()), percentiles)
+
+
+def defined(values: Sequence[float | None]) -> tuple[Floats, Integers]:
+    """Values that are not None, and their rows."""
+    rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
+    return np.array([value for value in values if value is not None], np.float64), rows
+
+
+def gaps_of(records: Sequence[Record]) -> tuple[Floats, Integers]:
+    """All gaps between the tokens of a request in seconds, and the row of each one's request."""
+    gaps = [np.diff(record.token_times) for record in records]
+    rows = np.repeat(np.arange(len(gaps)), [len(gap) for gap in gaps])
+    return np.concatenate([*gaps, np.empty(0)]), rows
+
+
+def bootstrap_of(records: Sequence[Record], seed: int) -> BlockBootstrap:
+    """The bootstrap for figures of these requests, whose latencies are correlated."""
+    latency = np.array([e2e(record) for record in records], np.float64)
+    order = np.array([record.scheduled for record in records])
+    return BlockBootstrap(order, correlation_time(latency), seed)

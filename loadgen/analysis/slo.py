@@ -1,30 +1,26 @@
-"""Which requests are good.
+"""Decides which requests are good.
 
-A request is good when it ended well and met every limit of its class. One that failed is a miss, and stays
-in the denominator of attainment. A limit on something that a request does not have (the TPOT of one
-token) is met, as vLLM counts it. Requests that their own client cancelled are in neither count.
+A request is good when it succeeded and met every limit of its class. A failed one is a miss, and stays in the
+denominator of attainment. A limit on a figure that a request does not have (the TPOT of one token) is met, as
+in vLLM. Requests cancelled by their client are not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from loadgen.analysis.metrics import limitable
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
+from loadgen.analysis.metrics import Metric, limitable
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Settings
 
-if TYPE_CHECKING:
-    from loadgen.analysis.metrics import Metric
-    from loadgen.record import Record
-    from loadgen.settings import Settings
-
-GOOD_FORMULA = "a request that ended well and met every limit of its class"
+GOOD_FORMULA = "a request that succeeded and met every limit of its class"
 ATTAINMENT_FORMULA = "good / (all that were due, failed ones included, less those cancelled by their client)"
 
 
 def parse_goodput(items: Sequence[str]) -> dict[str, float]:
-    """Limits in milliseconds by metric, from vLLM's `ttft:300 tpot:30`; LoadgenError where that is none."""
+    """Parses limits in milliseconds, such as `ttft:300 tpot:30`. Raises LoadgenError for an invalid one."""
     limits: dict[str, float] = {}
     for item in items:
         name, colon, text = item.partition(":")
@@ -33,13 +29,13 @@ def parse_goodput(items: Sequence[str]) -> dict[str, float]:
         except ValueError:
             limit = -1.0
         if not colon or not 0 < limit < float("inf"):
-            raise LoadgenError(f"{item!r} is no limit (METRIC:MILLISECONDS, such as ttft:300)")
+            raise LoadgenError(f"{item!r} is not a limit (METRIC:MILLISECONDS, such as ttft:300)")
         limits[limitable(name).name] = limit
     return limits
 
 
 class Judge:
-    """Judges requests by the limits of their class."""
+    """Applies the limits of each request's class."""
 
     def __init__(self, limits: Mapping[str, Mapping[str, float]]) -> None:
         self._limits: dict[str, list[tuple[Metric, float]]] = {
@@ -49,12 +45,12 @@ class Judge:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """By the limits of the classes, and the run's where a class has none."""
+        """The limits of each class, or the run's where a class has none."""
         common = settings.judge.goodput
         return cls({one.name: one.goodput or common for one in settings.load.classes})
 
     def good(self, record: Record) -> bool:
-        """Whether it ended well and met every limit."""
+        """Whether the request succeeded and met every limit."""
         if record.outcome != Outcome.OK:
             return False
         for metric, limit in self._limits[record.klass]:

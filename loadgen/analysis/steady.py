@@ -1,11 +1,11 @@
-"""The part of a run that says something about the server in its steady state, and whether there is one.
+"""Finds the window of a run in which the server is in its steady state.
 
-What is watched is the backlog: the requests that are due and have not ended. By Little's law it is the rate
-times the mean time in the server, so a server that warms up, tires or falls behind shows in it.
+The backlog is watched: requests that are due and have not ended. By Little's law it is the rate times the
+mean time in the server, so warm-up, slowing down and overload all show in it.
 
-The window begins where the backlog's mean over the rest is known best (MSER: the truncation with the smallest
-standard error), and not before as many requests have ended as are under way later: a batch that never filled
-was not warm. It ends with the last arrival: what runs on after that runs in an emptier server.
+The window begins where the mean of the rest of the backlog has the smallest standard error (MSER), and not
+before as many requests have ended as are in flight later. It ends with the last arrival, since the load
+decreases after it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.intervals import student
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from loadgen.common.arrays import Floats
 
 _SAMPLES = 400
 _SLICES = 10
-# A drift counts when it is certain by this and at least so large.
+# Drift counts if it is significant at this level and at least this large.
 _CERTAINTY = 0.98
-# Growth is at least this share of the arrivals: the server does not serve them.
+# Growth of at least this share of the arrivals means overload.
 _UNSERVED = 0.02
-# A level that moves by this share of its mean is none.
+# A level that moves by at least this share of its mean is not steady.
 _MOVED = 0.5
 _FEWEST = 40
 
@@ -40,43 +35,43 @@ WINDOW_FORMULA = (
 
 
 class Steadiness(StrEnum):
-    """What the backlog does within the window."""
+    """The behaviour of the backlog within the window."""
 
     STEADY = "steady"
-    # Arrivals are not served as fast as they come.
+    # The server is past its capacity.
     GROWING = "growing"
-    # It moves without growing for ever: still warming up, or a server that changes.
+    # The level changes without growing steadily: warm-up, or a server that changes.
     MOVING = "moving"
-    # Too few requests to tell.
+    # Too few requests.
     SHORT = "too short to tell"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """[since, until) in seconds, and what the backlog does there."""
+    """The window [since, until) in seconds, and the behaviour of the backlog in it."""
 
     since: float
     until: float
     steadiness: Steadiness
-    # Requests: the mean backlog, and by how much it grew from the window's start to its end.
+    # The mean backlog in requests, and its growth from the window's start to its end.
     backlog: float
     growth: float
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration in seconds."""
         return self.until - self.since
 
 
 def backlog_at(times: Floats, scheduled: Floats, ended: Floats) -> Floats:
-    """How many requests were due and had not ended at each time."""
+    """The number of requests that were due and had not ended, at each time."""
     due = np.searchsorted(np.sort(scheduled), times, side="right")
     over = np.searchsorted(np.sort(ended), times, side="right")
     return (due - over).astype(np.float64)
 
 
 def find_window(scheduled: Floats, ended: Floats, *, stationary: bool = True) -> Window:
-    """The window of a run; a load that is not meant to be `stationary` is taken whole and not judged."""
+    """The window of a run; the whole run, without a verdict, for a load that is not `stationary`."""
     if not len(scheduled):
         return Window(0.0, 0.0, Steadiness.SHORT, 0.0, 0.0)
     first, last = float(scheduled.min()), float(scheduled.max())
@@ -91,7 +86,7 @@ def find_window(scheduled: Floats, ended: Floats, *, stationary: bool = True) ->
 
 
 def judge_window(scheduled: Floats, ended: Floats, since: float, until: float) -> Window:
-    """Says what the backlog does in a window that is given."""
+    """Judges the backlog in a given window."""
     times = np.linspace(since, until, _SAMPLES + 1)[1:]
     backlog = backlog_at(times, scheduled, ended)
     arrivals = int(((scheduled >= since) & (scheduled <= until)).sum())
@@ -108,7 +103,7 @@ def judge_window(scheduled: Floats, ended: Floats, since: float, until: float) -
 
 
 def _mser(values: Floats) -> int:
-    """Where to cut so that the mean of the rest has the smallest standard error; at most half is cut."""
+    """The truncation with the smallest standard error of the mean of the rest, at most half."""
     rest = np.arange(len(values), 0, -1)
     sums = np.cumsum(values[::-1])[::-1]
     squares = np.cumsum((values**2)[::-1])[::-1]
@@ -117,13 +112,13 @@ def _mser(values: Floats) -> int:
 
 
 def _filled(ended: Floats, backlog: float) -> float:
-    """When as many requests had ended as are under way later."""
+    """The time when as many requests had ended as are in flight later."""
     place = min(len(ended) - 1, max(0, math.ceil(backlog) - 1))
     return float(np.partition(ended, place)[place])
 
 
 def _trend(levels: Floats) -> tuple[float, float, float]:
-    """Mean, slope a slice, and the slope's standard error."""
+    """Mean, slope per slice, and the standard error of the slope."""
     places = np.arange(len(levels)) - (len(levels) - 1) / 2
     spread = float((places**2).sum())
     slope = float((places * levels).sum()) / spread

@@ -1,4 +1,4 @@
-"""One run in one object: what was sent, what came back, how far to trust it."""
+"""The summary of one run: counts, rates, percentiles, attainment, validity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +16,21 @@ from loadgen.analysis.intervals import (
     BOOTSTRAP_FORMULA,
     WILSON_FORMULA,
     BlockBootstrap,
-    correlation_time,
     independent_draws,
     share_interval,
 )
-from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED, e2e
-from loadgen.analysis.quantities import Estimate, Quantity, quantity
+from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED
+from loadgen.analysis.quantities import Estimate, Quantity, bootstrap_of, defined, gaps_of, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
-from loadgen.analysis.validity import Grounds, Reason, invalid_because
-from loadgen.record import Outcome, Record
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from loadgen.settings import Settings
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.int64]
+from loadgen.common.record import NO_FAILURE, Outcome, Record
+from loadgen.common.settings import JudgeSettings, Settings
 
 STAGES = ("intake", "queue", "prefill", "transfer", "decode")
+# What can make a process of the generator late; its reports have percentiles of each in milliseconds.
+_LAGS = ("loop_lag", "cpu_wait", "throttled")
+_BUSY = "more processes, or a less busy machine"
+_LIMITED = "a higher limit for its container, or none"
 FORMULAS = {
     "good": GOOD_FORMULA,
     "attainment": ATTAINMENT_FORMULA,
@@ -44,22 +40,41 @@ FORMULAS = {
 }
 
 
+class ReasonKind(StrEnum):
+    """The kind of a problem: the first three concern the generator, the others the server or the load."""
+
+    LAG = "lag"
+    NOT_SENT = "not sent"
+    MISMATCH = "mismatch"
+    WINDOW = "window"
+    ERRORS = "errors"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason why a run is INVALID, for programs and for people."""
+
+    kind: ReasonKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Of one class or of all."""
+    """Attainment of one class, or of all requests."""
 
     goal: float
     good: int
     judged: int
     share: Estimate
-    # How many independent draws the share is worth.
+    # The number of independent draws.
     draws: float
     limits_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A second, within the window."""
+    """Rates per second within the window."""
 
     offered: float
     sent: float
@@ -71,12 +86,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts, rates and percentiles are of the requests that were due in the window."""
+    """Counts, rates and percentiles of the requests that were due in the window."""
 
     invalid: list[Reason]
     cautions: list[str]
     window: Window
-    # In the whole run: sent or not; then those of the window.
+    # Counts of the whole run; then of the window.
     planned: int
     due: int
     ok: int
@@ -93,11 +108,11 @@ class Summary:
 
     @property
     def valid(self) -> bool:
-        """Whether it says anything about the server."""
+        """Whether the run is valid."""
         return not self.invalid
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The summary as JSON values."""
         return {"valid": self.valid, **dataclasses.asdict(self)}
 
 
@@ -108,72 +123,40 @@ def summarize(
     *,
     stopped: bool = False,
 ) -> Summary:
-    """The summary of a run's raw record; `processes` are what each of the generator's own told at its end."""
+    """Summarises a run's raw record; `processes` are the final reports of the generator's processes."""
     judge = Judge.of(settings)
     whole = Columns.of(records, judge)
     window = find_window(whole.scheduled, whole.ended, stationary=settings.load.stationary)
     inside = whole.within(window.since, np.nextafter(window.until, np.inf))
     good_ones = [record for record in inside.records if record.outcome == Outcome.OK]
-    bootstrap = _bootstrap(good_ones, settings.load.seed)
-    quantities = _quantities(inside, good_ones, bootstrap)
-    failed = Counter(
-        r.outcome
-        for r, ok, left in zip(inside.records, inside.ok, inside.cancelled, strict=True)
-        if not (ok or left)
-    )
-    mismatches = _mismatches(good_ones)
-    loop_lag, cpu_wait, throttled = (
-        _worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms", "throttled_ms")
-    )
-    grounds = Grounds(
-        window=window,
-        due=len(inside),
-        ok=len(good_ones),
-        failed=failed,
-        mismatched=sum(mismatches.values()),
-        not_sent=failed.get(Outcome.NOT_SENT, 0),
-        send_lag_ms=quantities["lag"].at("99") or 0.0,
-        read_lag_ms=quantities["read_lag"].at("99") or 0.0,
-        loop_lag_ms=loop_lag,
-        cpu_wait_ms=cpu_wait,
-        throttled_ms=throttled,
-    )
-    return Summary(
-        invalid=invalid_because(grounds, settings.judge),
+    bootstrap = bootstrap_of(good_ones, settings.load.seed) if len(good_ones) > 1 else None
+    summary = Summary(
+        invalid=[],
         cautions=_cautions(window, settings, stopped=stopped),
         window=window,
         planned=len(records),
         due=len(inside),
         ok=len(good_ones),
         cancelled=int(inside.cancelled.sum()),
-        failed=dict(failed),
-        mismatches=mismatches,
+        failed=dict(Counter(r.outcome for r in inside.records if r.outcome not in NO_FAILURE)),
+        mismatches=_mismatches(good_ones),
         rates=_rates(whole, inside, window),
         attainment=_attainment(inside, settings, settings.judge.goodput),
         classes=_by_class(inside, settings),
-        quantities=quantities,
+        quantities=_quantities(inside, good_ones, bootstrap),
         stages=_stages(good_ones, bootstrap),
         generator={
             "processes": list(processes),
-            "loop_lag_p99_ms": loop_lag,
-            "cpu_wait_p99_ms": cpu_wait,
-            "throttled_p99_ms": throttled,
+            **{f"{name}_p99_ms": _worst(processes, f"{name}_ms") for name in _LAGS},
         },
         formulas=FORMULAS,
     )
+    return dataclasses.replace(summary, invalid=invalid_because(summary, settings.judge))
 
 
 def _worst(processes: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The p99 of that process of the generator which has the largest."""
+    """The largest p99 among the generator's processes."""
     return max((float(one.get(name, {}).get("p99", 0.0)) for one in processes), default=0.0)
-
-
-def _bootstrap(records: Sequence[Record], seed: int) -> BlockBootstrap | None:
-    if len(records) < 2:
-        return None
-    latency = np.array([e2e(record) for record in records], np.float64)
-    order = np.array([record.scheduled for record in records])
-    return BlockBootstrap(order, correlation_time(latency), seed)
 
 
 def _quantities(
@@ -181,48 +164,38 @@ def _quantities(
 ) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     for metric in SUMMED:
-        seconds, rows = _defined([metric.of(record) for record in records])
+        seconds, rows = defined([metric.of(record) for record in records])
         found[metric.name] = quantity(metric.name, metric.title, metric.formula, seconds, rows, bootstrap)
-    gaps = [np.diff(record.token_times) for record in records]
-    counts = [len(gap) for gap in gaps]
-    pooled = np.concatenate([*gaps, np.empty(0)])
-    rows = np.repeat(np.arange(len(records)), counts)
-    found["itl"] = quantity("itl", "ITL", ITL_FORMULA, pooled, rows, bootstrap)
-    lags, rows = _defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
+    found["itl"] = quantity("itl", "ITL", ITL_FORMULA, *gaps_of(records), bootstrap)
+    lags, rows = defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
     found["lag"] = quantity("lag", "send lag", LAG_FORMULA, lags, rows, None)
-    late, rows = _defined([late for r in inside.records for late in (r.first_late, r.last_late)])
+    late, rows = defined([late for r in inside.records for late in (r.first_late, r.last_late)])
     found["read_lag"] = quantity("read_lag", "read lag", READ_LAG_FORMULA, late, rows, None)
     return found
-
-
-def _defined(values: Sequence[float | None]) -> tuple[Floats, Rows]:
-    """Those that are not None, and where they stood."""
-    rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
-    return np.array([value for value in values if value is not None], np.float64), rows
 
 
 def _stages(records: Sequence[Record], bootstrap: BlockBootstrap | None) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     for stage in STAGES:
-        seconds, rows = _defined([(record.stages or {}).get(stage) for record in records])
+        seconds, rows = defined([(record.stages or {}).get(stage) for record in records])
         if len(seconds):
             found[stage] = quantity(stage, stage, "the server's own", seconds, rows, bootstrap)
     return found
 
 
 def _mismatches(records: Sequence[Record]) -> dict[str, int]:
-    """Requests whose token counts are not what was asked for, or not what the server says."""
+    """Counts of requests whose token counts differ from those requested or reported."""
     counts: Counter[str] = Counter()
     for record in records:
         received = len(record.token_times)
         if record.exact_output and received != record.asked_output:
-            counts["output shorter or longer than asked for"] += 1
+            counts["output shorter or longer than requested"] += 1
         elif record.usage_output is not None and received != record.usage_output:
-            counts["output tokens told by usage are not those received"] += 1
+            counts["output tokens in usage differ from those received"] += 1
         elif (
             None not in (record.usage_input, record.asked_input) and record.usage_input != record.asked_input
         ):
-            counts["prompt tokens told by usage are not those sent"] += 1
+            counts["prompt tokens in usage differ from those sent"] += 1
     return dict(counts)
 
 
@@ -246,7 +219,7 @@ def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
 
 
 def _attainment(columns: Columns, settings: Settings, limits: Mapping[str, float]) -> Attainment | None:
-    """None where no class has a limit, or there is nothing to judge."""
+    """Attainment; None without limits or without counted requests."""
     limited = limits or any(one.goodput for one in settings.load.classes)
     hits = columns.good[columns.judged].astype(np.float64)
     if not limited or not len(hits):
@@ -283,3 +256,63 @@ def _cautions(window: Window, settings: Settings, *, stopped: bool) -> list[str]
     elif window.steadiness is Steadiness.SHORT:
         cautions.append("too short to tell whether the server was in a steady state")
     return cautions
+
+
+def invalid_because(summary: Summary, limits: JudgeSettings) -> list[Reason]:
+    """All reasons why the run is INVALID; empty for a valid one."""
+    reasons = [*_of_the_generator(summary, limits), *_of_the_window(summary.window)]
+    if not summary.ok:
+        reasons.append(Reason(ReasonKind.NOTHING, "no request of the window succeeded"))
+    failed = sum(summary.failed.values())
+    if failed > limits.max_error_share * summary.due:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in summary.failed.items())
+        text = f"{failed} of {summary.due} requests failed ({kinds}); allowed: {limits.max_error_share:.0%}"
+        reasons.append(Reason(ReasonKind.ERRORS, text))
+    return reasons
+
+
+def _of_the_generator(summary: Summary, limits: JudgeSettings) -> list[Reason]:
+    reasons: list[Reason] = []
+    own, not_sent = summary.generator, summary.failed.get(Outcome.NOT_SENT, 0)
+    send_lag, read_lag = (summary.quantities[name].at("99") or 0.0 for name in ("lag", "read_lag"))
+    if not_sent:
+        text = f"{not_sent} requests exceeded --max-in-flight: use more processes"
+        reasons.append(Reason(ReasonKind.NOT_SENT, text))
+    lags = (
+        ("requests left {} late", send_lag, limits.max_lag_ms, _BUSY),
+        ("tokens were read {} late", read_lag, limits.max_read_lag_ms, _BUSY),
+        ("its event loop was {} late", own["loop_lag_p99_ms"], limits.max_lag_ms, _BUSY),
+        ("it waited {} for a CPU", own["cpu_wait_p99_ms"], limits.max_lag_ms, _BUSY),
+        (
+            "a CPU limit took {} of each tenth of a second",
+            own["throttled_p99_ms"],
+            limits.max_lag_ms,
+            _LIMITED,
+        ),
+    )
+    for what, lag_ms, limit_ms, remedy in lags:
+        if lag_ms > limit_ms:
+            late = what.format(f"{lag_ms:.1f} ms")
+            text = f"the generator lagged: {late} at p99 (at most {limit_ms:g}): {remedy}"
+            reasons.append(Reason(ReasonKind.LAG, text))
+    mismatched = sum(summary.mismatches.values())
+    if mismatched > limits.max_mismatch_share * max(1, summary.ok):
+        text = f"{mismatched} of {summary.ok} requests had token counts other than requested or reported"
+        reasons.append(Reason(ReasonKind.MISMATCH, text))
+    return reasons
+
+
+def _of_the_window(window: Window) -> list[Reason]:
+    if window.steadiness is Steadiness.GROWING:
+        text = (
+            f"the backlog grew by {window.growth:.0f} requests in {window.seconds:.0f} s: the server is past "
+            "its capacity, and latencies depend on the duration of the run"
+        )
+    elif window.steadiness is Steadiness.MOVING:
+        text = (
+            f"the window is not steady: the backlog moved by {window.growth:+.0f} requests around a mean of "
+            f"{window.backlog:.0f}"
+        )
+    else:
+        return []
+    return [Reason(ReasonKind.WINDOW, text)]

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""The subcommands of `loadgen`, one file each. Only `loadgen.cli` imports them."""

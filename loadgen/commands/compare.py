@@ -1,4 +1,4 @@
-"""`loadgen compare`: two or more runs, or searches, side by side."""
+"""`loadgen compare`: compares two or more runs, or searches."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.formatting import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
-from loadgen.reports.compared import comparison_page
-from loadgen.reports.described import load_words
-from loadgen.reports.words import interval, number
+from loadgen.reports.compared import comparison_page, difference_cells
+from loadgen.reports.console import plain_table
+from loadgen.reports.descriptions import load_words
 
-HELP = "differences between runs, with intervals"
+HELP = "compare runs or searches, with intervals"
 DESCRIPTION = (
-    "Compares each further run with the first: every difference has an interval of 95 %, and one that does "
-    "not hold zero is marked. Folders of searches are compared by their goodput."
+    "Compares each further run with the first. Every difference has a 95 % interval; significant ones are "
+    "marked. Folders of searches are compared by their goodput."
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="of two or more runs, or of searches")
-    parser.add_argument("--html", metavar="FILE", help="write a page, too")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    """Adds the flags of this command."""
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folders of two or more runs, or of searches"
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0, whatever the differences are."""
+    """Prints the comparison; returns 0."""
     paths = [Path(folder) for folder in arguments.folders]
     if len(paths) < 2:
         raise LoadgenError("compare needs two folders or more")
@@ -65,25 +67,20 @@ def main(arguments: argparse.Namespace) -> int:
         )
     for path, differences in compared.items():
         console.print(Text(f"\n{runs[0].path} → {path}", style="bold"), table(differences), sep="\n")
-    console.print(Text(f"*: certain, the interval does not hold zero. {DIFFERENCE_FORMULA}", style="dim"))
+    console.print(Text(f"*: significant, the interval excludes zero. {DIFFERENCE_FORMULA}", style="dim"))
     return 0
 
 
 def table(differences: list[Difference]) -> Table:
-    """A row a figure; what is certain stands out."""
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    """A table with one row per figure; significant differences are bold."""
+    shown = plain_table()
     for name in ("", "first", "second", "difference", "95 %", "change"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in differences:
-        scale = 100 if one.unit == "share" else 1
-        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
-        low, high = (None if end is None else end * scale for end in (one.low, one.high))
+        name, *figures = difference_cells(one)
         shown.add_row(
-            f"{'*' if one.certain else ' '} {one.name} {unit}".rstrip(),
-            number(one.first * scale),
-            number(one.second * scale),
-            number((one.second - one.first) * scale),
-            interval(low, high),
+            f"{'*' if one.certain else ' '} {name}".rstrip(),
+            *figures,
             "" if one.change is None else f"{one.change:+.0%}",
             style="bold" if one.certain else "",
         )
@@ -94,7 +91,7 @@ def _curves(curves: list[Curve], paths: list[Path], arguments: argparse.Namespac
     if arguments.json:
         print(json.dumps({str(path): curve.as_dict() for path, curve in zip(paths, curves, strict=True)}))
         return 0
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = plain_table()
     for name in ("search", "goodput/s", "95 %", "of the first", "finding"):
         shown.add_column(name, justify="left" if name in ("search", "finding") else "right")
     first = curves[0].crossing

@@ -1,4 +1,4 @@
-"""`loadgen report`: the reports of a folder made anew from its raw record."""
+"""`loadgen report`: generates the reports of a folder again from its raw record."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.goodput.curve import CURVE, read_curve
-from loadgen.reports.console import show_run
-from loadgen.reports.console_curve import show_curve
+from loadgen.reports.console import show_curve, show_run
 from loadgen.reports.write import write_curve_reports, write_reports
 
-HELP = "the reports of a run, search or sweep, made anew"
-DESCRIPTION = "Sums up a folder's raw record again and writes report.html and report.md."
+HELP = "generate the reports of a run, search or sweep again"
+DESCRIPTION = "Summarises a folder's raw record again and writes report.html and report.md."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--parquet", action="store_true", help="the raw record as parquet, too")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    """Adds the flags of this command."""
+    parser.add_argument("folder", metavar="DIR", help="folder of a run, search or sweep")
+    parser.add_argument("--parquet", action="store_true", help="also write the raw record as parquet")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0, also where the run is INVALID: the report says so."""
+    """Writes and prints the reports; returns 0, even for an INVALID run."""
     path = Path(arguments.folder)
     console = Console(highlight=False)
     if (path / CURVE).exists():

@@ -7,12 +7,14 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.commands import flags
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
 from loadgen.load.traces import sniff
@@ -20,42 +22,42 @@ from loadgen.reports.console import show_run
 from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
 
-if TYPE_CHECKING:
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
-
-HELP = "one load against one target"
+HELP = "send one load to a target"
 DESCRIPTION = (
-    "Sends requests in an open loop (Poisson by default) or a closed one, and says what came back. Latency "
-    "counts from the scheduled send. Failed requests are counted and never sent again. Exit code 0: all were "
-    "answered, 1: some failed, 2: nothing could be measured, 3: the run is INVALID."
+    "Sends requests in an open loop (Poisson by default) or a closed loop, and reports the results. Latency "
+    "counts from the scheduled send. Failed requests are counted and never retried. Exit code 0: all "
+    "succeeded, 1: some failed, 2: nothing could be measured, 3: the run is INVALID."
 )
 DEFAULT_REQUESTS = 20
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Adds the flags of this command."""
     flags.add_target(parser)
     when = parser.add_argument_group("when requests are sent").add_mutually_exclusive_group()
-    when.add_argument("--rate", type=float, help="requests (or conversations) a second (default 1)")
-    when.add_argument("--concurrency", type=int, metavar="N", help="closed loop of N")
+    when.add_argument("--rate", type=float, help="requests (or conversations) per second (default 1)")
+    when.add_argument("--concurrency", type=int, metavar="N", help="closed loop of N clients")
     when.add_argument(
         "--stages",
         nargs="+",
         metavar="STAGE",
-        help="SECONDS:RATE, SECONDS:FROM-TO (a line), SECONDS:FROM~TO (exponential)",
+        help="SECONDS:RATE, SECONDS:FROM-TO (linear), SECONDS:FROM~TO (exponential)",
     )
-    when.add_argument("--trace", metavar="FILE", help="as recorded: Mooncake JSONL, Azure or BurstGPT CSV")
-    until = parser.add_argument_group("until when")
-    until.add_argument("--num-requests", type=int, metavar="N", help=f"default {DEFAULT_REQUESTS}")
-    until.add_argument("--duration", type=float, metavar="S")
-    until.add_argument("--speed", type=float, default=1.0, help="of a trace (default 1)")
-    until.add_argument("--length-scale", type=float, default=1.0, help="of a trace's lengths (default 1)")
+    when.add_argument("--trace", metavar="FILE", help="recorded load: Mooncake JSONL, Azure or BurstGPT CSV")
+    until = parser.add_argument_group("end of the load")
+    until.add_argument(
+        "--num-requests", type=int, metavar="N", help=f"number of requests (default {DEFAULT_REQUESTS})"
+    )
+    until.add_argument("--duration", dest="duration_s", type=float, metavar="S", help="duration in seconds")
+    until.add_argument("--speed", type=float, default=1.0, help="speed of a trace (default 1)")
+    until.add_argument(
+        "--length-scale", type=float, default=1.0, help="factor of a trace's lengths (default 1)"
+    )
     flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the load and returns the exit code."""
     settings = settings_of(arguments)
     path = run_folder.fresh_folder(arguments.out, "run")
     run = asyncio.run(execute(settings, path))
@@ -68,14 +70,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """One load out of the flags."""
-    load: dict[str, Any] = {
-        "rate": arguments.rate,
-        "concurrency": arguments.concurrency,
-        "stages": tuple(arguments.stages or ()),
-        "num_requests": arguments.num_requests,
-        "duration_s": arguments.duration,
-    }
+    """The settings of a single load."""
+    load: dict[str, Any] = {}
     if arguments.trace is not None:
         load["trace"] = {
             "file": str(Path(arguments.trace).absolute()),
@@ -84,18 +80,18 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             "length_scale": arguments.length_scale,
         }
     elif not arguments.stages:
-        if load["rate"] is None and load["concurrency"] is None:
+        if arguments.rate is None and arguments.concurrency is None:
             load["rate"] = 1.0
-        if load["num_requests"] is None and load["duration_s"] is None:
+        if arguments.num_requests is None and arguments.duration_s is None:
             load["num_requests"] = DEFAULT_REQUESTS
     return flags.settings_of(arguments, load)
 
 
 async def execute(settings: Settings, path: Path) -> Run:
-    """Preflight, the run, its folder."""
+    """Runs preflight and load, and writes the folder."""
     before = await preflight(settings)
     print(
-        f"loadgen: alone, a request takes {before.lone_s * 1e3:.0f} ms; {before.warmups} warmed up",
+        f"loadgen: a single request takes {before.lone_s * 1e3:.0f} ms; {before.warmups} warm-up requests",
         file=sys.stderr,
     )
     with Interrupt() as interrupt:
@@ -103,7 +99,7 @@ async def execute(settings: Settings, path: Path) -> Run:
 
 
 def exit_code(run: Run) -> int:
-    """3 INVALID, 1 some failed, 0 all is well."""
+    """3 for an INVALID run, 1 if requests failed, else 0."""
     if not run.summary.valid:
         return 3
     return 1 if run.summary.failed else 0

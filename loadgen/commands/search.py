@@ -1,4 +1,4 @@
-"""`loadgen search`: the highest arrival rate that holds the limits."""
+"""`loadgen search`: finds the highest arrival rate that meets the limits."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
 from loadgen.commands import flags
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
-from loadgen.goodput.curve import write_curve
+from loadgen.goodput.curve import Curve, write_curve
 from loadgen.goodput.search import SearchPlan
-from loadgen.reports.console_curve import show_curve
+from loadgen.reports.console import show_curve
 from loadgen.reports.write import write_curve_reports, write_rows
 from loadgen.targets.preflight import preflight
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from loadgen.goodput.curve import Curve
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
-
-HELP = "the highest arrival rate that holds the limits"
+HELP = "find the highest arrival rate that meets the limits"
 DESCRIPTION = (
-    "Finds the goodput: the highest Poisson arrival rate at which so large a share of requests meets every "
-    "limit, with an interval. A rate at which the backlog grows is unstable whatever it attains. Exit code "
-    "0: found, 1: no rate holds, or the highest still does, 2: nothing could be measured, 3: INVALID."
+    "Finds the goodput: the highest Poisson arrival rate at which the share of requests that meet every "
+    "limit reaches the goal, with an interval. A rate at which the backlog grows is unstable. Exit code "
+    "0: found, 1: no rate meets the goal, or all do, 2: nothing could be measured, 3: INVALID."
 )
 DEFAULT_BUDGET_S = 480.0
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Adds the flags of this command."""
     flags.add_target(parser)
     group = parser.add_argument_group("search")
     group.add_argument(
@@ -48,15 +43,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT_BUDGET_S,
         metavar="S",
-        help="seconds in all (default %(default)g)",
+        help="total time in seconds (default %(default)g)",
     )
-    group.add_argument("--start-rate", type=float, metavar="R", help="default: one request after another")
-    group.add_argument("--max-rate", type=float, metavar="R", help="try no higher one")
+    group.add_argument(
+        "--start-rate", type=float, metavar="R", help="first rate (default: one request at a time)"
+    )
+    group.add_argument("--max-rate", type=float, metavar="R", help="highest rate to try")
     flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the search and returns the exit code."""
     settings = flags.settings_of(arguments, {"rate": arguments.start_rate or 1.0, "duration_s": 1.0})
     require_limits(settings)
     if arguments.budget < 10:
@@ -70,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def require_limits(settings: Settings) -> None:
-    """LoadgenError where nothing says what a good request is."""
+    """Raises LoadgenError where there are no limits."""
     if not settings.judge.goodput and not any(one.goodput for one in settings.load.classes):
         raise LoadgenError("--goodput or --preset must say what a good request is")
 
@@ -87,7 +84,7 @@ async def _search(settings: Settings, path: Path, arguments: argparse.Namespace)
 
 
 def publish(curve: Curve, path: Path, settings: Settings, *, as_json: bool) -> None:
-    """Writes the curve and its reports into the folder, and shows it on stdout."""
+    """Writes the curve and its reports to the folder, and prints it."""
     write_curve(path, curve)
     write_curve_reports(path, curve)
     if as_json:
@@ -97,10 +94,10 @@ def publish(curve: Curve, path: Path, settings: Settings, *, as_json: bool) -> N
 
 
 def rows_of(arguments: argparse.Namespace) -> Callable[[Run], None]:
-    """What is written of each run besides its folder."""
+    """The function that writes additional files of each run."""
     return write_rows if arguments.parquet else lambda run: None
 
 
 def say(line: str) -> None:
-    """How it goes, on stderr."""
+    """Prints progress to stderr."""
     print(f"loadgen: {line}", file=sys.stderr, flush=True)

@@ -1,45 +1,43 @@
-"""`loadgen sweep`: the curve of attainment and latency over the rate."""
+"""`loadgen sweep`: measures attainment and latency at several rates."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.commands import flags
 from loadgen.commands.search import publish, rows_of, say
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
+from loadgen.goodput.curve import Curve
 from loadgen.targets.preflight import preflight
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.goodput.curve import Curve
-    from loadgen.settings import Settings
-
-HELP = "one run at each of several rates"
+HELP = "measure several rates"
 DESCRIPTION = (
-    "One run at each rate, and the curve over all. Exit code 0: done, 2: nothing could be measured, 3: every "
-    "run is INVALID."
+    "Measures each rate in a run of its own, and reports the curve. Exit code 0: done, 2: nothing could be "
+    "measured, 3: every run is INVALID."
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Adds the flags of this command."""
     flags.add_target(parser)
     group = parser.add_argument_group("sweep")
-    group.add_argument("--rates", type=float, nargs="+", required=True, metavar="R", help="requests a second")
     group.add_argument(
-        "--duration", type=float, default=60.0, metavar="S", help="of each (default %(default)g)"
+        "--rates", type=float, nargs="+", required=True, metavar="R", help="requests per second"
+    )
+    group.add_argument(
+        "--duration", type=float, default=60.0, metavar="S", help="seconds per rate (default %(default)g)"
     )
     flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the sweep and returns the exit code."""
     if min(arguments.rates) <= 0:
         raise LoadgenError("--rates must be positive")
     # The highest rate is what the warm-up must be wide enough for.

@@ -1,4 +1,4 @@
-"""`loadgen trace`: what a recorded load holds, and the same in Mooncake's format."""
+"""`loadgen trace`: describes a recorded load, and converts it to Mooncake's format."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import json
 from rich.console import Console
 from rich.text import Text
 
+from loadgen.common.formatting import number, percent
+from loadgen.common.settings import TraceSettings
 from loadgen.load.trace_facts import TraceFacts, facts_of
 from loadgen.load.traces import read_trace, scaled, sniff, write_mooncake
-from loadgen.reports.words import number, percent
-from loadgen.settings import TraceSettings
 
-HELP = "what a recorded load holds; converts to Mooncake's format"
-DESCRIPTION = "Reads a trace of Mooncake (JSONL), Azure or BurstGPT (CSV) and says what it would send."
+HELP = "describe a recorded load; convert it to Mooncake's format"
+DESCRIPTION = "Reads a trace of Mooncake (JSONL), Azure or BurstGPT (CSV) and describes the load."
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--speed", type=float, default=1.0, help="as `run` would send it (default 1)")
-    parser.add_argument("--length-scale", type=float, default=1.0, help="of all lengths (default 1)")
-    parser.add_argument("--convert", metavar="FILE", help="write it as Mooncake's JSONL")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    """Adds the flags of this command."""
+    parser.add_argument("file", metavar="FILE", help="the trace")
+    parser.add_argument("--speed", type=float, default=1.0, help="speed, as in `run` (default 1)")
+    parser.add_argument("--length-scale", type=float, default=1.0, help="factor of all lengths (default 1)")
+    parser.add_argument("--convert", metavar="FILE", help="write it in Mooncake's format")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0."""
+    """Prints the description; returns 0."""
     kind = sniff(arguments.file)
     wanted = TraceSettings(
         file=arguments.file, format=kind, speed=arguments.speed, length_scale=arguments.length_scale
@@ -52,13 +52,13 @@ def _lines(kind: str, facts: TraceFacts) -> list[str]:
     top = max(facts.rates) or 1.0
     return [
         f"{kind}: {facts.requests} requests in {number(facts.seconds)} s"
-        + (f", {facts.skipped} without an output left out" if facts.skipped else ""),
-        f"a second: {number(facts.mean_rate)} on average, {number(facts.peak_rate)} at most; burstiness "
+        + (f", {facts.skipped} without an output skipped" if facts.skipped else ""),
+        f"requests/s: {number(facts.mean_rate)} on average, {number(facts.peak_rate)} at most; burstiness "
         f"{number(facts.burstiness)} (1 is Poisson, less is burstier)",
         "".join(_BARS[min(7, int(rate / top * 7.999))] for rate in facts.rates),
         *(
             f"{name}: " + ", ".join(f"{which} {number(value)}" for which, value in spread.items())
             for name, spread in lengths.items()
         ),
-        f"prompt tokens in a prefix that came before: {percent(facts.shared_prefix)}",
+        f"prompt tokens in a repeated prefix: {percent(facts.shared_prefix)}",
     ]

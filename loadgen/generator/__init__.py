@@ -1,1 +1,3 @@
-"""Many processes that send to one clock, and who starts and watches them."""
+"""Runs a load in several processes with one clock. Imports `loadgen.analysis` and below; `loadgen.goodput`
+and `loadgen.commands` import it.
+"""

@@ -1,10 +1,10 @@
-"""Sends one process's share of a run, each conversation at its time, whatever became of the earlier ones.
+"""Sends one process's share of a run, each conversation at its own time.
 
-open loop     a conversation begins when its time has come
-closed loop   a fixed number of users; each begins its next conversation when the last has ended
+open loop     a conversation starts when it is due
+closed loop   a fixed number of users; each starts its next conversation when the last one has ended
 
-A turn after the first is due its think time after the answer before it. Latency counts from when a request
-was due, so that neither a generator that lags nor a server that stalls can hide what a user would feel.
+A turn after the first is due its think time after the previous answer. Latency counts from when a request was
+due, so that neither a slow generator nor a stalled server can hide what a user would experience.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadgen.load.wording import Content
-from loadgen.record import Outcome, Record
-from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Form, Settings
+from loadgen.load.alphabet import Content
+from loadgen.load.workload import Conversation, Turn, Workload
+from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request, RunClock, Target
 
-if TYPE_CHECKING:
-    from loadgen.load.workload import Conversation, Turn, Workload
-    from loadgen.settings import Form, Settings
-    from loadgen.targets.target import RunClock, Target
-
-# Prompts made before the clock starts; the rest is made as it comes.
+# Prompts generated before the clock starts; the rest is generated on demand.
 PREPARED_BYTES = 256 * 1024 * 1024
 _OVERHEAD_BYTES = 1024
 _ANSWER_ROLE, _USER_ROLE = "assistant", "user"
@@ -32,7 +29,7 @@ _ANSWER_ROLE, _USER_ROLE = "assistant", "user"
 
 @dataclass(slots=True)
 class Prepared:
-    """A conversation with its first request as it will travel."""
+    """A conversation with its first request, encoded."""
 
     conversation: Conversation
     prompt: Prompt
@@ -40,7 +37,7 @@ class Prepared:
 
 
 class History:
-    """A conversation so far; the next prompt is all of it and the user's new words."""
+    """A conversation so far; the next prompt is all of it plus the user's next message."""
 
     def __init__(self, form: Form) -> None:
         self._chat = form == "chat"
@@ -59,8 +56,8 @@ class History:
         self._text += content
         return self._text
 
-    def hear(self, answer: Answer) -> None:
-        """Keeps the answer."""
+    def add_answer(self, answer: Answer) -> None:
+        """Appends the answer."""
         self._ids += answer.ids
         self._text += "".join(answer.text)
         self._messages.append(Message(_ANSWER_ROLE, "".join(answer.text)))
@@ -68,7 +65,7 @@ class History:
 
 @dataclass(slots=True)
 class Counts:
-    """What a process has done so far."""
+    """Progress of this process."""
 
     sent: int = 0
     ended: int = 0
@@ -79,12 +76,12 @@ class Counts:
 
     @property
     def in_flight(self) -> int:
-        """Sent and not ended."""
+        """Requests that were sent and have not ended."""
         return self.sent - self.ended
 
 
 class Driver:
-    """Runs a share of the load once. `sink` is given every record at its end."""
+    """Runs a share of the load once. `sink` receives every record at its end."""
 
     def __init__(
         self,
@@ -108,8 +105,9 @@ class Driver:
         self.counts = Counts()
 
     def prepare(self, numbers: Iterable[int], most: int | None = None) -> Iterator[Prepared]:
-        """The conversations of these numbers, in order. The first `most` are made at once, as far as memory
-        allows, the others when they are asked for."""
+        """The conversations with these numbers, in order. The first `most` are generated at once, as far as
+        memory allows, the others on demand.
+        """
         coming = self._prepare_each(iter(numbers))
         made: list[Prepared] = []
         budget = PREPARED_BYTES
@@ -121,7 +119,7 @@ class Driver:
         return _taken(made, coming)
 
     async def open_loop(self, prepared: Iterator[Prepared], times: Iterator[float]) -> None:
-        """Begins each conversation at its time; returns when all have ended, or their time is over."""
+        """Starts each conversation at its time; returns when all have ended or timed out."""
         last = 0.0
         for time, one in zip(times, prepared, strict=False):
             last = time
@@ -135,7 +133,7 @@ class Driver:
         await self._drain(last)
 
     async def closed_loop(self, prepared: Iterator[Prepared], users: int) -> None:
-        """`users` conversations under way at any time, until there are no more or the duration is over."""
+        """Keeps `users` conversations running, until there are no more or the duration has passed."""
         until = self._settings.load.duration_s
 
         async def user() -> None:
@@ -150,7 +148,7 @@ class Driver:
         await self._drain(self._clock())
 
     async def stop(self) -> None:
-        """Ends what runs; those requests are marked as stopped."""
+        """Cancels running requests, which are recorded as stopped."""
         self._stopped = True
         for task in self._running:
             task.cancel()
@@ -170,7 +168,7 @@ class Driver:
         return Request(request_id, prompt, conversation.turns[turn].output_tokens, conversation.klass)
 
     async def _converse(self, prepared: Prepared, due: float) -> None:
-        """All turns of one conversation; after a turn that did not end well there is no next one."""
+        """Runs all turns of one conversation; a failed turn ends it."""
         conversation = prepared.conversation
         history = History(self._settings.target.form)
         payload = prepared.payload
@@ -186,10 +184,10 @@ class Driver:
             if record.outcome != Outcome.OK:
                 return
             if number + 1 < len(conversation.turns):
-                history.hear(answer)
+                history.add_answer(answer)
 
     async def _send(self, payload: Payload, record: Record, answer: Answer, leave_s: float | None) -> None:
-        """One request from its sending to its record; nothing is raised but our own cancellation."""
+        """Sends one request and completes its record; raises only its own cancellation."""
         timeout_s = self._settings.target.timeout_s
         leaves = leave_s is not None and leave_s < timeout_s
         counts, clock = self.counts, self._clock
@@ -244,17 +242,17 @@ class Driver:
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """A conversation raises nothing but a fault of ours, and that ends the run."""
+        """Stores an internal error of a conversation, which ends the run."""
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fault = self._fault or error
 
     async def _sleep_until(self, due: float) -> None:
-        """Gives the loop a turn even where the time has passed."""
+        """Sleeps until a time; yields to the loop even if it has passed."""
         await asyncio.sleep(max(0.0, due - self._clock()))
 
     async def _drain(self, last: float) -> None:
-        """Waits for what runs, within the time that the run's settings leave it after the last send."""
+        """Waits for running requests, within the drain time of the settings."""
         generator, target = self._settings.generator, self._settings.target
         patience = target.timeout_s if generator.drain_s is None else generator.drain_s
         left = max(0.0, last + patience - self._clock())
@@ -268,7 +266,7 @@ class Driver:
 
 
 def _taken(made: list[Prepared], rest: Iterator[Prepared]) -> Iterator[Prepared]:
-    """First what was made, each let go as it is taken, then the rest."""
+    """Yields the generated items first, releasing each, then the rest."""
     made.reverse()
     while made:
         yield made.pop()

@@ -1,20 +1,16 @@
-"""Ctrl-C ends a run, not its results: what was measured is kept and summed up. A second one ends all."""
+"""Handles Ctrl-C: the first one ends the run and keeps its results, the second one ends the process."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM only sets `asked`; the next does what it always does."""
+    """While entered, the first SIGINT or SIGTERM only sets `asked`; the next has its default effect."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -25,9 +21,7 @@ class Interrupt:
             loop.add_signal_handler(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._leave()
 
     def _ask(self) -> None:

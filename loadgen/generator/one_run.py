@@ -1,4 +1,4 @@
-"""One run from its first question to its folder: preflight, load and scraping side by side, a last look."""
+"""One run from preflight to folder: load and scraping at the same time, then the leak check."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from loadgen import run_folder
-from loadgen.generator.crew import Progress, measure
+from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
+from loadgen.common.server_samples import write_samples
+from loadgen.generator.processes import Progress, measure
 from loadgen.generator.progress import ProgressView
-from loadgen.generator.scrape import Scraper, write_samples
-from loadgen.targets.at_rest import check_leaks
-
-if TYPE_CHECKING:
-    from loadgen.run_folder import Run
-    from loadgen.targets.preflight import Preflight
+from loadgen.generator.scrape import Scraper
+from loadgen.targets.leak_check import check_leaks
+from loadgen.targets.preflight import Preflight
 
 Decide = Callable[[Progress], bool]
 
 
 async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = lambda _: True) -> Run:
-    """Measures with the settings that the preflight found good, and keeps the folder.
+    """Runs the load with the settings of the preflight, and writes the folder.
 
-    `go_on` may end the run early. LoadgenError where the target goes away or a process dies.
+    `go_on` may stop the run early. Raises LoadgenError where the target is lost or a process dies.
     """
     settings = before.settings
     origin = time.monotonic()
@@ -39,7 +37,7 @@ async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = la
         with contextlib.suppress(asyncio.CancelledError):
             await scraping
     leaks = await check_leaks(settings.target)
-    # The scraper's clock ran from before the processes started; the run's own starts with its first second.
+    # The scraper started before the processes; shifted to the run's own start.
     shift = measured.started_monotonic - origin
     write_samples(path / run_folder.METRICS, [sample.shifted(-shift) for sample in scraper.samples])
     more = {"lone_s": before.lone_s, "warmups": before.warmups, **leaks.as_dict()}

@@ -1,6 +1,6 @@
-"""When each conversation of a run begins: the workload's numbers on the arrivals' times, cut to one process.
+"""The start time of each conversation of a run, restricted to one process.
 
-Every process makes the same plan from the same settings and takes each n-th conversation of it.
+Every process computes the same plan from the same settings and takes every n-th conversation of it.
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loadgen.common.settings import LoadSettings
 from loadgen.load.arrivals import Stage, arrivals, steady
-
-if TYPE_CHECKING:
-    from loadgen.settings import LoadSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of a plan one process sends: every `of`-th conversation, from number `process` on."""
+    """The part of a plan that one process sends: every `of`-th conversation, from number `process` on."""
 
     process: int = 0
     of: int = 1
@@ -29,7 +26,7 @@ class Share:
 
 
 def open_times(load: LoadSettings, recorded: Iterator[float] | None = None) -> Iterator[float]:
-    """Seconds from the start of every conversation of the whole run; `recorded` are a trace's."""
+    """Start times in seconds of every conversation of the run; `recorded` are a trace's."""
     if recorded is not None:
         times = recorded
     elif load.stages:
@@ -44,7 +41,7 @@ def open_times(load: LoadSettings, recorded: Iterator[float] | None = None) -> I
 
 
 def numbers_of(load: LoadSettings, share: Share) -> Iterator[int]:
-    """The numbers of the conversations of a closed loop that fall to this process; without end where only
-    a duration says when to stop."""
+    """The numbers of this process's conversations in a closed loop; infinite where only a duration ends
+    it."""
     numbers = itertools.count() if load.num_requests is None else range(load.num_requests)
     return itertools.islice(numbers, share.process, None, share.of)

@@ -1,10 +1,12 @@
-"""A run while it lasts: offered and achieved rate, in flight, attainment so far, the generator's own lag."""
+"""Live display of a run: offered and achieved rate, requests in flight, attainment so far, lag of the
+generator."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,22 +14,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.reports.words import number, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
-
-    from loadgen.generator.crew import Progress
-    from loadgen.settings import Settings
+from loadgen.common.formatting import number, percent
+from loadgen.common.settings import Settings
+from loadgen.generator.processes import Progress
 
 _RECENT = 20  # reports: the last five seconds
 
 
 class ProgressView:
-    """Draws itself on stderr where that is a terminal, else says nothing. Give its `watch` to a crew; `go_on`
-    has the last word on whether the run goes on."""
+    """Draws on stderr if that is a terminal. Its `watch` is called with every report; `go_on` decides whether
+    the run continues.
+    """
 
     def __init__(
         self, settings: Settings, title: str, go_on: Callable[[Progress], bool] = lambda _: True
@@ -45,21 +42,19 @@ class ProgressView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live is not None:
             self._live.stop()
 
     def watch(self, progress: Progress) -> bool:
-        """Shows it."""
+        """Starts the display."""
         self._recent.append(progress)
         if self._live is not None:
             self._live.update(self.render())
         return self._go_on(progress)
 
     def render(self) -> Group:
-        """The screen's few lines."""
+        """The displayed lines."""
         now, before = self._recent[-1], self._recent[0]
         seconds = max(1e-9, now.elapsed_s - before.elapsed_s)
         cells = [
@@ -87,7 +82,7 @@ class ProgressView:
         return Group(line, table)
 
     def _offered(self, now: Progress, before: Progress, seconds: float) -> float | None:
-        """As asked for; where that changes, as much as came due lately. A closed loop offers none."""
+        """The offered rate: as requested, or measured recently where it varies. None in a closed loop."""
         load = self._settings.load
         if load.rate is not None or load.concurrency is not None:
             return load.rate

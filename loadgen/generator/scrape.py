@@ -1,35 +1,28 @@
-"""The server's own metrics while a run lasts, on the run's clock.
+"""Samples the server's own metrics during a run, on the run's clock.
 
-Sources are Prometheus endpoints, those the user names and, where the target's AdminService answers, every
-worker's; and the router's status. Samples are kept as they are, without histograms' buckets. A source that
-does not answer is left out of that round: a run is not lost for it.
+Sources are Prometheus endpoints, those that the user gives and, where the target's AdminService answers,
+every worker's; and the router's status. Samples are stored without histogram buckets. A source that does not
+answer is skipped for that sample.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.v1.router_pb2 import GetStatusRequest
+from baton.v1.router_pb2 import GetStatusRequest, RouterStatus
 from baton.v1.router_pb2_grpc import RouterServiceStub
+from loadgen.common.server_samples import Sample
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
-from loadgen.targets.http_get import get
+from loadgen.targets.http_connection import get
 from loadgen.targets.target import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from baton.v1.router_pb2 import RouterStatus
-    from loadgen.settings import TargetSettings
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8
@@ -40,21 +33,8 @@ _LEFT_OUT = ("_bucket", "_created")
 _FOREIGN = ("python_", "process_", "go_")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One source at one time."""
-
-    at: float
-    source: str
-    values: dict[str, float]
-
-    def shifted(self, seconds: float) -> Sample:
-        """The same on a clock that is so much ahead."""
-        return Sample(self.at + seconds, self.source, self.values)
-
-
 class Scraper:
-    """Asks every source once a second while `run` runs; `samples` are what they said."""
+    """Samples every source once per second while `run` runs, into `samples`."""
 
     def __init__(self, urls: Sequence[str], target: TargetSettings, clock: Callable[[], float]) -> None:
         self._urls = {url.split("://", 1)[1].partition("/")[0]: url for url in urls}
@@ -63,7 +43,7 @@ class Scraper:
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         async with contextlib.AsyncExitStack() as stack:
             admin = await stack.enter_async_context(AdminPort(self._target))
             public = None
@@ -78,7 +58,7 @@ class Scraper:
                 await asyncio.sleep(max(0.0, due - self._clock()))
 
     async def _status(self, admin: AdminPort, public: grpc.aio.Channel | None) -> dict[str, str]:
-        """Keeps the router's totals; returns the metrics addresses of its workers, if they are known."""
+        """Stores the router's totals; returns the metrics addresses of its workers, if known."""
         try:
             status = await admin.status(_ANSWER_S, check_integrity=False)
         except NoAdminError:
@@ -111,8 +91,9 @@ class Scraper:
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Values by name and labels, buckets and the client library's own left out; ValueError where the text is
-    no metrics."""
+    """Values by name and labels, without buckets and the client library's own metrics. Raises ValueError for
+    text in another format.
+    """
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -125,25 +106,3 @@ def read_metrics(text: str) -> dict[str, float]:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
     return values
-
-
-def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """A line a sample; no file where there is none."""
-    if not samples:
-        return
-    with path.open("w") as lines:
-        for sample in sorted(samples, key=lambda one: one.at):
-            document: dict[str, Any] = {
-                "at": round(sample.at, 3),
-                "source": sample.source,
-                "values": sample.values,
-            }
-            lines.write(json.dumps(document) + "\n")
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Those of a run's folder; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open() as lines:
-        return [Sample(one["at"], one["source"], one["values"]) for one in map(json.loads, lines)]

@@ -1,4 +1,4 @@
-"""One process of the generator: `python -m loadgen.generator.worker`, started by a crew.
+"""One process of the generator: `python -m loadgen.generator.worker`, started by `RunProcesses`.
 
 It reads one line with its assignment from stdin and answers in lines of JSON on stdout:
 
@@ -24,34 +24,30 @@ import os
 import sys
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
-from loadgen.errors import LoadgenError
-from loadgen.generator.cpu_limit import CpuLimit
-from loadgen.generator.cpu_wait import CpuWait
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
+from loadgen.common.settings import Settings, Strict
 from loadgen.generator.driver import Driver
-from loadgen.generator.loop_lag import LoopLag
+from loadgen.generator.own_lag import CpuLimit, CpuWait, LoopLag
 from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.sources import recorded_times, workload_of
-from loadgen.settings import Settings, Strict
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import RunClock
 
-if TYPE_CHECKING:
-    from loadgen.record import Record
-
 PROGRESS_S = 0.25
-# How many conversations of a closed loop, whose number nobody knows, are made before it starts.
+# Conversations of a closed loop of unknown length that are generated before it starts.
 _AHEAD = 1000
 _BUFFER = 4 * 1024 * 1024
 
 
 class Assignment(Strict):
-    """What one process is told."""
+    """The assignment of one process."""
 
     settings: Settings
     process: int
@@ -76,7 +72,7 @@ class Worker:
         self._limit = CpuLimit(self._clock)
 
     async def run(self) -> None:
-        """From connecting to the last record."""
+        """Connects, sends the load, and writes all records."""
         target = open_target(self._settings.target, self._clock)
         workload = workload_of(self._settings)
         driver = Driver(
@@ -94,7 +90,7 @@ class Worker:
             await target.close()
 
     def _work(self, driver: Driver) -> Coroutine[Any, Any, None]:
-        """The whole run, its prompts made as far as memory goes."""
+        """The whole run, with prompts generated ahead as far as memory allows."""
         load, share = self._settings.load, self._share
         if load.concurrency is not None:
             users = share.concurrency(load.concurrency)
@@ -117,11 +113,11 @@ class Worker:
     async def _told_start(self) -> float:
         line = await self._commands.readline()
         if not line:
-            raise LoadgenError("nobody said when to start")
+            raise LoadgenError("no start message was received")
         return float(json.loads(line)["start"])
 
     async def _follow(self, driver: Driver, work: asyncio.Future[Any]) -> None:
-        """Reports until the work is done, or whoever ordered it wants it no more."""
+        """Sends progress reports until the run has ended or is cancelled by the parent."""
         cpu, began = time.process_time(), time.monotonic()
         times, seconds = self._limit.held_back()
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._commands.readline())
@@ -178,7 +174,7 @@ def _spread_ms(samples: list[float]) -> dict[str, float]:
 
 
 def _tell(message: dict[str, Any]) -> None:
-    # One write, short of what a pipe takes at once; the crew reads all the time.
+    # One write that fits into a pipe's buffer; the parent reads all the time.
     os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
 
 
@@ -196,8 +192,9 @@ async def _main() -> None:
 
 
 def settle(assignment: Assignment) -> None:
-    """On the processor that is this process's, if one is; threads that start from now on, such as gRPC's,
-    are there, too. LoadgenError where it may not run there."""
+    """Pins this process, and threads that start later, to its processor, if one is set. Raises LoadgenError
+    where that fails.
+    """
     if not (cpus := assignment.settings.generator.cpus):
         return
     cpu = cpus[assignment.process]
@@ -208,7 +205,7 @@ def settle(assignment: Assignment) -> None:
 
 
 def main() -> int:
-    """0 when all was done; 2 after a mistake that was told."""
+    """Exit code: 0 on success, 2 after a reported error."""
     die_with_parent()
     try:
         asyncio.run(_main())

@@ -1,7 +1,7 @@
-"""Searches and sweeps against a real server: one run after another, each in a folder of its own.
+"""Runs searches and sweeps against a server: one run after another, each in its own folder.
 
-A run that cannot pass any more, since too many of its requests have missed already, is ended there: past a
-server's capacity every further second only lengthens its queue.
+A run that can no longer reach the goal is stopped, since beyond a server's capacity more time only lengthens
+its queue.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from loadgen.analysis.validity import ReasonKind
+from loadgen.analysis.run_folder import Run
+from loadgen.analysis.summary import ReasonKind
+from loadgen.common.formatting import number, percent
+from loadgen.common.settings import Settings
+from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
+from loadgen.generator.processes import Progress
 from loadgen.goodput.curve import Curve, Point, outcome_of, point_of, probe_of
+from loadgen.goodput.probe import Probe
 from loadgen.goodput.search import Phase, Search, SearchPlan
-from loadgen.reports.words import number, percent
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.generator.crew import Progress
-    from loadgen.generator.interrupt import Interrupt
-    from loadgen.goodput.probe import Probe
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
-    from loadgen.targets.preflight import Preflight
+from loadgen.targets.preflight import Preflight
 
 Say = Callable[[str], None]
 # How many of the misses that a run may have it must have before it is ended: some lie in what is cut.
@@ -40,12 +36,12 @@ _GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MIS
 
 
 class Campaign:
-    """The runs of one search or sweep, against what its preflight found."""
+    """The runs of one search or sweep, with the results of its preflight."""
 
     def __init__(
         self, before: Preflight, path: Path, say: Say, interrupt: Interrupt, keep: Callable[[Run], None]
     ) -> None:
-        """`say` is told how it goes; `keep` is given every run, once its folder is written."""
+        """`say` receives progress messages; `keep` every run, once its folder is written."""
         self._before = before
         self._path = path
         self._say = say
@@ -55,8 +51,9 @@ class Campaign:
         self._points: list[Point] = []
 
     async def search(self, plan: SearchPlan) -> Curve:
-        """The goodput, within the plan's budget. A run in which the generator failed tells nothing and is
-        made again; where it fails again and again, it is what limits, and the search is INVALID."""
+        """Searches the goodput within the plan's budget. A run in which the generator failed is repeated; if
+        it keeps failing, the generator is the limit and the search is INVALID.
+        """
         search = Search(plan)
         lost: list[tuple[str, ...]] = []
         beside = 0.0  # what a run took at most beside its sending: processes start, the last answers come
@@ -73,10 +70,10 @@ class Campaign:
             faults = tuple(one.text for one in run.summary.invalid if one.kind in _GENERATORS_OWN)
             if faults:
                 lost.append(faults)
-                search.lose(took_s)
+                search.skip(took_s)
             else:
                 lost.clear()
-                search.tell(probe, took_s)
+                search.add_probe(probe, took_s)
         invalid = lost[-1] if lost else ()
         result = search.result()
         return dataclasses.replace(
@@ -88,7 +85,7 @@ class Campaign:
         )
 
     async def sweep(self, rates: Sequence[float], seconds: float) -> Curve:
-        """Every rate once, for so long."""
+        """Measures every rate once, for the same duration."""
         for place, rate in enumerate(rates, 1):
             if self._interrupt.asked:
                 break
@@ -121,7 +118,7 @@ class Campaign:
         return run, probe
 
     def _settings(self, rate: float, seconds: float) -> Settings:
-        """The user's, at this rate; every probe has arrivals and prompts of its own."""
+        """The user's settings at this rate; every probe has its own arrivals and prompts."""
         settings = self._before.settings
         load = settings.load.model_copy(
             update={

@@ -1,14 +1,12 @@
-"""Where attainment crosses its goal, from all probes together.
+"""Estimates where attainment crosses its goal, from all probes.
 
-Around the crossing, the logit of attainment is taken to fall in a straight line over the logarithm of the
-rate. Two unknowns, the crossing and the steepness, both flat in logarithm beforehand, are weighed on a grid
-by how well they explain the probes; a cliff is no special case, only very steep. The median of the crossing
-is the goodput, the middle 95 % its interval. Probes far from the crossing say less about it, since the line
-is straight near it only.
+Near the crossing, the logit of attainment is modelled as linear in the logarithm of the rate. The posterior
+of its two parameters, crossing and steepness, with flat priors in logarithm, is computed on a grid; a cliff
+is just very steep. The median of the crossing is the goodput, the middle 95 % its interval. Probes far from
+the crossing have less weight, since the model is linear only near it.
 
-A probe lies where its arrivals were, not where they were meant to be: of a Poisson process, so many arrivals
-in so long a time are spread the same way whatever rate drew them, so their number says all that the rate does
-and more. Where capacity is what limits, that is most of the noise.
+A probe counts at the rate of its actual arrivals, not at the nominal one: the arrivals of a Poisson process,
+given their number, are distributed alike for any rate. Near capacity this removes most of the noise.
 """
 
 from __future__ import annotations
@@ -16,21 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadgen.common.arrays import Floats
 from loadgen.goodput.probe import Probe, Verdict
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 _STEEPNESS = np.exp(np.linspace(math.log(3.0), math.log(300.0), 20))
 _RATES = 300
 _BEYOND = 0.7  # how far from the outermost probes it may lie, in logarithms of the rate
-_NEAR = 0.2  # how far from the crossing a probe tells its full weight
+_NEAR = 0.2  # distance from the crossing within which a probe has full weight
 _FAR_WEIGHT = 0.02
 _NEAR_WEIGHT = 0.3
 # Draws are an estimate too; with this weight intervals held the truth as often as they say, in simulations of
@@ -44,7 +37,7 @@ FORMULA = "the rate at which attainment crosses its goal: logit-linear in log ra
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The goodput in requests a second, and its interval of 95 %."""
+    """The goodput in requests per second, and its 95 % interval."""
 
     rate: float
     low: float
@@ -52,12 +45,12 @@ class Crossing:
 
     @property
     def width(self) -> float:
-        """high / low."""
+        """The ratio high / low."""
         return self.high / self.low
 
 
 def find_crossing(probes: Sequence[Probe], goal: float) -> Crossing:
-    """The crossing that explains the probes (one at least)."""
+    """Estimates the crossing from at least one probe."""
     places = np.log([probe.offered for probe in probes])
     span = (float(places.min()) - _BEYOND, float(places.max()) + _BEYOND)
     even = np.ones(len(probes))
@@ -72,7 +65,7 @@ def find_crossing(probes: Sequence[Probe], goal: float) -> Crossing:
 
 
 def _weigh(crossings: Floats, probes: Sequence[Probe], goal: float, weights: Floats) -> Floats:
-    """How probable each crossing is, the steepness summed out."""
+    """The posterior of the crossing on the grid, with the steepness integrated out."""
     at_goal = math.log(goal / (1 - goal))
     logs = np.zeros((len(crossings), len(_STEEPNESS)))
     for probe, weight, draws in zip(probes, weights, _draws(probes, weights), strict=True):
@@ -88,8 +81,9 @@ def _weigh(crossings: Floats, probes: Sequence[Probe], goal: float, weights: Flo
 
 
 def _draws(probes: Sequence[Probe], weights: Floats) -> list[float]:
-    """How many independent draws each probe is worth. One that saw no miss, or too short a time, does not
-    know for how long its requests hang together; those near the crossing know better."""
+    """The number of independent draws of each probe. One without a miss, or that is too short, cannot
+    estimate its correlation time and uses that of probes near the crossing.
+    """
     near = [
         probe.requests / probe.draws / probe.offered
         for probe, weight in zip(probes, weights, strict=True)
@@ -100,7 +94,7 @@ def _draws(probes: Sequence[Probe], weights: Floats) -> list[float]:
 
 
 def _quantiles(places: Floats, weights: Floats) -> tuple[float, float, float]:
-    """Median and both ends of the middle 95 %, interpolated between the grid's places."""
+    """Median and ends of the middle 95 %, interpolated on the grid."""
     sums = np.cumsum(weights) - weights / 2
     middle, low, high = np.interp([0.5, 0.025, 0.975], sums, places)
     return float(middle), float(low), float(high)

@@ -1,34 +1,30 @@
-"""Attainment over rate: what a search or a sweep leaves, in its folder beside the runs that it is made of."""
+"""The curve of attainment over rate that a search or sweep writes to its folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.slo import Judge
 from loadgen.analysis.steady import Steadiness
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
 from loadgen.goodput.crossing import FORMULA, Crossing
 from loadgen.goodput.probe import Probe, Verdict
-from loadgen.record import Outcome
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loadgen.goodput.search import Goodput
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
+from loadgen.goodput.search import Goodput
 
 CURVE = "curve.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A probe, the folder of its run, and a few of its figures (milliseconds)."""
+    """A probe, the folder of its run, and some of its figures (milliseconds)."""
 
     probe: Probe
     folder: str
@@ -39,8 +35,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points by rate. `crossing` is the goodput, where it was found; `finding` says so in words, and
-    `confirmed` is the folder of the run that confirmed it."""
+    """Points ordered by rate. `crossing` is the goodput, if found; `finding` describes it, and `confirmed` is
+    the folder of the run that confirmed it.
+    """
 
     kind: str
     target: str
@@ -55,13 +52,14 @@ class Curve:
     formula: str = field(default=FORMULA)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The curve as JSON values."""
         return {"valid": not self.invalid, **dataclasses.asdict(self)}
 
 
 def probe_of(run: Run, rate: float) -> Probe:
-    """What a run at `rate` says of it. Where it was ended early, what was under way then counts as never
-    ended: it is part of the backlog, and the run had failed before."""
+    """The probe of a run at `rate`. Of a run that was stopped early, requests in flight count as never ended:
+    they are part of the backlog, and the run had already failed.
+    """
     judge = Judge.of(run.settings)
     judged = [record for record in run.records if record.outcome != Outcome.CANCELLED]
     scheduled = np.array([record.scheduled for record in judged])
@@ -92,7 +90,7 @@ def _end(record: Record) -> float:
 
 
 def outcome_of(result: Goodput) -> str:
-    """The finding in words, with the highest or lowest rate that it rests on."""
+    """The finding as text, with the rate that it depends on."""
     rates = [probe.rate for probe in result.probes]
     if result.crossing is not None or not rates:
         return result.finding.value
@@ -101,12 +99,12 @@ def outcome_of(result: Goodput) -> str:
 
 
 def write_curve(path: Path, curve: Curve) -> None:
-    """Into the folder of the search or sweep."""
+    """Writes the curve to the folder of the search or sweep."""
     (path / CURVE).write_text(json.dumps(curve.as_dict(), indent=1) + "\n")
 
 
 def read_curve(path: Path) -> Curve:
-    """From there; LoadgenError where it has none."""
+    """Reads the curve. Raises LoadgenError where the folder has none."""
     try:
         document = json.loads((path / CURVE).read_text())
         document.pop("valid")

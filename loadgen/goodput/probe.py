@@ -1,32 +1,27 @@
-"""One measurement of one arrival rate, and its verdict."""
+"""A measurement of one arrival rate, and its verdict."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
 from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
+from loadgen.common.arrays import Flags, Floats
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-
-# A probe starts with an empty server; so much of it is cut whatever its backlog says.
+# A probe starts with an empty server; at least this share of it is cut.
 CUT = 0.2
 
 
 class Verdict(StrEnum):
-    """What a rate is to the limits."""
+    """Whether a rate meets the limits."""
 
     PASS = "pass"
     FAIL = "fail"
-    # The backlog grows: attainment depends on how long one looks, and in the long run there is none.
+    # The backlog grows, so attainment depends on the duration.
     UNSTABLE = "unstable"
 
 
@@ -35,12 +30,12 @@ class Probe:
     """A point of the curve of attainment over rate."""
 
     rate: float
-    # The arrivals that this rate brought, a second: by chance more or fewer than it says.
+    # The rate of the arrivals that occurred, which differs from the nominal one by chance.
     offered: float
     seconds: float
     requests: int
     attainment: float
-    # How many independent draws the attainment is worth.
+    # The number of independent draws of the attainment.
     draws: float
     low: float
     high: float
@@ -49,14 +44,14 @@ class Probe:
 
     @classmethod
     def of(cls, rate: float, goal: float, scheduled: Floats, ended: Floats, good: Flags) -> Self:
-        """The probe of requests in the order in which they were due; nobody's cancelled ones among them."""
+        """The probe of requests in due order, without those that their client cancelled."""
         if not len(scheduled):
             return cls(rate, rate, 0.0, 0, 0.0, 0.0, 0.0, 1.0, Steadiness.SHORT, Verdict.FAIL)
         window = _window(scheduled, ended)
         inside = scheduled >= window.since
         hits = good[inside].astype(np.float64)
         latency = np.minimum(ended[inside], window.until + 3600.0) - scheduled[inside]
-        # The indicator of a probe where all is well does not say how its requests hang together.
+        # Without any miss the correlation time cannot be estimated.
         correlation = max(correlation_time(hits), correlation_time(latency))
         draws = len(hits) / correlation
         share = float(hits.mean())

@@ -1,16 +1,15 @@
-"""Which rate to try next, and when to stop: the search without the sending.
+"""Decides which rate to measure next and when to stop, without sending.
 
-1. Bracket: short probes, each twice the rate of the last, until one does not pass (or half, until one does).
-2. Refine: longer probes a little to both sides of where the crossing seems to be.
-3. Confirm: a long probe at the rate that will be reported. Where it does not hold there, that is one more
-   thing known, and the rate that follows from it is tried once more.
+1. Bracket: short probes, each at twice the rate of the last, until one fails (or half, until one passes).
+2. Refine: longer probes a little to both sides of the estimated crossing.
+3. Confirm: a long probe at the rate that will be reported. If it fails, the new estimate is tried once more.
 
     search = Search(plan)
     while (trial := search.next()) is not None:
-        search.tell(probe of trial, seconds that it took)
+        search.add_probe(probe of trial, seconds that it took)
     search.result()
 
-Time is bounded by the plan's budget: what a probe took is taken from it, whatever was meant.
+The plan's budget bounds the time: the actual duration of each probe is deducted.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _BRACKET_SHARE = 1 / 30
 _REFINE_SHARE = 1 / 7
 _CONFIRM_SHARE = 1 / 7
 _CONFIRMATIONS = 2
-# A rate that needs longer for a few requests is as good as none.
+# A rate that needs longer than this for a few requests counts as zero.
 _LONGEST_SHARE = 1 / 5
-# No more of the budget goes into finding the neighbourhood.
+# Part of the budget for bracketing.
 _MOST_BRACKETING = 0.5
 _FACTOR = 2.0
-# While the crossing is known no better than this, probes stay short and at its middle.
-# (and they are no more than so many: a noisy server needs longer ones).
+# While the interval of the crossing is wider than this, probes are short and at its middle; at most so many,
+# since a noisy server needs longer ones.
 _VAGUE = 1.5
 _MOST_SHORT = 3
 _KNOWN = 1.2
@@ -40,7 +39,7 @@ _FEWEST_REQUESTS = 10
 
 
 class Phase(StrEnum):
-    """What a trial is for."""
+    """The purpose of a trial."""
 
     BRACKET = "bracket"
     REFINE = "refine"
@@ -52,15 +51,15 @@ class Finding(StrEnum):
 
     FOUND = "found"
     NOTHING = "nothing was measured"
-    # Not even the lowest rate that could be tried holds the limits.
+    # Even the lowest rate misses the limits.
     NONE = "no rate holds the limits"
-    # The highest rate that could be tried still holds them.
+    # Even the highest rate meets the limits.
     BEYOND = "holds at the highest rate tried"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to measure next."""
+    """The next measurement."""
 
     rate: float
     seconds: float
@@ -69,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What is looked for, from where, and for how long; rates in requests a second."""
+    """Goal, start and budget of a search; rates in requests per second."""
 
     goal: float
     start: float
@@ -79,8 +78,8 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was found. `crossing` is None unless it was; `confirmed` is the probe that held, or may have,
-    at that rate."""
+    """The result. `crossing` is None unless it was found; `confirmed` is the probe that met the goal, or may
+    have, at that rate."""
 
     finding: Finding
     crossing: Crossing | None
@@ -89,7 +88,7 @@ class Goodput:
 
 
 class Search:
-    """One search; `tell` or `lose` must follow each `next`."""
+    """One search; `add_probe` or `skip` must follow each `next`."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -118,8 +117,8 @@ class Search:
         seconds = self._left if last else min(self._left, confirming)
         return Trial(self._within(crossing.rate), seconds, Phase.CONFIRM)
 
-    def tell(self, probe: Probe, took_s: float) -> None:
-        """The answer to the last trial."""
+    def add_probe(self, probe: Probe, took_s: float) -> None:
+        """Reports the result of the last trial."""
         self._left -= took_s
         self._probes.append(probe)
         if self._phase is Phase.CONFIRM:
@@ -127,12 +126,12 @@ class Search:
             if probe.verdict is not Verdict.UNSTABLE and probe.high >= self._plan.goal:
                 self._confirmed = probe
 
-    def lose(self, took_s: float) -> None:
-        """The last trial brought no answer; its time is gone."""
+    def skip(self, took_s: float) -> None:
+        """Reports that the last trial failed; its time is spent."""
         self._left -= took_s
 
     def result(self) -> Goodput:
-        """What is known by now."""
+        """The result so far."""
         probes = tuple(self._probes)
         if not probes:
             return Goodput(Finding.NOTHING, None, None, probes)
@@ -144,7 +143,7 @@ class Search:
         return Goodput(Finding.FOUND, crossing, self._confirmed, probes)
 
     def _bracket(self) -> Trial | None:
-        """The next rate up or down; None when there are rates on both sides, or no time or room is left."""
+        """The next rate up or down; None once there are rates on both sides, or no time or range is left."""
         if not self._probes:
             return self._short(self._within(self._plan.start))
         if self._enclosed() or self._left < self._plan.budget_s * (1 - _MOST_BRACKETING):

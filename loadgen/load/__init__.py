@@ -1,1 +1,1 @@
-"""What is sent and when; nothing here knows of sending."""
+"""Arrivals, prompts and traces, independent of sending. Imports `loadgen.common` alone."""

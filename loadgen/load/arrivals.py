@@ -1,9 +1,8 @@
-"""When requests are sent: generators of absolute times, which know nothing of sending.
+"""Arrival processes: generators of absolute send times, independent of the server.
 
-Open loop: a time depends on nothing that the server does, so a slow server cannot slow its own load. An
-arrival process is two things. A renewal process at rate 1 says how bursty it is; a rate profile says how
-the rate goes over time, and its inverse integral maps the one onto the other. So every burstiness goes
-with every profile.
+In an open loop a slow server cannot slow its own load. An arrival process has two parts: a renewal process at
+rate 1, which defines the burstiness, and a rate profile, whose inverse integral maps the one onto the other.
+So every burstiness can be combined with every profile.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 _DRAWN_AT_ONCE = 1024
 _STAGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)(?:([-~])(\d+(?:\.\d+)?))?")
@@ -23,8 +22,9 @@ _STAGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)(?:([-~])(\d+(?:\.\d+)?))?"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`seconds` during which the rate goes from `first` to `last` requests a second: in a straight line,
-    or with `exponential` by a constant factor a second."""
+    """`seconds` during which the rate changes from `first` to `last` requests per second: linearly, or with
+    `exponential` by a constant factor per second.
+    """
 
     seconds: float
     first: float
@@ -33,7 +33,7 @@ class Stage:
 
     @classmethod
     def parse(cls, text: str) -> Stage:
-        """`60:5` holds 5/s for a minute, `60:5-20` goes there in a line, `60:5~20` exponentially."""
+        """Parses `60:5` (constant for a minute), `60:5-20` (linear), `60:5~20` (exponential)."""
         match = _STAGE.fullmatch(text)
         if match is None:
             raise LoadgenError(f"{text!r} is no stage (SECONDS:RATE, SECONDS:FROM-TO or SECONDS:FROM~TO)")
@@ -45,7 +45,7 @@ class Stage:
 
     @property
     def expected(self) -> float:
-        """How many requests it sends on average."""
+        """The expected number of requests."""
         if self.first == self.last:
             return self.first * self.seconds
         if self.exponential:
@@ -53,27 +53,27 @@ class Stage:
         return (self.first + self.last) / 2 * self.seconds
 
     def when(self, sent: float) -> float:
-        """After how many seconds `sent` requests are expected to have been sent; `sent` <= `expected`."""
+        """Seconds until `sent` requests are expected; `sent` <= `expected`."""
         if self.first == self.last:
             return sent / self.first
         if self.exponential:
             growth = math.log(self.last / self.first)
             return self.seconds / growth * math.log1p(sent * growth / (self.first * self.seconds))
         slope = (self.last - self.first) / self.seconds
-        # The root of slope/2 t^2 + first t = sent that does not lose its digits when slope is small.
+        # The root of slope/2 t^2 + first t = sent in a form that is precise for a small slope.
         return 2 * sent / (self.first + math.sqrt(max(0.0, self.first**2 + 2 * slope * sent)))
 
 
 def steady(rate: float) -> tuple[Stage, ...]:
-    """One rate for ever."""
+    """An endless stage of constant rate."""
     return (Stage(math.inf, rate, rate),)
 
 
 def unit_times(burstiness: float, seed: int) -> Iterator[float]:
-    """Times of a renewal process at rate 1, the first at once, without end.
+    """Times of an endless renewal process at rate 1; the first is 0.
 
-    Gaps are gamma with shape `burstiness` and mean 1, as vLLM means it: 1 is Poisson, less is burstier,
-    more is more even, `inf` is a metronome.
+    Gaps are gamma with shape `burstiness` and mean 1, as in vLLM: 1 is Poisson, less is burstier, `inf` is
+    evenly spaced.
     """
     random = np.random.default_rng([seed, 0])
     now = 0.0
@@ -88,13 +88,13 @@ def unit_times(burstiness: float, seed: int) -> Iterator[float]:
 
 
 def arrivals(stages: Sequence[Stage], burstiness: float, seed: int) -> Iterator[float]:
-    """Seconds from the start, ascending, as long as the stages last."""
+    """Send times in seconds from the start, ascending, until the stages end."""
     times = unit_times(burstiness, seed)
     begun = sent = last = 0.0
     now = next(times)
     for stage in stages:
         while now - sent < stage.expected:
-            last = max(last, begun + stage.when(now - sent))  # rounding must not turn time back
+            last = max(last, begun + stage.when(now - sent))  # rounding must not decrease the time
             yield last
             now = next(times)
         begun += stage.seconds

@@ -1,4 +1,4 @@
-"""Lengths and delays as users write them: `128`, `uniform:64-256`, `normal:128,32`, `lognormal:128,0.5`,
+"""Distributions of lengths and delays: `128`, `uniform:64-256`, `normal:128,32`, `lognormal:128,0.5`,
 `exp:0.5`."""
 
 from __future__ import annotations
@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from loadgen.errors import LoadgenError
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
+from loadgen.common.errors import LoadgenError
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 _FORMS = {
@@ -26,7 +24,7 @@ FORMS_HELP = "N | uniform:A-B | normal:MEAN,STD | lognormal:MEAN,CV | exp:MEAN"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution of values that are not negative; draws come from the caller's generator."""
+    """A distribution of non-negative values; it draws from the caller's generator."""
 
     kind: str
     first: float
@@ -34,14 +32,14 @@ class Distribution:
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """The distribution that `text` names; LoadgenError where it names none."""
+        """Parses `text`. Raises LoadgenError for an invalid one."""
         for kind, form in _FORMS.items():
             if match := form.fullmatch(text.strip()):
                 return cls(kind, *(float(value) for value in match.groups()))
         raise LoadgenError(f"{text!r} is no distribution ({FORMS_HELP})")
 
     def draw(self, random: np.random.Generator) -> float:
-        """One value; negative draws of a normal become 0."""
+        """One value; negative draws of a normal distribution become 0."""
         if self.kind == "fixed":
             return self.first
         if self.kind == "uniform":
@@ -54,7 +52,7 @@ class Distribution:
         return float(random.exponential(self.first))
 
     def draw_length(self, random: np.random.Generator) -> int:
-        """A whole number, 1 at least; uniform lengths have both ends in them."""
+        """A whole number, at least 1; uniform lengths include both ends."""
         if self.kind == "uniform":
             return int(random.integers(max(1, round(self.first)), round(self.second) + 1))
         return max(1, round(self.draw(random)))

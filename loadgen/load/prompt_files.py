@@ -1,7 +1,8 @@
-"""Prompts of the user's own.
+"""Reads the user's own prompts.
 
-JSONL, a line a request: `prompt` (text, or token ids) or `messages`, and `output_len` where it differs from
-the flag. Or ShareGPT's JSON: the human's words are the turns, the server's own answers come between them.
+JSONL, one request per line: `prompt` (text or token ids) or `messages`, and `output_len` where it differs
+from the flag. Or ShareGPT's JSON: the human messages are the turns, and the server's own answers come between
+them.
 """
 
 from __future__ import annotations
@@ -10,48 +11,47 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError, reason_of
+from loadgen.common.settings import Form, Settings
+from loadgen.load.alphabet import Content
 from loadgen.load.distributions import Distribution
-from loadgen.load.wording import Content
 from loadgen.load.workload import Conversation, Mix
-
-if TYPE_CHECKING:
-    from loadgen.settings import Form, Settings
 
 _ORDER = 31
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One request or conversation of a file: what the user says, turn by turn."""
+    """One request or conversation of a file: the user's messages, turn by turn."""
 
     turns: tuple[Content, ...]
     output_tokens: int | None = None
 
 
 def read_prompts(path: str) -> tuple[Written, ...]:
-    """All of a file; LoadgenError names the first entry that is none."""
+    """All prompts of a file. Raises LoadgenError for the first invalid entry."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     written: list[Written] = []
     try:
         for document in _documents(text):
             written.append(_written(document))
     except (ValueError, KeyError, TypeError) as error:
-        raise LoadgenError(f"{path}: entry {len(written) + 1}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: entry {len(written) + 1}: {reason_of(error)}") from None
     if not written:
         raise LoadgenError(f"{path} has no prompt")
     return tuple(written)
 
 
 def form_of(prompts: tuple[Written, ...], asked: Form) -> Form:
-    """What they can be sent as; LoadgenError where the file has both ids and text, or ids for a chat."""
+    """The form in which they can be sent. Raises LoadgenError where the file has both ids and text, or ids
+    for a chat."""
     ids = {isinstance(turn, list) for one in prompts for turn in one.turns}
     if ids == {True}:
         if asked == "chat":
@@ -63,7 +63,7 @@ def form_of(prompts: tuple[Written, ...], asked: Form) -> Form:
 
 
 class FileWorkload:
-    """A file's prompts in an order drawn by the seed, again and again."""
+    """A file's prompts in a seeded order, repeated."""
 
     def __init__(self, settings: Settings, prompts: tuple[Written, ...]) -> None:
         self._prompts = prompts
@@ -72,7 +72,7 @@ class FileWorkload:
         self._order = np.random.default_rng([settings.load.seed, _ORDER]).permutation(len(prompts))
 
     def conversation(self, number: int) -> Conversation | None:
-        """Never None; from `len` on prompts come again."""
+        """Conversation `number`; from `len` on prompts repeat."""
         one = self._prompts[int(self._order[number % len(self._order)])]
         random = self._mix.random(number)
         klass = self._mix.klass(random)
@@ -111,12 +111,8 @@ def _written(document: dict[str, Any]) -> Written:
         if not turn or not (isinstance(turn, str) or is_ids):
             raise ValueError("a prompt is a text or a list of token ids")
     if not turns:
-        raise ValueError("nobody asks anything")
+        raise ValueError("no message of a user")
     length = document.get("output_len")
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError("output_len is no number of tokens")
     return Written(tuple(turns), length)
-
-
-def _words(error: Exception) -> str:
-    return f"has no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,28 +1,22 @@
-"""Synthetic prompts, drawn without any download; the same number always gives the same prompt.
+"""Synthetic prompts; the same number always gives the same prompt.
 
-    random     symbols drawn evenly: no two prompts share a prefix but by chance
+    random     uniformly drawn symbols: prompts share prefixes only by chance
     document   one of a few long documents, and a question of its own
-    code       few different lines, repeated with small changes: what speculation likes
-    chat       as random; its conversations have several turns by default
+    code       few different lines, repeated with small changes, which suits speculative decoding
+    chat       like random; conversations have several turns by default
 
-Of documents there are `num_prefixes`; any other prompt may begin with one of as many shared prefixes.
+There are `num_prefixes` documents; other prompts may begin with one of as many shared prefixes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from loadgen.common.arrays import Integers
+from loadgen.common.settings import PromptSettings
+from loadgen.load.alphabet import Alphabet
 
-    from loadgen.load.wording import Alphabet
-    from loadgen.settings import PromptSettings
-
-    Symbols = NDArray[np.int64]
-
-# Every purpose has random numbers of its own, so that none moves when another is used more.
+# Each purpose has its own random stream, so that none changes when another is used more.
 PREFIXES, DOCUMENTS, LINES, BLOCKS = 11, 12, 13, 14
 
 _DIFFERENT_LINES = 64
@@ -39,8 +33,8 @@ class PromptMaker:
         self._seed = seed
         self._lines = self._draw_lines() if prompts.dataset == "code" else []
 
-    def symbols(self, random: np.random.Generator, tokens: int) -> Symbols:
-        """Enough symbols for `tokens`."""
+    def symbols(self, random: np.random.Generator, tokens: int) -> Integers:
+        """Enough symbols for `tokens` tokens."""
         prompts, cost = self._prompts, self._alphabet.cost
         wanted = -(-tokens // cost)
         if prompts.dataset == "document":
@@ -51,32 +45,32 @@ class PromptMaker:
         own = self._code(random, rest) if prompts.dataset == "code" else self._even(random, rest)
         return np.concatenate([shared, own])
 
-    def block(self, name: int, tokens: int) -> Symbols:
-        """The symbols of one named block of a trace: the same wherever the name comes up."""
+    def block(self, name: int, tokens: int) -> Integers:
+        """The symbols of a block of a trace: the same wherever its id occurs."""
         return self._even(
             np.random.default_rng([self._seed, BLOCKS, name]), -(-tokens // self._alphabet.cost)
         )
 
-    def own(self, random: np.random.Generator, tokens: int) -> Symbols:
-        """Symbols for `tokens` that nobody shares."""
+    def own(self, random: np.random.Generator, tokens: int) -> Integers:
+        """Symbols for `tokens` tokens that no other prompt shares."""
         return self._even(random, -(-tokens // self._alphabet.cost))
 
-    def _even(self, random: np.random.Generator, count: int) -> Symbols:
+    def _even(self, random: np.random.Generator, count: int) -> Integers:
         return random.integers(0, self._alphabet.size, count)
 
-    def _shared(self, random: np.random.Generator, purpose: int, count: int) -> Symbols:
+    def _shared(self, random: np.random.Generator, purpose: int, count: int) -> Integers:
         if count <= 0:
             return np.empty(0, np.int64)
         which = int(random.integers(self._prompts.num_prefixes))
         return self._even(np.random.default_rng([self._seed, purpose, which]), count)
 
-    def _draw_lines(self) -> list[Symbols]:
+    def _draw_lines(self) -> list[Integers]:
         random = np.random.default_rng([self._seed, LINES])
         lengths = random.integers(*_LINE, _DIFFERENT_LINES)
         return [self._even(random, int(length)) for length in lengths]
 
-    def _code(self, random: np.random.Generator, count: int) -> Symbols:
-        parts: list[Symbols] = []
+    def _code(self, random: np.random.Generator, count: int) -> Integers:
+        parts: list[Integers] = []
         length = 0
         while length < count:
             line = self._lines[int(random.integers(len(self._lines)))]

@@ -1,21 +1,17 @@
-"""Which workload a run's settings ask for, and when a trace says that requests come."""
+"""Selects the workload for a run's settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from loadgen.common.settings import Settings
 from loadgen.load.prompt_files import FileWorkload, read_prompts
 from loadgen.load.traces import Trace, TraceWorkload, read_trace, scaled
-from loadgen.load.workload import SyntheticWorkload
-
-if TYPE_CHECKING:
-    from loadgen.load.workload import Workload
-    from loadgen.settings import Settings
+from loadgen.load.workload import SyntheticWorkload, Workload
 
 
 def workload_of(settings: Settings) -> Workload:
-    """A trace's, a file's, or a synthetic one; LoadgenError where a file is none."""
+    """The workload of a trace, a file, or synthetic prompts. Raises LoadgenError for an invalid file."""
     if (trace := _trace_of(settings)) is not None:
         return TraceWorkload(settings, trace)
     if settings.prompts.file is not None:
@@ -24,7 +20,7 @@ def workload_of(settings: Settings) -> Workload:
 
 
 def recorded_times(settings: Settings) -> Iterator[float] | None:
-    """The times of a trace; None where there is none."""
+    """The start times of a trace; None without one."""
     trace = _trace_of(settings)
     return None if trace is None else (entry.at for entry in trace.entries)
 

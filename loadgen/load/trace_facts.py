@@ -1,14 +1,12 @@
-"""What a trace holds."""
+"""Statistics of a trace."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from loadgen.load.traces import Trace
+from loadgen.load.traces import Trace
 
 _PARTS = 60
 PERCENTILES = (50, 90, 99)
@@ -16,25 +14,25 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """Rates a second; lengths in tokens, by percentile."""
+    """Rates per second; lengths in tokens, by percentile."""
 
     requests: int
     skipped: int
     seconds: float
     mean_rate: float
     peak_rate: float
-    # The gamma shape with the gaps' own coefficient of variation: 1 is Poisson, less is burstier.
+    # The gamma shape with the gaps' coefficient of variation: 1 is Poisson, less is burstier.
     burstiness: float | None
     input_tokens: dict[str, float]
     output_tokens: dict[str, float]
-    # Of all prompt tokens, those in a prefix that an earlier request had: what a cache without end would hit.
+    # The share of prompt tokens in a prefix of an earlier request: the hit rate of an unlimited cache.
     shared_prefix: float
-    # Requests in each sixtieth of the time.
+    # Requests in each sixtieth of the duration.
     rates: list[float]
 
 
 def facts_of(trace: Trace) -> TraceFacts:
-    """Read off the entries."""
+    """Computes the statistics from the entries."""
     times = np.array([entry.at for entry in trace.entries])
     inputs = np.array([entry.input_tokens for entry in trace.entries])
     outputs = np.array([entry.output_tokens for entry in trace.entries])
@@ -56,14 +54,14 @@ def facts_of(trace: Trace) -> TraceFacts:
 
 
 def shared_prefix(trace: Trace) -> float:
-    """The share of prompt tokens whose whole prefix has been seen before."""
+    """The share of prompt tokens whose whole prefix occurred before."""
     seen: set[int] = set()
     hits = total = 0
     for entry in trace.entries:
         total += entry.input_tokens
         fresh, prefix = False, 0
         for before, block in enumerate(entry.blocks):
-            # A block's id stands for all that is before it as well, but nothing says so in the file.
+            # A block's id need not identify its predecessors.
             prefix = hash((prefix, block))
             if prefix in seen and not fresh:
                 hits += min(trace.block_tokens, entry.input_tokens - before * trace.block_tokens)

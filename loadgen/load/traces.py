@@ -1,33 +1,30 @@
-"""Recorded loads: Mooncake's JSONL with its prefix ids, Azure's and BurstGPT's CSV."""
+"""Reads recorded loads: Mooncake's JSONL with its prefix ids, Azure's and BurstGPT's CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError, reason_of
+from loadgen.common.settings import Settings, TraceFormat, TraceSettings
+from loadgen.load.alphabet import WordAlphabet, alphabet_of
 from loadgen.load.prompts import PromptMaker
-from loadgen.load.wording import WordAlphabet, alphabet_of
 from loadgen.load.workload import Conversation, Mix
 
-if TYPE_CHECKING:
-    from loadgen.settings import Settings, TraceFormat, TraceSettings
-
-# Tokens that one of Mooncake's hash ids stands for.
+# Tokens of a block with one of Mooncake's hash ids.
 BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One recorded request; `at` in seconds since the first. Requests whose `blocks` begin alike begin with
-    the same tokens."""
+    """One recorded request; `at` in seconds since the first. Requests whose `blocks` begin alike share these
+    tokens."""
 
     at: float
     input_tokens: int
@@ -37,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All of a file, by time. `skipped` entries had no output: requests that failed when recorded."""
+    """All requests of a file, by time. `skipped` entries had no output: they failed when recorded."""
 
     entries: tuple[Entry, ...]
     skipped: int
@@ -45,12 +42,12 @@ class Trace:
 
 
 def sniff(path: str) -> TraceFormat:
-    """The format that the first line looks like; LoadgenError where it looks like none."""
+    """The format of the file, by its first line. Raises LoadgenError where it is unknown."""
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
             first = lines.readline()
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     if first.startswith("{") and "input_length" in first:
         return "mooncake"
     if "ContextTokens" in first:
@@ -61,7 +58,7 @@ def sniff(path: str) -> TraceFormat:
 
 
 def read_trace(path: str, kind: TraceFormat) -> Trace:
-    """The whole file; LoadgenError names the first line that is wrong."""
+    """Reads the file. Raises LoadgenError for the first invalid line."""
     entries: list[Entry] = []
     skipped = 0
     try:
@@ -72,21 +69,18 @@ def read_trace(path: str, kind: TraceFormat) -> Trace:
                 else:
                     entries.append(Entry(at, inputs, outputs, blocks))
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"{path}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: {reason_of(error)}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise LoadgenError(f"{path}: entry {len(entries) + skipped + 1}: {_words(error)}") from None
+        raise LoadgenError(f"{path}: entry {len(entries) + skipped + 1}: {reason_of(error)}") from None
     if not entries:
         raise LoadgenError(f"{path} has no request")
     entries.sort(key=lambda entry: entry.at)
     first = entries[0].at
-    return Trace(
-        tuple(Entry(one.at - first, one.input_tokens, one.output_tokens, one.blocks) for one in entries),
-        skipped,
-    )
+    return Trace(tuple(replace(one, at=one.at - first) for one in entries), skipped)
 
 
 def write_mooncake(trace: Trace, path: str) -> None:
-    """The trace as Mooncake writes it."""
+    """Writes the trace in Mooncake's format."""
     with Path(path).open("w") as lines:
         for entry in trace.entries:
             document: dict[str, object] = {
@@ -100,7 +94,7 @@ def write_mooncake(trace: Trace, path: str) -> None:
 
 
 class TraceWorkload:
-    """A trace's requests as conversations of one turn; prompts are drawn, with the trace's lengths and
+    """A trace's requests as conversations of one turn; prompts are drawn with the trace's lengths and
     sharing."""
 
     def __init__(self, settings: Settings, trace: Trace) -> None:
@@ -110,7 +104,7 @@ class TraceWorkload:
         self._maker = PromptMaker(settings.prompts, self._alphabet, settings.load.seed)
 
     def conversation(self, number: int) -> Conversation | None:
-        """Entry `number`; numbers past the end (a warm-up's) are drawn as if they were unlike all others."""
+        """Entry `number`; numbers past the end (of a warm-up) share nothing with others."""
         entry = self._trace.entries[number % len(self._trace.entries)]
         blocks = entry.blocks if number < len(self._trace.entries) else ()
         random = self._mix.random(number)
@@ -128,15 +122,15 @@ class TraceWorkload:
 
 
 def scaled(trace: Trace, settings: TraceSettings) -> Trace:
-    """Faster by `speed`, and with lengths times `length_scale`; a block shrinks with them, so that what was
-    shared stays shared."""
+    """The trace accelerated by `speed`, with lengths times `length_scale`; blocks shrink alike, so that
+    sharing is preserved."""
     scale = settings.length_scale
     entries = tuple(
-        Entry(
-            entry.at / settings.speed,
-            max(1, round(entry.input_tokens * scale)),
-            max(1, round(entry.output_tokens * scale)),
-            entry.blocks,
+        replace(
+            entry,
+            at=entry.at / settings.speed,
+            input_tokens=max(1, round(entry.input_tokens * scale)),
+            output_tokens=max(1, round(entry.output_tokens * scale)),
         )
         for entry in trace.entries
     )
@@ -156,7 +150,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[_Row]:
 
 def _azure(lines: Iterable[str]) -> Iterator[_Row]:
     for row in csv.DictReader(lines):
-        # Seven digits after the point: one more than Python reads.
+        # Seven decimal places: one more than Python parses.
         day, _, fraction = row["TIMESTAMP"].strip().partition(".")
         at = datetime.fromisoformat(day).timestamp() + float(f"0.{fraction.rstrip('Z').split('+')[0] or 0}")
         yield at, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()
@@ -172,11 +166,3 @@ _READERS: dict[str, Callable[[Iterable[str]], Iterator[_Row]]] = {
     "azure": _azure,
     "burstgpt": _burstgpt,
 }
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    if isinstance(error, KeyError):
-        return f"has no {error}"
-    return str(error)

@@ -1,40 +1,39 @@
-"""The conversations of a run: number n is the same whoever asks for it, so that many processes can share
-one load without a word. A request by itself is a conversation of one turn."""
+"""The conversations of a run. Number n is the same in every process, so that processes share one load without
+communication. A single request is a conversation of one turn.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from loadgen.common.settings import RequestClass, Settings
+from loadgen.load.alphabet import Content, WordAlphabet, alphabet_of
 from loadgen.load.distributions import Distribution
 from loadgen.load.prompts import PromptMaker
-from loadgen.load.wording import Content, WordAlphabet, alphabet_of
-
-if TYPE_CHECKING:
-    from loadgen.settings import RequestClass, Settings
 
 _CONVERSATIONS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user adds, and how long the answer is to be."""
+    """A user's message and the length of its answer."""
 
     content: Content
-    # Tokens of the content; None where only the server can know.
+    # Tokens of the content; None where only the server knows.
     tokens: int | None
     output_tokens: int
-    # Seconds between the last answer's end and this turn.
+    # Seconds between the end of the last answer and this turn.
     think_s: float = 0.0
-    # Seconds after which the user leaves.
+    # Seconds after which the client cancels.
     cancel_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that follow each other, all of one class."""
+    """Consecutive turns of one class."""
 
     number: int
     klass: RequestClass
@@ -42,20 +41,20 @@ class Conversation:
 
 
 class Workload(Protocol):
-    """Where conversations come from."""
+    """A source of conversations."""
 
     def conversation(self, number: int) -> Conversation | None:
-        """Number `number`; None where there are no more."""
+        """Conversation `number`; None where there are no more."""
 
 
 class Mix:
-    """Draws what does not depend on the prompts: the class, think times, who leaves early."""
+    """Draws what does not depend on the prompts: class, think times, cancellations."""
 
     def __init__(self, settings: Settings) -> None:
         load = settings.load
         weights = np.array([one.weight for one in load.classes])
         self._shares = np.cumsum(weights / weights.sum())
-        # A class without limits has the run's.
+        # A class without limits uses the run's.
         common = settings.judge.goodput
         self._classes = tuple(
             one if one.goodput or not common else one.model_copy(update={"goodput": common})
@@ -67,18 +66,18 @@ class Mix:
         self._seed = load.seed
 
     def random(self, number: int) -> np.random.Generator:
-        """The random numbers of one conversation."""
+        """The random generator of one conversation."""
         return np.random.default_rng([self._seed, _CONVERSATIONS, number])
 
     def klass(self, random: np.random.Generator) -> RequestClass:
-        """Of which class it is."""
+        """The class of a conversation."""
         place = int(np.searchsorted(self._shares, random.random(), side="right"))
         return self._classes[min(place, len(self._classes) - 1)]
 
     def turn(
         self, random: np.random.Generator, content: Content, tokens: int | None, output: int, first: bool
     ) -> Turn:
-        """The turn with its think time and, where it leaves early, when."""
+        """The turn with its think time and, if it is cancelled, the time."""
         leaves = self._cancel_share > 0 and random.random() < self._cancel_share
         return Turn(
             content,
@@ -90,7 +89,7 @@ class Mix:
 
 
 class SyntheticWorkload:
-    """Prompts drawn from distributions, without end."""
+    """An endless sequence of prompts drawn from distributions."""
 
     def __init__(self, settings: Settings) -> None:
         prompts = settings.prompts
@@ -107,7 +106,7 @@ class SyntheticWorkload:
         }
 
     def conversation(self, number: int) -> Conversation | None:
-        """Never None."""
+        """Conversation `number`."""
         random = self._mix.random(number)
         klass = self._mix.klass(random)
         turns = tuple(

@@ -1,1 +1,3 @@
-"""Numbers for people."""
+"""Output for people: terminal, HTML, Markdown. Imports `loadgen.goodput` and `loadgen.analysis`;
+`loadgen.commands` imports it.
+"""

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.steady import backlog_at
+from loadgen.analysis.steady import Window, backlog_at
 from loadgen.analysis.summary import STAGES
-from loadgen.record import NO_FAILURE, Outcome
+from loadgen.common.arrays import Floats, Integers
+from loadgen.common.record import NO_FAILURE, Outcome
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from loadgen.analysis.columns import Columns
-    from loadgen.analysis.steady import Window
-
-    Floats = NDArray[np.float64]
 
 _PARTS = 120
 _MOST_DOTS = 2500
@@ -29,7 +21,7 @@ _STAGE_STYLES = dict(zip(STAGES, ("grey", "purple", "blue", "orange", "teal"), s
 
 
 def distribution(name: str, milliseconds: Floats, limit: float | None, style: str) -> Chart | None:
-    """How large a share takes how long; None where nothing was measured."""
+    """The distribution of latencies; None without data."""
     if not len(milliseconds):
         return None
     ordered = np.sort(milliseconds)
@@ -48,7 +40,7 @@ def distribution(name: str, milliseconds: Floats, limit: float | None, style: st
 
 
 def over_time(columns: Columns, window: Window, metric: str, limit: float | None) -> Chart | None:
-    """Every request's TTFT or TPOT at the time when it was due; misses stand out."""
+    """Every request's TTFT or TPOT over its due time; misses are highlighted."""
     of, title = (ttft, "TTFT over time") if metric == "ttft" else (tpot, "TPOT over time")
     rows = [
         (record.scheduled, value * 1e3, good, record)
@@ -70,7 +62,7 @@ def over_time(columns: Columns, window: Window, metric: str, limit: float | None
 
 
 def backlog(columns: Columns, window: Window) -> Chart:
-    """Requests that are due and have not ended, and those that failed."""
+    """The backlog, and failed requests."""
     scale = _seconds(columns)
     times = np.linspace(scale.low, scale.high, 400)
     counts = backlog_at(times, columns.scheduled, columns.ended)
@@ -84,7 +76,7 @@ def backlog(columns: Columns, window: Window) -> Chart:
 
 
 def throughput(columns: Columns, window: Window) -> Chart | None:
-    """Tokens that came, a second."""
+    """Tokens received per second."""
     times = np.array([time for record in columns.records for time in record.token_times])
     if not len(times):
         return None
@@ -98,7 +90,7 @@ def throughput(columns: Columns, window: Window) -> Chart | None:
 
 
 def lag(columns: Columns) -> Chart | None:
-    """The generator's own lateness."""
+    """The generator's own lag."""
     rows = [(r.scheduled, (r.sent - r.scheduled) * 1e3) for r in columns.records if r.sent is not None]
     if not rows:
         return None
@@ -110,7 +102,7 @@ def lag(columns: Columns) -> Chart | None:
 
 
 def stages_over_time(columns: Columns) -> Chart | None:
-    """What requests spent in each stage at the server, on average, by when they were due."""
+    """Mean time of requests in each stage at the server, over their due time."""
     rows = [record for record in columns.records if record.stages]
     if not rows:
         return None
@@ -136,13 +128,13 @@ def stages_over_time(columns: Columns) -> Chart | None:
     return chart
 
 
-def _mean_by(parts: NDArray[np.int64], values: Floats, count: int) -> Floats:
+def _mean_by(parts: Integers, values: Floats, count: int) -> Floats:
     sums = np.bincount(parts, weights=values, minlength=count)
     counts = np.bincount(parts, minlength=count)
     return np.where(counts > 0, sums / np.maximum(1, counts), np.nan)
 
 
 def _seconds(columns: Columns) -> Scale:
-    """The run's time: the same axis in every chart."""
+    """The time axis, the same in every chart."""
     ends: Sequence[float] = columns.ended[np.isfinite(columns.ended)].tolist()
     return Scale(0.0, max([1e-3, *ends, *columns.scheduled.tolist()]))

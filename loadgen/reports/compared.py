@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.analysis.comparison import DIFFERENCE_FORMULA
+from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.record import Outcome
-from loadgen.reports.described import limit_words, load_words
+from loadgen.analysis.run_folder import Run
+from loadgen.common.formatting import interval, number
+from loadgen.common.record import Outcome, Record
+from loadgen.reports.descriptions import limit_words, load_words
 from loadgen.reports.page import charts, heading, page, section, table
 from loadgen.reports.scales import Scale, around_log
 from loadgen.reports.svg import Chart
-from loadgen.reports.words import interval, number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from loadgen.analysis.comparison import Difference
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 
 
 def comparison_page(runs: Sequence[Run], compared: Mapping[str, Sequence[Difference]]) -> str:
-    """Distributions of all, then every difference from the first."""
+    """The page: distributions of all runs, then every difference from the first."""
     lines = [
         f"{run.path.name}: {load_words(run.settings.load)}; {limit_words(run.settings)}"
         + ("" if run.summary.valid else "; INVALID")
@@ -43,6 +37,15 @@ def comparison_page(runs: Sequence[Run], compared: Mapping[str, Sequence[Differe
         f'<p class="soft">{escape(DIFFERENCE_FORMULA)}</p>',
     ]
     return page("Comparison", parts)
+
+
+def difference_cells(one: Difference) -> list[str]:
+    """Name with unit, first, second, difference, and its interval."""
+    scale = 100 if one.unit == "share" else 1
+    unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
+    low, high = (None if end is None else end * scale for end in (one.low, one.high))
+    figures = (number(value * scale) for value in (one.first, one.second, one.second - one.first))
+    return [f"{one.name} {unit}", *figures, interval(low, high)]
 
 
 def _shares(runs: Sequence[Run], title: str, of: Callable[[Record], float | None]) -> Chart | None:
@@ -69,15 +72,7 @@ def _shares(runs: Sequence[Run], title: str, of: Callable[[Record], float | None
 def _table(differences: Sequence[Difference]) -> str:
     rows = []
     for one in differences:
-        scale = 100 if one.unit == "share" else 1
-        low, high = (None if end is None else end * scale for end in (one.low, one.high))
         change = "" if one.change is None else f"{one.change:+.1%}"
-        cells = [
-            number(one.first * scale),
-            number(one.second * scale),
-            number((one.second - one.first) * scale),
-        ]
         mark = "<b>certain</b>" if one.certain else ""
-        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
-        rows.append([f"{escape(one.name)} {unit}", *cells, interval(low, high), change, mark])
+        rows.append([*map(escape, difference_cells(one)), change, mark])
     return table(["", "first", "second", "difference", "95 %", "change", ""], rows)

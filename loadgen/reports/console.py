@@ -1,31 +1,36 @@
-"""One run on a terminal."""
+"""Prints a run, a search or a sweep on a terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.reports.described import leak_words
-from loadgen.reports.words import counts, interval, limits, number, percent
+from loadgen.analysis.quantities import Quantity
+from loadgen.analysis.run_folder import Run
+from loadgen.analysis.summary import Attainment, Summary
+from loadgen.common.formatting import counts, interval, limits, number, percent
+from loadgen.goodput.curve import Curve, Point
+from loadgen.goodput.probe import Verdict
+from loadgen.reports.descriptions import leak_words
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from loadgen.analysis.quantities import Quantity
-    from loadgen.analysis.summary import Attainment, Summary
-    from loadgen.run_folder import Run
-
-# Of a leak check that passed, and of any other.
+# Style of a passed leak check, and of any other.
 _LEAK_STYLES = {True: "dim", False: "yellow"}
+_VERDICT_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "yellow", Verdict.UNSTABLE: "red"}
+_BAR = 20
 SHOWN = ("50", "90", "95", "99", "99.9")
 
 
+def plain_table() -> Table:
+    """An empty table with a rule below its headings."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
 def show_run(run: Run, console: Console) -> None:
-    """Verdict, counts, percentiles with their formulas, and where the rest is."""
+    """Prints verdict, counts, percentiles with their formulas, and the folder."""
     console.print(Group(*_parts(run.summary, console.width)))
     console.print(Text(leak_words(run.about), style=_LEAK_STYLES[run.about.get("leaks") == []]))
     console.print(Text(f"raw record and report: {run.path}", style="dim"))
@@ -41,7 +46,7 @@ def _parts(summary: Summary, width: int) -> list[RenderableType]:
     parts.append(Text(_rates_line(summary)))
     parts.append(Text(_window_line(summary), style="dim"))
     parts += [Text(line) for line in attainment_lines(summary)]
-    parts.append(_table(summary, wide=width >= 110))
+    parts.append(_percentiles(summary, wide=width >= 110))
     return parts
 
 
@@ -57,8 +62,8 @@ def _counts_line(summary: Summary) -> str:
 def _rates_line(summary: Summary) -> str:
     rates = summary.rates
     return (
-        f"a second: {number(rates.offered)} due, {number(rates.sent)} sent, "
-        f"{number(rates.ended_well)} ended well; "
+        f"per second: {number(rates.offered)} due, {number(rates.sent)} sent, "
+        f"{number(rates.ended_well)} succeeded; "
         f"tokens {number(rates.input_tokens)} in, {number(rates.output_tokens)} out"
     )
 
@@ -72,7 +77,7 @@ def _window_line(summary: Summary) -> str:
 
 
 def attainment_lines(summary: Summary) -> list[str]:
-    """Attainment of all, and of every class; empty where there is no limit."""
+    """Attainment of all requests and of every class; empty without limits."""
     if summary.attainment is None:
         return []
     lines = [_attainment(summary.attainment, "attainment", summary.rates.good)]
@@ -84,13 +89,13 @@ def _attainment(one: Attainment, name: str, good_rate: float | None) -> str:
     ends = f"[{percent(one.share.low)}, {percent(one.share.high)}]"
     line = f"{name} {percent(one.share.value)} {ends} of {one.judged} within {limits(one.limits_ms)}"
     if good_rate is not None:
-        verdict = "holds" if one.share.value >= one.goal else "misses"
-        line += f"; goal {percent(one.goal)}: {verdict}; {number(good_rate)} good a second"
+        verdict = "met" if one.share.value >= one.goal else "missed"
+        line += f"; goal {percent(one.goal)}: {verdict}; {number(good_rate)} good per second"
     return line
 
 
-def _table(summary: Summary, *, wide: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def _percentiles(summary: Summary, *, wide: bool) -> Table:
+    table = plain_table()
     table.add_column("ms")
     for percentile in SHOWN:
         table.add_column(f"p{percentile}", justify="right", no_wrap=True)
@@ -111,3 +116,54 @@ def _row(quantity: Quantity, *, wide: bool) -> list[str]:
     p99 = quantity.percentiles["99"]
     cells.append(interval(p99.low, p99.high))
     return [*cells, quantity.formula] if wide else cells
+
+
+def show_curve(curve: Curve, path: Path, console: Console) -> None:
+    """Prints the finding and every point, by rate."""
+    for reason in curve.invalid:
+        console.print(Text(f"INVALID  {reason}", style="bold red"))
+    if curve.kind == "search":
+        console.print(Text(goodput_line(curve), style="bold"))
+        console.print(Text(curve.formula, style="dim"))
+    console.print(_points(curve.points, wide=console.width >= 110))
+    console.print(Text(f"{number(curve.seconds)} s; runs and report: {path}", style="dim"))
+
+
+def goodput_line(curve: Curve) -> str:
+    """The finding in one line."""
+    wanted = f"{percent(curve.goal)} within {limits(curve.limits_ms)}"
+    if curve.crossing is None:
+        return f"no goodput for {wanted}: {curve.finding}"
+    found = curve.crossing
+    line = f"goodput {number(found.rate)}/s {interval(found.low, found.high)} for {wanted}"
+    confirmed = next((one.probe for one in curve.points if one.folder == curve.confirmed), None)
+    if confirmed is not None:
+        line += (
+            f"; held over {confirmed.seconds:.0f} s at {number(confirmed.rate)}/s: "
+            f"{percent(confirmed.attainment)} [{percent(confirmed.low)}, {percent(confirmed.high)}]"
+        )
+    else:
+        line += "; not confirmed: the last run at that rate did not hold"
+    return line
+
+
+def _points(points: tuple[Point, ...], *, wide: bool) -> Table:
+    table = plain_table()
+    for name in ("rate/s", "verdict", "attained", "within", "good/s", "TTFT p99", "TPOT p99"):
+        table.add_column(name, justify="left" if name in ("verdict", "within") else "right", no_wrap=True)
+    if wide:
+        table.add_column("", no_wrap=True)
+    for point in points:
+        probe = point.probe
+        bar = "█" * round(probe.attainment * _BAR)
+        cells: list[str | Text] = [
+            number(probe.rate),
+            Text(probe.verdict.value, style=_VERDICT_STYLES[probe.verdict]),
+            percent(probe.attainment),
+            f"[{percent(probe.low)}, {percent(probe.high)}]",
+            number(point.good_rate),
+            number(point.figures["ttft_p99"]),
+            number(point.figures["tpot_p99"]),
+        ]
+        table.add_row(*cells, *([bar] if wide else []))
+    return table

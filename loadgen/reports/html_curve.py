@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from loadgen.reports.console_curve import goodput_line
+from loadgen.common.formatting import limits, number, percent
+from loadgen.goodput.curve import Curve, Point
+from loadgen.reports.console import goodput_line
 from loadgen.reports.page import Tile, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
-from loadgen.reports.words import limits, number, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.goodput.curve import Curve, Point
 
 _STYLES = {"pass": "teal", "fail": "orange", "unstable": "red"}
 
@@ -132,7 +128,7 @@ def _latency(curve: Curve, name: str) -> Chart | None:
         return None
     chart = Chart(names[name], _rates(points), around_log(values), "requests a second", "ms")
     for (percentile, line), style in zip(lines.items(), ("teal", "orange", "purple"), strict=True):
-        # The probes of a search stand close: a line through them would show their noise and hide the rest.
+        # No line for a search: its probes are close together and the line would show their noise.
         if curve.kind == "sweep":
             chart.line(line, style)
         chart.dots(line, style, f"p{percentile}", radius=3.5)

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.quantities import PERCENTILES
+from loadgen.analysis.quantities import PERCENTILES, Quantity, defined, gaps_of
+from loadgen.analysis.run_folder import METRICS, Run
 from loadgen.analysis.slo import Judge
-from loadgen.generator.scrape import read_samples
-from loadgen.record import Outcome
+from loadgen.analysis.summary import Attainment, Summary
+from loadgen.common.formatting import counts, interval, limits, number, percent
+from loadgen.common.record import Outcome
+from loadgen.common.server_samples import read_samples
 from loadgen.reports import charts
-from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
+from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
 from loadgen.reports.page import Tile, folded, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.server_charts import server_charts
-from loadgen.reports.words import counts, interval, number, percent
-from loadgen.run_folder import METRICS
-
-if TYPE_CHECKING:
-    from loadgen.analysis.quantities import Quantity
-    from loadgen.analysis.summary import Attainment, Summary
-    from loadgen.reports.svg import Chart
-    from loadgen.run_folder import Run
+from loadgen.reports.svg import Chart
 
 
 def run_page(run: Run) -> str:
@@ -41,13 +36,10 @@ def run_page(run: Run) -> str:
         leak_words(run.about),
     ]
     seconds = float(columns.ended[np.isfinite(columns.ended)].max(initial=1e-3))
+    samples = read_samples(run.path / METRICS)
+    verdict = "VALID" if summary.valid else "INVALID"
     parts = [
-        heading(
-            title,
-            "VALID" if summary.valid else "INVALID",
-            "valid" if summary.valid else "invalid",
-            [one for one in lines if one],
-        ),
+        heading(title, verdict, verdict.lower(), [one for one in lines if one]),
         reasons([reason.text for reason in summary.invalid]),
         reasons([*summary.cautions, *_leaks(run)], caution=True),
         tiles(_tiles(summary)),
@@ -55,16 +47,14 @@ def run_page(run: Run) -> str:
         section("Distributions, of the window", side_by_side(_distributions(run, columns))),
         section("Figures", _figures(summary) + _formulas(summary)),
         section("Attainment by class", _classes(summary.classes)),
-        section(
-            "The server's own metrics", side_by_side(server_charts(read_samples(run.path / METRICS), seconds))
-        ),
+        section("The server's own metrics", side_by_side(server_charts(samples, seconds))),
         section("Settings and versions", _settings(run)),
     ]
     return page(title, [part for part in parts if part])
 
 
 def _leaks(run: Run) -> list[str]:
-    """What the server still held once nothing ran any more."""
+    """The result of the leak check."""
     return [f"still held after the run: {one}" for one in run.about.get("leaks") or []]
 
 
@@ -81,27 +71,17 @@ def _tiles(summary: Summary) -> list[Tile]:
         some.append(
             Tile("attainment", percent(share.value), f"{percent(share.low)} to {percent(share.high)}")
         )
-        some.append(
-            Tile(
-                "good requests a second",
-                number(summary.rates.good),
-                f"of {number(summary.rates.offered)} due",
-            )
-        )
-    for name, unit in (("ttft", "ms"), ("tpot", "ms"), ("itl", "ms")):
+        good = number(summary.rates.good)
+        some.append(Tile("good requests a second", good, f"of {number(summary.rates.offered)} due"))
+    for name in ("ttft", "tpot", "itl"):
         quantity = summary.quantities[name]
-        some.append(
-            Tile(
-                f"{quantity.title} p50 / p99",
-                f"{number(quantity.at('50'))} / {number(quantity.at('99'))}",
-                unit,
-            )
-        )
+        value = f"{number(quantity.at('50'))} / {number(quantity.at('99'))}"
+        some.append(Tile(f"{quantity.title} p50 / p99", value, "ms"))
     some.append(Tile("output tokens a second", number(summary.rates.output_tokens)))
     some.append(Tile("failed", str(sum(summary.failed.values())), counts(summary.failed)))
     own = summary.generator
     sent, read = (summary.quantities[name].at("99") for name in ("lag", "read_lag"))
-    # Where nothing tells how late it read, its event loop's lag is the next best thing.
+    # Without read lag, the lag of the event loop is the best estimate.
     lags = (
         sent,
         own["loop_lag_p99_ms"] if read is None else read,
@@ -114,10 +94,10 @@ def _tiles(summary: Summary) -> list[Tile]:
 
 
 def _time_charts(run: Run, columns: Columns) -> list[Chart | None]:
-    window, limits = run.summary.window, run.settings.judge.goodput
+    window, goodput = run.summary.window, run.settings.judge.goodput
     return [
-        charts.over_time(columns, window, "ttft", limits.get("ttft")),
-        charts.over_time(columns, window, "tpot", limits.get("tpot")),
+        charts.over_time(columns, window, "ttft", goodput.get("ttft")),
+        charts.over_time(columns, window, "tpot", goodput.get("tpot")),
         charts.backlog(columns, window),
         charts.throughput(columns, window),
         charts.stages_over_time(columns),
@@ -126,16 +106,16 @@ def _time_charts(run: Run, columns: Columns) -> list[Chart | None]:
 
 
 def _distributions(run: Run, columns: Columns) -> list[Chart | None]:
-    window, limits = run.summary.window, run.settings.judge.goodput
+    window, goodput = run.summary.window, run.settings.judge.goodput
     inside = columns.within(window.since, np.nextafter(window.until, np.inf))
     good = [record for record in inside.records if record.outcome == Outcome.OK]
-    first = np.array([value for record in good if (value := ttft(record)) is not None])
-    each = np.array([value for record in good if (value := tpot(record)) is not None])
-    gaps = np.concatenate([*(np.diff(record.token_times) for record in good), np.empty(0)])
+    first, _ = defined([ttft(record) for record in good])
+    each, _ = defined([tpot(record) for record in good])
+    gaps, _ = gaps_of(good)
     return [
-        charts.distribution("TTFT", first * 1e3, limits.get("ttft"), "blue"),
-        charts.distribution("TPOT", each * 1e3, limits.get("tpot"), "teal"),
-        charts.distribution("ITL", gaps[gaps > 0] * 1e3, limits.get("itl_p99"), "purple"),
+        charts.distribution("TTFT", first * 1e3, goodput.get("ttft"), "blue"),
+        charts.distribution("TPOT", each * 1e3, goodput.get("tpot"), "teal"),
+        charts.distribution("ITL", gaps[gaps > 0] * 1e3, goodput.get("itl_p99"), "purple"),
     ]
 
 
@@ -169,7 +149,7 @@ def _classes(classes: dict[str, Attainment]) -> str:
             percent(one.share.value),
             f"{percent(one.share.low)} to {percent(one.share.high)}",
             str(one.judged),
-            " ".join(f"{metric}:{limit:g}" for metric, limit in one.limits_ms.items()),
+            limits(one.limits_ms),
         ]
         for name, one in classes.items()
     ]

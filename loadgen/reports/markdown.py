@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from loadgen.analysis.quantities import PERCENTILES
-from loadgen.reports.console import attainment_lines
-from loadgen.reports.console_curve import goodput_line
-from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
-from loadgen.reports.words import counts, interval, number, percent
-
-if TYPE_CHECKING:
-    from loadgen.goodput.curve import Curve
-    from loadgen.run_folder import Run
+from loadgen.analysis.run_folder import Run
+from loadgen.common.formatting import counts, interval, number, percent
+from loadgen.goodput.curve import Curve
+from loadgen.reports.console import attainment_lines, goodput_line
+from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
 
 
 def run_markdown(run: Run) -> str:
@@ -31,7 +27,7 @@ def run_markdown(run: Run) -> str:
         *(f"- {line.strip()}" for line in attainment_lines(summary)),
         f"- {summary.due} requests in the window of {number(window.since)} to {number(window.until)} s "
         f"({window.steadiness}); failed: {counts(summary.failed)}",
-        f"- a second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} ended well, "
+        f"- per second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} succeeded, "
         f"{number(summary.rates.output_tokens)} output tokens",
         f"- {leak_words(run.about)}",
         "",
@@ -76,7 +72,7 @@ def curve_markdown(curve: Curve) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Its lines."""
+    """The lines of a comparison."""
     return [
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

@@ -1,4 +1,4 @@
-"""The frame of an HTML report: one file, its style within, nothing from the network."""
+"""The frame of an HTML report: one file with its style, nothing from the network."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from loadgen.reports.svg import Chart
+from loadgen.reports.svg import Chart
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure that is seen first."""
+    """A headline figure."""
 
     name: str
     value: str
@@ -35,14 +34,14 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def heading(title: str, verdict: str, style: str, lines: Sequence[str]) -> str:
-    """The title, the verdict beside it, and what was measured."""
-    told = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+    """The title, the verdict, and the target."""
+    paragraphs = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
     badge = f' <span class="verdict {style}">{escape(verdict)}</span>' if verdict else ""
-    return f"<h1>{escape(title)}{badge}</h1>{told}"
+    return f"<h1>{escape(title)}{badge}</h1>{paragraphs}"
 
 
 def reasons(lines: Sequence[str], *, caution: bool = False) -> str:
-    """Why something is not to be believed, or only with care; empty where there is nothing."""
+    """Reasons for doubt; empty without any."""
     if not lines:
         return ""
     style = "reasons caution" if caution else "reasons"
@@ -50,7 +49,7 @@ def reasons(lines: Sequence[str], *, caution: bool = False) -> str:
 
 
 def tiles(some: Sequence[Tile]) -> str:
-    """A row of figures."""
+    """A row of headline figures."""
     each = "".join(
         f'<div class="tile"><span>{escape(one.name)}</span><b>{escape(one.value)}</b>'
         f"<span>{escape(one.more)}</span></div>"
@@ -60,18 +59,18 @@ def tiles(some: Sequence[Tile]) -> str:
 
 
 def section(title: str, body: str) -> str:
-    """A heading and what follows; empty where nothing does."""
+    """A heading and its contents; empty without contents."""
     return f"<h2>{escape(title)}</h2>{body}" if body else ""
 
 
 def charts(some: Iterable[Chart | None]) -> str:
-    """Those that there are, side by side where there is room."""
+    """The given charts side by side, as far as they fit."""
     drawn = "".join(f"<div>{chart.render()}</div>" for chart in some if chart is not None)
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
-    """Cells are HTML; column `words` holds sentences."""
+    """A table; cells are HTML; column `words` holds sentences."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         return "".join(
@@ -85,6 +84,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int | None 
 
 
 def folded(title: str, document: dict[str, Any]) -> str:
-    """JSON to unfold."""
+    """Collapsed JSON."""
     text = escape(json.dumps(document, indent=1))
     return f"<details><summary>{escape(title)}</summary><pre>{text}</pre></details>"

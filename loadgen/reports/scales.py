@@ -1,4 +1,4 @@
-"""Where a value stands on an axis, and which values are written beside it."""
+"""Axis scales and their tick values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps [low, high] to [0, 1], in a line or by logarithm."""
+    """Maps [low, high] to [0, 1], linearly or logarithmically."""
 
     low: float
     high: float
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Values outside stand at the ends."""
+        """The position of a value; values outside are at the ends."""
         if self.log:
             value, low, high = (math.log(max(one, 1e-12)) for one in (value, self.low, self.high))
         else:
@@ -26,7 +26,7 @@ class Scale:
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round values between the ends, about so many."""
+        """About so many round values between the ends."""
         return self._log_ticks(about) if self.log else self._linear_ticks(about)
 
     def _linear_ticks(self, about: int) -> list[float]:
@@ -50,7 +50,7 @@ class Scale:
 
 
 def around(values: Sequence[float], *, zero: bool = True) -> Scale:
-    """A line that holds all values, from 0 on if `zero`."""
+    """A linear scale that contains all values, from 0 on with `zero`."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     if zero:
@@ -61,7 +61,7 @@ def around(values: Sequence[float], *, zero: bool = True) -> Scale:
 
 
 def around_log(values: Sequence[float]) -> Scale:
-    """By logarithm, of those that are positive; never less than a factor of 3 wide."""
+    """A logarithmic scale of the positive values; at least a factor of 3 wide."""
     positive = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
     low, high = min(positive) * 0.9, max(positive) * 1.1
     if high < 3 * low:

@@ -1,22 +1,18 @@
-"""What the server's own metrics said meanwhile, on the run's time axis: a chart a metric, a line a source."""
+"""Charts of the server's own metrics over the run's time: one chart per metric, one line per source."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loadgen.common.server_samples import Sample
 from loadgen.reports.scales import Scale, around
 from loadgen.reports.svg import Chart
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loadgen.generator.scrape import Sample
-
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
-# Shown first, by name; further ones follow as far as there is room.
+# Shown first; others follow as far as there is space.
 _FIRST = (
     re.compile(r"(running|waiting) requests|num_requests_(running|waiting)|num_(running|queue)_reqs"),
     re.compile(r"free_slots|slots|kv_cache_usage|token_usage|free_blocks"),
@@ -29,7 +25,7 @@ _MOST_CHARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one source; a counter is shown by its growth a second."""
+    """One metric of one source; of a counter its increase per second."""
 
     name: str
     source: str
@@ -37,7 +33,7 @@ class Series:
 
 
 def server_charts(samples: Sequence[Sample], seconds: float) -> list[Chart]:
-    """The charts of those metrics that moved, the most telling first."""
+    """The charts of metrics that changed, the most relevant first."""
     by_name: dict[str, list[Series]] = {}
     for series in all_series(samples):
         if len({value for _, value in series.points}) > 1:
@@ -47,11 +43,11 @@ def server_charts(samples: Sequence[Sample], seconds: float) -> list[Chart]:
 
 
 def all_series(samples: Sequence[Sample]) -> list[Series]:
-    """Values by metric and source, in order of time."""
+    """Values by metric and source, ordered by time."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for sample in sorted(samples, key=lambda one: one.at):
         for name, value in sample.values.items():
-            points.setdefault((_bare(name), f"{sample.source}{_told(name)}"), []).append((sample.at, value))
+            points.setdefault((_bare(name), f"{sample.source}{_labels(name)}"), []).append((sample.at, value))
     found: list[Series] = []
     for (name, source), values in points.items():
         if name.endswith(("_total", "_sum", "_count")):
@@ -86,8 +82,8 @@ def _bare(name: str) -> str:
     return name.partition("{")[0]
 
 
-def _told(name: str) -> str:
-    """The labels that tell one series from another of the same source; who it is is said already."""
+def _labels(name: str) -> str:
+    """The labels that distinguish series of the same source."""
     labels = name.partition("{")[2].rstrip("}")
     own = [
         one

@@ -1,6 +1,6 @@
-"""A chart as SVG, drawn by hand: no library, no script, nothing from the network.
+"""Draws charts as SVG without a library or script.
 
-Colours are classes of the page's style, so that a chart follows its light and dark.
+Colours are classes of the page's style, so that charts follow its light and dark theme.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from loadgen.common.formatting import number
 from loadgen.reports.scales import Scale
-from loadgen.reports.words import number
 
 WIDTH, HEIGHT = 560, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 42, 44
@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass
 class Chart:
-    """Axes first, then marks in the order in which they are called for; `render` gives the whole."""
+    """Draws axes first, then marks in call order; `render` returns the SVG."""
 
     title: str
     x: Scale
@@ -31,14 +31,14 @@ class Chart:
     _legend: list[tuple[str, str]] = field(default_factory=list)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels."""
+        """A position in pixels."""
         return (
             _LEFT + self.x.place(x) * (WIDTH - _LEFT - _RIGHT),
             self.height - _BOTTOM - self.y.place(y) * (self.height - _TOP - _BOTTOM),
         )
 
     def line(self, points: Points, style: str, label: str = "", *, steps: bool = False) -> None:
-        """Through all points; in `steps` each value holds until the next."""
+        """A line through all points; with `steps` each value extends to the next."""
         if not points:
             return
         places = [self.at(x, y) for x, y in points]
@@ -49,7 +49,7 @@ class Chart:
         self._name(style, label)
 
     def band(self, low: Points, high: Points, style: str) -> None:
-        """Between two lines."""
+        """The area between two lines."""
         if len(low) < 2:
             return
         places = [self.at(x, y) for x, y in [*low, *reversed(high)]]
@@ -59,7 +59,7 @@ class Chart:
     def dots(
         self, points: Points, style: str, label: str = "", *, radius: float = 2.0, titles: Sequence[str] = ()
     ) -> None:
-        """A dot a point; a title shows where the mouse is."""
+        """One dot per point; a title is shown on hover."""
         for place, (x, y) in enumerate(points):
             left, top = self.at(x, y)
             title = f"<title>{escape(titles[place])}</title>" if titles else ""
@@ -70,7 +70,7 @@ class Chart:
             self._name(style, label)
 
     def whiskers(self, ranges: Sequence[tuple[float, float, float]], style: str) -> None:
-        """(x, low, high): an upright line each."""
+        """Vertical lines (x, low, high)."""
         for x, low, high in ranges:
             left, bottom = self.at(x, low)
             _, top = self.at(x, high)
@@ -87,14 +87,14 @@ class Chart:
         self._marks.append(_rect(f"bar {style}", left, top, right - left, bottom - top, words))
 
     def shade(self, since: float, until: float, label: str = "") -> None:
-        """The whole height, behind what follows."""
+        """A background band of full height."""
         left, _ = self.at(since, self.y.low)
         right, _ = self.at(until, self.y.low)
         self._marks.append(_rect("shade", left, _TOP, right - left, self.height - _TOP - _BOTTOM))
         self._name("shade", label)
 
     def upright(self, x: float, style: str, label: str, *, at_bottom: bool = False) -> None:
-        """A dashed line at one x, named at its top, or at the bottom where the marks are at the top."""
+        """A labelled dashed vertical line."""
         left, _ = self.at(x, self.y.low)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{_TOP}V{self.height - _BOTTOM}"/>')
         near_end = left > WIDTH * 0.7
@@ -103,18 +103,18 @@ class Chart:
         self._marks.append(_text("note", left + shift, height, label, anchor))
 
     def level(self, y: float, style: str, label: str) -> None:
-        """A dashed line at one y, named."""
+        """A labelled dashed horizontal line."""
         left, top = self.at(self.x.low, y)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{top:.1f}H{WIDTH - _RIGHT}"/>')
         below = top < _TOP + 16
         self._marks.append(_text("note", WIDTH - _RIGHT - 3, top + (13 if below else -4), label, "end"))
 
     def name(self, style: str, label: str) -> None:
-        """An entry of the legend."""
+        """Adds an entry to the legend."""
         self._name(style, label)
 
     def render(self) -> str:
-        """The SVG."""
+        """The SVG text."""
         return (
             f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}">'
             f'<text x="0" y="14"><tspan class="title">{escape(self.title)}</tspan>'
@@ -138,7 +138,7 @@ class Chart:
         return "".join(parts)
 
     def _names(self) -> str:
-        """From right to left, under the title."""
+        """The legend, right-aligned below the title."""
         parts: list[str] = []
         right = float(WIDTH - _RIGHT)
         for style, label in reversed(self._legend):
@@ -163,7 +163,7 @@ def _rect(style: str, x: float, y: float, width: float, height: float, inside: s
 
 
 def _short(value: float) -> str:
-    """1500 is 1.5k, 0.30000000000000004 is 0.3."""
+    """A tick label: 1500 is 1.5k, 0.30000000000000004 is 0.3."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):g}{letter}"

@@ -1,1 +1,2 @@
-"""One request to one kind of server, and what became of it."""
+"""Sends one request to one kind of server and records the outcome. Imports `loadgen.load` and
+`loadgen.common`."""

@@ -1,33 +1,28 @@
-"""The target's AdminService: what its router and workers hold, and where their metrics are."""
+"""The target's AdminService: the state of its workers, and where their metrics are."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Self
 
 import grpc
 import grpc.aio
 
 from baton.admin_address import DEFAULT_ADDRESS, belongs_to
 from baton.cluster_auth import admin_metadata
-from baton.v1.admin_pb2 import AdminServiceGetStatusRequest
+from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, AdminServiceGetStatusResponse
 from baton.v1.admin_pb2_grpc import AdminServiceStub
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.grpc_target import OPTIONS
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-    from loadgen.settings import TargetSettings
 
 
 class NoAdminError(Exception):
-    """The target's AdminService could not be asked; the message says why."""
+    """The target's AdminService is not available; the message has the reason."""
 
 
 class AdminPort:
-    """AdminService at the `--admin` address, or on loopback's default port if that is the target's router."""
+    """AdminService at the `--admin` address, or on loopback's default port if it belongs to the target's
+    router."""
 
     def __init__(self, target: TargetSettings) -> None:
         self._given = bool(target.admin)
@@ -39,14 +34,13 @@ class AdminPort:
         self._channel = grpc.aio.insecure_channel(self._address, options=OPTIONS)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         assert self._channel is not None
         await self._channel.close(None)
 
     async def status(self, timeout_s: float, *, check_integrity: bool) -> AdminServiceGetStatusResponse:
-        """The full status; NoAdminError where it does not answer in time or is another router's."""
+        """The full status. Raises NoAdminError where it does not answer in time or belongs to another
+        router."""
         assert self._channel is not None
         request = AdminServiceGetStatusRequest(check_integrity=check_integrity)
         try:

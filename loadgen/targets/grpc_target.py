@@ -1,9 +1,9 @@
-"""Baton's gRPC door."""
+"""Sends requests to Baton's gRPC API."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -11,19 +11,14 @@ from google.protobuf.message import DecodeError
 
 from baton.v1 import router_pb2, types_pb2
 from baton.v1.router_pb2 import GenerateResponse, Stage
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import TargetSettings
 from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from loadgen.record import Record
-    from loadgen.settings import TargetSettings
 
 CONNECT_S = 10.0
 GENERATE = "/baton.v1.RouterService/Generate"
-# Each channel has a connection of its own, and nothing is sent twice.
+# Each channel has its own connection, without retries.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 32 * 1024 * 1024),
     ("grpc.max_send_message_length", 32 * 1024 * 1024),
@@ -44,7 +39,7 @@ _FINISHES = {
 
 
 class GrpcTarget:
-    """Requests over a few channels, in turn."""
+    """Distributes requests over several channels."""
 
     def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
@@ -57,7 +52,7 @@ class GrpcTarget:
             channel.unary_stream(
                 GENERATE,
                 request_serializer=_as_it_is,
-                # Read here: gRPC itself would give None for what is no message.
+                # Parsed here: gRPC would return None for an invalid message.
                 response_deserializer=_as_it_is,
             )
             for channel in self._channels
@@ -65,11 +60,11 @@ class GrpcTarget:
         self._calls = itertools.cycle(calls)
 
     async def connect(self) -> None:
-        """Opens the connections; LoadgenError where nobody answers."""
+        """Connects. Raises LoadgenError where the server does not answer."""
         await wait_ready(self._channels, self._settings.url)
 
     def prepare(self, request: Request) -> Payload:
-        """The serialised message, and its metadata."""
+        """The serialised message and its metadata."""
         settings = self._settings
         message = router_pb2.GenerateRequest(
             model=settings.model,
@@ -84,7 +79,7 @@ class GrpcTarget:
         return Payload(message.SerializeToString(), headers)
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
-        """One Generate call; Failure with gRPC's code where it failed."""
+        """One Generate call. Raises Failure with gRPC's code."""
         clock = self._clock
         call = next(self._calls)(payload.data, metadata=payload.metadata)
         try:
@@ -108,13 +103,13 @@ class GrpcTarget:
             raise Failure(Outcome.NO_FINISH)
 
     async def close(self) -> None:
-        """Closes the channels; what still runs is cancelled."""
+        """Closes the channels and cancels running calls."""
         for channel in self._channels:
             await channel.close(None)
 
 
 def address_of(url: str) -> str:
-    """host:port of grpc://host:port; LoadgenError where it is none."""
+    """host:port of grpc://host:port. Raises LoadgenError for another address."""
     address = url.removeprefix("grpc://").rstrip("/")
     if not address or "/" in address:
         raise LoadgenError(f"{url!r} is no gRPC address (grpc://HOST:PORT)")
@@ -122,7 +117,7 @@ def address_of(url: str) -> str:
 
 
 async def wait_ready(channels: Iterable[grpc.aio.Channel], url: str) -> None:
-    """Until all are connected; LoadgenError where they are not in time."""
+    """Waits until all channels are connected. Raises LoadgenError at the deadline."""
     import asyncio
 
     try:
@@ -130,7 +125,7 @@ async def wait_ready(channels: Iterable[grpc.aio.Channel], url: str) -> None:
             for channel in channels:
                 await channel.channel_ready()
     except TimeoutError:
-        raise LoadgenError(f"nobody answers at {url}") from None
+        raise LoadgenError(f"no answer from {url}") from None
 
 
 def _as_it_is(message: bytes) -> bytes:
@@ -160,7 +155,7 @@ def _note_end(record: Record, response: GenerateResponse) -> None:
 
 
 def _spans(reached: dict[Stage.ValueType, int]) -> dict[str, float]:
-    """Seconds of each part of the request's life that has both its ends."""
+    """Seconds of each part of the request's life whose both ends are known."""
     spans: dict[str, float] = {}
     for name, (since, until) in SPANS.items():
         start = 0 if since is None else reached.get(since)

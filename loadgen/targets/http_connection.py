@@ -1,38 +1,44 @@
-"""One HTTP/1.1 connection that carries one exchange at a time.
+"""HTTP/1.1 connections with one exchange at a time, a pool of them, and a plain GET.
 
-The bytes of an answer are handed on within the event loop's callback in which they came, so the time that is
-taken there is the earliest that this process can know.
+The bytes of a response are passed on within the event loop's callback in which they arrived, so their time is
+the earliest that this process can know.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.record import Outcome
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome
+from loadgen.targets.stamped_socket import StampedSocket, connect
 from loadgen.targets.target import Failure
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from loadgen.targets.stamped_socket import StampedSocket
+CONNECT_S = 10.0
+# Servers close connections that are idle for 5 s or more, so older ones are not reused.
+IDLE_S = 2.0
+_LONGEST_BODY = 16 * 1024 * 1024
 
 
 class Listener(Protocol):
-    """Who reads one answer. What it raises ends the exchange."""
+    """Receives one response. An exception that it raises ends the exchange."""
 
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
-        """Before any body."""
+        """Called before any body."""
 
     def on_body(self, data: bytes, late: float | None) -> None:
-        """A part of the body, as soon as it is here; it came to this machine `late` seconds ago, where the
-        kernel tells."""
+        """A part of the body; it arrived at this machine `late` seconds ago, if the kernel reports that."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """Owned by whoever runs an exchange on it; `usable` says whether another may follow."""
+    """Used by one exchange at a time; `usable` says whether another may follow."""
 
     def __init__(self, stamped: StampedSocket) -> None:
         self._stamped = stamped
@@ -45,8 +51,9 @@ class HttpConnection(asyncio.Protocol):
         self.usable = False
 
     async def exchange(self, payload: bytes, listener: Listener) -> None:
-        """Sends a request and returns at the end of its answer; Failure where there is none. A cancel
-        closes the connection, which is how HTTP says that nobody listens any more."""
+        """Sends a request and returns at the end of its response. Raises Failure without one. Cancelling
+        closes the connection, as HTTP has no other way to cancel.
+        """
         assert self._transport is not None
         assert self._done is None, "one exchange at a time"
         self._listener = listener
@@ -62,19 +69,19 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     def close(self) -> None:
-        """At once."""
+        """Closes the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
-            self.close()  # nobody asked
+            self.close()  # no request is waiting
             return
         self._late = self._stamped.late_s()
         try:
@@ -93,11 +100,11 @@ class HttpConnection(asyncio.Protocol):
             "transfer-encoding", ""
         )
         if status and not delimited and error is None:
-            self._done.set_result(None)  # the end of the connection is the end of such an answer
+            self._done.set_result(None)  # such a response ends with the connection
         else:
             self._fail(Failure(Outcome.RESET, "" if error is None else type(error).__name__))
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -112,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.usable = self._parser.should_keep_alive()
-        # The parser has done its work for this answer; the next one gets a fresh one.
+        # The next response gets a new parser.
         self._parser = httptools.HttpResponseParser(self)
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
@@ -122,3 +129,94 @@ class HttpConnection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
         self.close()
+
+
+class ConnectionPool:
+    """A server's address and a pool of idle connections."""
+
+    def __init__(self, url: str, clock: Callable[[], float]) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise LoadgenError(f"{url!r} is no address (http://HOST:PORT)")
+        self.url = url
+        self.host = parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.path = parts.path.rstrip("/").removesuffix("/v1")
+        self._tls: dict[str, Any] = {}
+        if parts.scheme == "https":
+            self._tls = {"ssl": ssl.create_default_context(), "server_hostname": self.host}
+        self._clock = clock
+        # Idle connections, the most recently used last, with the time since when.
+        self._idle: deque[tuple[HttpConnection, float]] = deque()
+
+    def head(self, method: str, path: str, more: str = "") -> str:
+        """The first lines of a request, including the host."""
+        return f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{more}"
+
+    async def take(self) -> HttpConnection:
+        """A connection for one exchange. Raises Failure where the server accepts none."""
+        now = self._clock()
+        while self._idle:
+            connection, since = self._idle.pop()
+            if connection.usable and now - since < IDLE_S:
+                return connection
+            connection.close()
+        return await self._connect()
+
+    def give(self, connection: HttpConnection) -> None:
+        """Returns a connection after an exchange, usable or not."""
+        if connection.usable:
+            self._idle.append((connection, self._clock()))
+        while self._idle and self._clock() - self._idle[0][1] > IDLE_S:
+            self._idle.popleft()[0].close()
+
+    async def close(self) -> None:
+        """Closes idle connections."""
+        while self._idle:
+            self._idle.pop()[0].close()
+        await asyncio.sleep(0)  # lets the transports close
+
+    async def _connect(self) -> HttpConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                stamped = await connect(self.host, self.port)
+                _, connection = await loop.create_connection(
+                    lambda: HttpConnection(stamped), sock=stamped, **self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            raise Failure(Outcome.CONNECT, type(error).__name__) from None
+        return connection
+
+
+class _Body:
+    def __init__(self) -> None:
+        self.status = 0
+        self.data = bytearray()
+
+    def on_status(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+
+    def on_body(self, data: bytes, late: float | None) -> None:
+        self.data += data
+        if len(self.data) > _LONGEST_BODY:
+            raise Failure(Outcome.MALFORMED, "too long")
+
+
+async def get(url: str, timeout_s: float, headers: str = "") -> bytes:
+    """The body of a 200. Raises Failure for anything else. `headers` are whole lines."""
+    path = "/" + url.split("://", 1)[1].partition("/")[2]
+    pool = ConnectionPool(url.removesuffix(path), time.monotonic)
+    body = _Body()
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await pool.take()
+            try:
+                await connection.exchange(f"{pool.head('GET', path, headers)}\r\n".encode(), body)
+            finally:
+                connection.close()
+    except TimeoutError:
+        raise Failure(Outcome.TIMEOUT) from None
+    if body.status != 200:
+        raise Failure(f"HTTP_{body.status}")
+    return bytes(body.data)

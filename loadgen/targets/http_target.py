@@ -1,131 +1,61 @@
-"""Any server that streams completions in OpenAI's style."""
+"""Sends requests to any server that streams completions in OpenAI's format."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import ssl
-from collections import deque
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
-from loadgen.targets.http_connection import HttpConnection
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.http_connection import ConnectionPool
 from loadgen.targets.sse import EventReader
-from loadgen.targets.stamped_socket import connect
 from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from loadgen.record import Record
-    from loadgen.settings import TargetSettings
-
-CONNECT_S = 10.0
-# Servers close connections that idle for 5 s or more; one used just then would be lost under its request.
-IDLE_S = 2.0
 _LONGEST_ERROR = 64 * 1024
 
 
-class Door:
-    """Where a server listens: connections to it, kept while they are fresh."""
-
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadgenError(f"{url!r} is no address (http://HOST:PORT)")
-        self.url = url
-        self.host = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.path = parts.path.rstrip("/").removesuffix("/v1")
-        self._tls: dict[str, Any] = {}
-        if parts.scheme == "https":
-            self._tls = {"ssl": ssl.create_default_context(), "server_hostname": self.host}
-        self._clock = clock
-        # The connection that was free last stands last, with the time since when.
-        self._idle: deque[tuple[HttpConnection, float]] = deque()
-
-    def head(self, method: str, path: str, more: str = "") -> str:
-        """The first lines of a request, host included."""
-        return f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{more}"
-
-    async def take(self) -> HttpConnection:
-        """A connection of one's own; Failure where the server gives none."""
-        now = self._clock()
-        while self._idle:
-            connection, since = self._idle.pop()
-            if connection.usable and now - since < IDLE_S:
-                return connection
-            connection.close()
-        return await self._connect()
-
-    def give(self, connection: HttpConnection) -> None:
-        """Back after an exchange, whether it can be used again or not."""
-        if connection.usable:
-            self._idle.append((connection, self._clock()))
-        while self._idle and self._clock() - self._idle[0][1] > IDLE_S:
-            self._idle.popleft()[0].close()
-
-    async def close(self) -> None:
-        """Closes what idles."""
-        while self._idle:
-            self._idle.pop()[0].close()
-        await asyncio.sleep(0)  # lets the transports see it
-
-    async def _connect(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                stamped = await connect(self.host, self.port)
-                _, connection = await loop.create_connection(
-                    lambda: HttpConnection(stamped), sock=stamped, **self._tls
-                )
-        except (OSError, TimeoutError) as error:
-            raise Failure(Outcome.CONNECT, type(error).__name__) from None
-        return connection
-
-
 class HttpTarget:
-    """Streams /v1/completions, or /v1/chat/completions where prompts are chats."""
+    """Streams /v1/completions, or /v1/chat/completions for chats."""
 
     def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._door = Door(settings.url, clock)
+        self._pool = ConnectionPool(settings.url, clock)
         self._chat = settings.form == "chat"
-        self._head = self._door.head(
+        self._head = self._pool.head(
             "POST",
             "/v1/chat/completions" if self._chat else "/v1/completions",
             "Content-Type: application/json\r\nAccept: text/event-stream\r\n",
         )
 
     async def connect(self) -> None:
-        """Opens one connection; LoadgenError where nobody answers."""
+        """Opens one connection. Raises LoadgenError where the server does not answer."""
         try:
-            self._door.give(await self._door.take())
+            self._pool.give(await self._pool.take())
         except Failure as failure:
-            raise LoadgenError(f"nobody answers at {self._settings.url} ({failure.detail})") from None
+            raise LoadgenError(f"no answer from {self._settings.url} ({failure.detail})") from None
 
     def prepare(self, request: Request) -> Payload:
         """The whole request, head and body."""
-        told = "".join(f"{name}: {value}\r\n" for name, value in headers_of(request, self._settings))
+        header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers_of(request, self._settings))
         body = json.dumps(self._body(request), separators=(",", ":")).encode()
-        return Payload(f"{self._head}{told}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return Payload(f"{self._head}{header_lines}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
-        """One exchange; Failure with `HTTP_<status>` where the server refused."""
+        """One exchange. Raises Failure with `HTTP_<status>` where the server refused."""
         listener = StreamListener(record, answer, self._clock, chat=self._chat)
-        connection = await self._door.take()
+        connection = await self._pool.take()
         try:
             await connection.exchange(payload.data, listener)
         finally:
-            self._door.give(connection)
+            self._pool.give(connection)
         listener.check_end()
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._door.close()
+        await self._pool.close()
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings
@@ -146,7 +76,7 @@ class HttpTarget:
 
 
 class StreamListener:
-    """Reads the events of one answer into its record."""
+    """Parses the events of one response into its record."""
 
     def __init__(self, record: Record, answer: Answer, clock: Callable[[], float], *, chat: bool) -> None:
         self._record = record
@@ -160,12 +90,12 @@ class StreamListener:
         self._has_ids = False
 
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
-        """Notes whether what comes is a stream."""
+        """Checks whether the response is a stream."""
         self._status = status
         self._streams = headers.get("content-type", "").startswith("text/event-stream")
 
     def on_body(self, data: bytes, late: float | None) -> None:
-        """Notes the time, then looks what came."""
+        """Records the time, then parses the data."""
         now = self._clock()
         if self._status != 200 or not self._streams:
             self._error += data[: _LONGEST_ERROR - len(self._error)]
@@ -178,7 +108,7 @@ class StreamListener:
             raise Failure(Outcome.MALFORMED, f"an event: {type(error).__name__}") from None
 
     def check_end(self) -> None:
-        """Failure where the answer was none, or not whole."""
+        """Raises Failure where the response is invalid or incomplete."""
         if self._status != 200:
             raise Failure(f"HTTP_{self._status}", _error_text(bytes(self._error)))
         if not self._streams:
@@ -196,7 +126,7 @@ class StreamListener:
         for choice in chunk["choices"]:
             text = self._text(choice)
             ids = choice.get("token_ids")
-            # Without ids a chunk with text counts as one token, until usage says how many there were.
+            # Without ids a chunk with text counts as one token, until usage reports the number.
             count = len(ids) if ids is not None else bool(text)
             if count:
                 record.note_tokens(count, now, late)
@@ -211,7 +141,7 @@ class StreamListener:
             record.usage_output = int(usage["completion_tokens"])
 
     def _text(self, choice: dict[str, Any]) -> str:
-        """A role by itself is no token, though some tools stop their clock at it."""
+        """A role alone is no token, although some tools count it."""
         if self._content == "text":
             return choice.get("text") or ""
         delta = choice["delta"]
@@ -219,8 +149,9 @@ class StreamListener:
 
 
 def spread(times: list[float], count: int) -> list[float]:
-    """The times of `count` tokens that came in as many chunks as there are times: the first and the last
-    where they are, the others dealt out evenly, each at the time of its chunk."""
+    """Times for `count` tokens that arrived in several chunks: the first and last as they are, the others
+    distributed evenly over the chunks.
+    """
     if not times or len(times) == count or count < 1:
         return times
     if count == 1:

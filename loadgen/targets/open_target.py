@@ -1,20 +1,17 @@
-"""The target that an address asks for."""
+"""Opens the target for a URL."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from loadgen.errors import LoadgenError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loadgen.settings import TargetSettings
-    from loadgen.targets.target import Target
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.target import Target
 
 
 def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:
-    """grpc:// or http(s)://; LoadgenError for any other address. Each imports only what it needs."""
+    """The target of grpc:// or http(s)://. Raises LoadgenError for other addresses. Imports only what is
+    needed."""
     if settings.url.startswith("grpc://"):
         from loadgen.targets.grpc_target import GrpcTarget
 

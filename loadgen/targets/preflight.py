@@ -1,46 +1,59 @@
-"""What is found out before the clock starts: does the server answer, what does it understand, how fast is it
-when nobody else is there. And the warm-up, as wide as the load will be: fewer requests than the batch will
-hold leave its graphs and caches cold."""
+"""Checks before the clock starts: whether the server answers, which model it serves, which extensions it
+accepts, what words cost there, and how fast it is when idle.
+
+Text prompts need words of known cost. Only words with the same number of letters are used: in most
+vocabularies each is one token, and where bytes are tokens each has the same number. The cost is the server's
+own usage: one request per text, with one output token.
+
+Then the warm-up, as wide as the load: fewer requests than a full batch would leave the server's graphs and
+caches cold.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import os
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from loadgen.errors import LoadgenError
+import grpc
+import grpc.aio
+
+from baton.v1.router_pb2 import ListModelsRequest
+from baton.v1.router_pb2_grpc import RouterServiceStub
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
+from loadgen.common.settings import Settings, TargetSettings, Words
+from loadgen.load.alphabet import LEXICON
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
-from loadgen.record import Record
-from loadgen.targets.learn_words import learn_words
+from loadgen.load.workload import Workload
+from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, address_of, wait_ready
+from loadgen.targets.http_connection import get
 from loadgen.targets.open_target import open_target
-from loadgen.targets.served_model import served_model
-from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from loadgen.load.workload import Workload
-    from loadgen.settings import Settings
-    from loadgen.targets.target import Target
+from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock, Target
 
 T = TypeVar("T")
 
-# Numbers of conversations that no run reaches: a warm-up must not fill caches with a run's own prompts.
+# Conversation numbers that no run reaches, so that a warm-up does not fill caches with a run's own prompts.
 _FIRST_NUMBER = 2**40
-# No more than so many for safety's sake, and never fewer than will be under way.
+# The most warm-up requests, unless more will be in flight.
 _MOST_TO_SPARE = 256
 _FEWEST_WARMUP = 4
-# A server that refuses what it does not know is asked with less, in this order.
+# Letters of the words that text prompts consist of.
+_LETTERS = 4
+# Extensions to leave out, in this order, if the server refuses the request.
 _EXTENSIONS = {"all": "no_ids", "no_ids": "none"}
 _REFUSED = ("HTTP_400", "HTTP_422")
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The settings with what was learned, and what a request takes that is alone."""
+    """The settings with what was learned, and the duration of a request on an idle server."""
 
     settings: Settings
     lone_s: float
@@ -48,8 +61,8 @@ class Preflight:
 
 
 async def preflight(settings: Settings) -> Preflight:
-    """Asks once, then warms up. LoadgenError where the server does not answer or not even one request ends
-    well."""
+    """Sends a request, then warms up. Raises LoadgenError where the server does not answer or no request
+    succeeds."""
     if not settings.target.model:
         settings = _with_target(settings, model=await served_model(settings.target))
     if settings.target.form != "ids" and settings.prompts.file is None:
@@ -66,8 +79,7 @@ async def preflight(settings: Settings) -> Preflight:
 
 
 async def _with_less(settings: Settings, ask: Callable[[Settings], Awaitable[T]]) -> tuple[Settings, T]:
-    """What the server answers, and the settings with which it did: with fewer extensions where it refused
-    more."""
+    """The settings with which the server answers: with fewer extensions where it refused more."""
     while True:
         try:
             return settings, await ask(settings)
@@ -85,7 +97,8 @@ def _with_target(settings: Settings, **update: object) -> Settings:
 
 
 async def _alone(settings: Settings) -> float:
-    """How long a request takes that is alone. Two are sent: the first may pay for what is made once."""
+    """The duration of a request on an idle server: that of the second, since the first may include one-time
+    costs."""
     clock = RunClock()
     target = open_target(settings.target, clock)
     workload = workload_of(settings)
@@ -103,7 +116,7 @@ async def _alone(settings: Settings) -> float:
 
 
 async def _send_at_once(settings: Settings, count: int) -> None:
-    """A failure here is no failure of the run."""
+    """Failures here do not fail the run."""
     target = open_target(settings.target, RunClock())
     workload = workload_of(settings)
     try:
@@ -136,15 +149,14 @@ async def _send(settings: Settings, target: Target, workload: Workload, number: 
 
 
 def _concurrency(settings: Settings, lone_s: float) -> int:
-    """How many requests to warm up with: twice as many as will be under way at once, as far as one can know
-    before, and as many at least."""
+    """The number of warm-up requests: twice the expected concurrency, and at least that."""
     load = settings.load
     expected = load.concurrency or math.ceil(_highest_rate(settings) * lone_s)
     return max(_FEWEST_WARMUP, expected, min(_MOST_TO_SPARE, 2 * expected))
 
 
 def _highest_rate(settings: Settings) -> float:
-    """Requests a second at the load's busiest; of a trace, in its busiest second."""
+    """The highest rate of the load in requests per second; of a trace, that of its busiest second."""
     load = settings.load
     if load.rate is not None:
         return load.rate
@@ -153,3 +165,68 @@ def _highest_rate(settings: Settings) -> float:
     recorded = recorded_times(settings)
     assert recorded is not None, "a closed loop has no rate"
     return max(Counter(int(time) for time in recorded).values())
+
+
+async def served_model(settings: TargetSettings) -> str:
+    """The only one, or the first. Raises LoadgenError where the server lists none."""
+    names = await (_over_grpc(settings.url) if settings.url.startswith("grpc://") else _over_http(settings))
+    if not names:
+        raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
+    return names[0]
+
+
+async def _over_grpc(url: str) -> list[str]:
+    async with grpc.aio.insecure_channel(address_of(url), options=OPTIONS) as channel:
+        await wait_ready([channel], url)
+        try:
+            response = await RouterServiceStub(channel).ListModels(ListModelsRequest(), timeout=CONNECT_S)
+        except grpc.aio.AioRpcError:
+            return []
+    return [model.id for model in response.models]
+
+
+async def _over_http(settings: TargetSettings) -> list[str]:
+    key = os.environ.get(settings.api_key_env)
+    url = settings.url.rstrip("/").removesuffix("/v1")
+    try:
+        body = await get(f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "")
+        return [str(model["id"]) for model in json.loads(body)["data"]]
+    except Failure as failure:
+        if failure.outcome == "CONNECT":
+            raise LoadgenError(f"no answer from {settings.url} ({failure.detail})") from None
+        return []
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+async def learn_words(settings: Settings) -> Words:
+    """The words, their cost in tokens, and the overhead of every prompt.
+
+    Raises LoadgenError where the server reports no usage or the words' costs differ, and Failure where it
+    refuses.
+    """
+    words = tuple(f" {word}" for word in LEXICON if len(word) == _LETTERS)
+    half = len(words) // 2
+    target = open_target(settings.target, RunClock())
+    try:
+        await target.connect()
+        first = await _count(settings, target, words[:half])
+        second = await _count(settings, target, words[half : 2 * half])
+        both = await _count(settings, target, words[: 2 * half])
+    finally:
+        await target.close()
+    cost, left = divmod(both - first, half)
+    overhead = first - half * cost
+    if first != second or left or cost < 1 or overhead < 0:
+        raise LoadgenError("this server's words differ in tokens; send token ids (--form ids)")
+    return Words(words=words, cost=cost, overhead=overhead)
+
+
+async def _count(settings: Settings, target: Target, words: Sequence[str]) -> int:
+    text = "".join(words)
+    prompt: Prompt = (Message("user", text),) if settings.target.form == "chat" else text
+    record = Record(0, 0, "", 0.0, None, 1, request_id="words")
+    await target.send(target.prepare(Request("words", prompt, 1, settings.load.classes[0])), record, Answer())
+    if record.usage_input is None:
+        raise LoadgenError("this server does not tell prompt tokens; send token ids (--form ids)")
+    return record.usage_input

@@ -1,32 +1,32 @@
-"""Server-sent events, read as their bytes come."""
+"""An incremental parser of server-sent events."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# An event without an end is no event; nothing grows without a bound.
+# Longest event, so that memory is bounded.
 LONGEST_EVENT = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its name (`message` unless it says so) and its data."""
+    """One event: its name (default `message`) and its data."""
 
     name: str
     data: bytes
 
 
 class EventReader:
-    """Cuts a stream of bytes into events. ValueError: the stream is none of events."""
+    """Splits a stream of bytes into events. Raises ValueError for an invalid stream."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are whole now."""
+        """The events that are complete."""
         buffer = self._rest + data if self._rest else data
         if b"\r" in buffer:
-            # A lone \r at the end may be half of a \r\n.
+            # A single \r at the end may be half of a \r\n.
             held = buffer.endswith(b"\r")
             buffer = buffer.replace(b"\r\n", b"\n")
             if not held:
@@ -38,7 +38,7 @@ class EventReader:
 
 
 def _event(block: bytes) -> Event | None:
-    """None for comments and keep-alives."""
+    """The event; None for comments and keep-alives."""
     name, data = "message", []
     for line in block.split(b"\n"):
         field, colon, value = line.partition(b":")

@@ -1,8 +1,7 @@
-"""How late this process reads what has come, by the kernel's own stamps.
+"""Measures how late this process reads received data, by the kernel's time stamps.
 
-An event loop's lag is what a timer feels. What a token feels is the time from the moment at which its bytes
-came to this machine to the moment at which somebody here has them: the wait for a CPU, for the loop's turn,
-for what is read before. Linux notes the former (`SO_TIMESTAMPNS`, socket(7)); the latter is taken off the
+The lag of an event loop is measured by a timer. A token also waits for a CPU, for the loop's turn, and for
+earlier reads. Linux stamps the arrival (`SO_TIMESTAMPNS`, socket(7)); the time of reading is taken from the
 same clock.
 """
 
@@ -13,57 +12,56 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
-# <asm-generic/socket.h>; Python does not name it. The stamp is a struct timespec.
+# <asm-generic/socket.h>; not in Python's socket module. The stamp is a struct timespec.
 SO_TIMESTAMPNS = 35
 TIMESPEC = struct.Struct("@qq")
 _SPACE = socket.CMSG_SPACE(TIMESPEC.size)
-# asyncio asks for 256 KiB; to make room for that takes longer than all else that is done for a token.
+# asyncio reads 256 KiB; allocating that costs more than processing a token.
 _AT_ONCE = 64 * 1024
 
 
 class StampedSocket(socket.socket):
-    """A TCP socket for an event loop's transport to read from."""
+    """A TCP socket for an event loop's transport, with time stamps."""
 
     _arrived_ns: int | None = None
 
     def stamp(self) -> None:
-        """Asks for stamps; without them nothing is known, and all else is as always."""
+        """Requests time stamps; without them the lag is unknown."""
         with contextlib.suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
     def late_s(self) -> float | None:
-        """How long ago the last byte of the last read came; None where the kernel does not say."""
+        """Seconds since the last byte of the last read arrived; None where the kernel does not report it."""
         return None if self._arrived_ns is None else max(0, time.time_ns() - self._arrived_ns) / 1e9
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """As always."""
-        data, told, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
-        self._note(told)
+        """Like `socket.recv`."""
+        data, ancillary, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
+        self._note(ancillary)
         return data
 
     def recv_into(self, buffer: Buffer, size: int = 0, flags: int = 0) -> int:
-        """As always; TLS reads so."""
-        count, told, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
-        self._note(told)
+        """Like `socket.recv_into`, which TLS uses."""
+        count, ancillary, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
+        self._note(ancillary)
         return count
 
-    def _note(self, told: Sequence[tuple[int, int, bytes]]) -> None:
+    def _note(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
         self._arrived_ns = None
-        for level, kind, data in told:
+        for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, nanoseconds = TIMESPEC.unpack_from(data)
                 self._arrived_ns = seconds * 1_000_000_000 + nanoseconds
 
 
 async def connect(host: str, port: int) -> StampedSocket:
-    """A connection to the first of the host's addresses that takes one; OSError where none does."""
+    """Connects to the first of the host's addresses that accepts. Raises OSError where none does."""
     loop = asyncio.get_running_loop()
     failed: OSError | None = None
     for family, kind, protocol, _, address in await _addresses(host, port):
@@ -82,7 +80,7 @@ async def connect(host: str, port: int) -> StampedSocket:
 
 
 async def _addresses(host: str, port: int) -> Sequence[tuple[int, int, int, str, Any]]:
-    """Numbers are read here; a name is looked up in a thread."""
+    """Parses numeric addresses; resolves names in a thread."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:

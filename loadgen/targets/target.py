@@ -1,17 +1,15 @@
-"""What the generator knows of a server: it is sent a request, and a record says what became of it."""
+"""The interface of a target: sends a request and fills its record."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loadgen.record import Record
-    from loadgen.settings import RequestClass, TargetSettings
+from loadgen.common.record import Record
+from loadgen.common.settings import RequestClass, TargetSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ Prompt = list[int] | str | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent; how long the answer is to be and whose it is goes with it."""
+    """A request: prompt, output length, class."""
 
     request_id: str
     prompt: Prompt
@@ -37,14 +35,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A request as it will travel; `metadata` goes beside it where the protocol has a place for that."""
+    """An encoded request; `metadata` is sent beside it where the protocol supports that."""
 
     data: bytes
     metadata: tuple[tuple[str, str], ...] = ()
 
 
 def headers_of(request: Request, settings: TargetSettings) -> tuple[tuple[str, str], ...]:
-    """What is told beside a request, the same over both protocols: its id, tenant, limits, and who asks."""
+    """Metadata of a request, the same over both protocols: id, tenant, limits, user agent."""
     klass = request.klass
     headers = [("x-request-id", request.request_id)]
     if klass.tenant is not None:
@@ -62,14 +60,14 @@ def headers_of(request: Request, settings: TargetSettings) -> tuple[tuple[str, s
 
 @dataclass(slots=True)
 class Answer:
-    """What the server said, for the next turn of a conversation."""
+    """The answer, for the next turn of a conversation."""
 
     ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
 
 
 class Failure(Exception):  # noqa: N818  (it is an outcome of the server's, not an error of ours)
-    """The request failed: an `Outcome` or a protocol's own code, and the server's words."""
+    """A failed request: an `Outcome` or a protocol's own code, and the server's message."""
 
     def __init__(self, outcome: str, detail: str = "") -> None:
         super().__init__(outcome, detail)
@@ -78,8 +76,8 @@ class Failure(Exception):  # noqa: N818  (it is an outcome of the server's, not 
 
 
 class RunClock:
-    """Seconds since the start of the run; the start is a time of the machine's monotonic clock, which is
-    the same in all its processes. A test brings a clock of its own."""
+    """Seconds since the start of the run, by the machine's monotonic clock, which all processes share. Tests
+    use their own clock."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -90,19 +88,19 @@ class RunClock:
 
 
 class Target(Protocol):
-    """One server over one protocol. `send` is called by one task a request."""
+    """One server over one protocol. `send` is called in one task per request."""
 
     async def connect(self) -> None:
-        """LoadgenError where nobody answers."""
+        """Connects. Raises LoadgenError where the server does not answer."""
 
     def prepare(self, request: Request) -> Payload:
-        """The request as it will travel: made before its time has come."""
+        """Encodes a request before its time."""
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
-        """Sends it and follows the answer to its end, filling the record as tokens come.
+        """Sends a request and reads its response to the end, filling the record.
 
-        Raises Failure, and nothing else but its own cancellation, which ends the request at the server.
-        A request is never sent again.
+        Raises Failure, and nothing else but its own cancellation, which cancels the request at the server.
+        Requests are never retried.
         """
 
     async def close(self) -> None:

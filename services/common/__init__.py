@@ -1,0 +1,6 @@
+"""What the processes of a cluster have in common: configuration, child processes, gRPC, observability, the
+channel between a worker's two processes, and the representations of an error at the public APIs.
+
+Torch-free. Imported by `services.router`, `services.worker`, `services.prefill`, `services.decode`,
+`baton.cli` and `baton.cluster`; imports none of them.
+"""

@@ -1,4 +1,4 @@
-"""The faces an error has at our doors: a gRPC status with details, and OpenAI's HTTP error body."""
+"""The representations of an error at the APIs: a gRPC status with details, and OpenAI's HTTP error body."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HttpFace:
-    """How OpenAI's API spells a kind: the status, and the body's `type` and default `code`."""
+class HttpError:
+    """An error kind in OpenAI's API: the status, and the body's `type` and default `code`."""
 
     status: int
     type: str
     code: str | None = None
 
 
-_HTTP: dict[ErrorKind, HttpFace] = {
-    ErrorKind.INVALID: HttpFace(400, "invalid_request_error"),
-    ErrorKind.UNAUTHENTICATED: HttpFace(401, "authentication_error", "invalid_api_key"),
-    ErrorKind.FORBIDDEN: HttpFace(403, "permission_error"),
-    ErrorKind.NOT_FOUND: HttpFace(404, "invalid_request_error", "not_found"),
-    ErrorKind.CONFLICT: HttpFace(409, "conflict_error"),
-    ErrorKind.RATE_LIMITED: HttpFace(429, "rate_limit_error", "rate_limit_exceeded"),
-    ErrorKind.OVERLOADED: HttpFace(503, "overloaded_error", "overloaded"),
-    ErrorKind.DEADLINE: HttpFace(504, "timeout_error", "timeout"),
-    ErrorKind.QUARANTINED: HttpFace(503, "server_error", "quarantined"),
-    ErrorKind.UNAVAILABLE: HttpFace(503, "server_error", "unavailable"),
-    ErrorKind.INTERNAL: HttpFace(500, "server_error", "internal_error"),
+_HTTP: dict[ErrorKind, HttpError] = {
+    ErrorKind.INVALID: HttpError(400, "invalid_request_error"),
+    ErrorKind.UNAUTHENTICATED: HttpError(401, "authentication_error", "invalid_api_key"),
+    ErrorKind.FORBIDDEN: HttpError(403, "permission_error"),
+    ErrorKind.NOT_FOUND: HttpError(404, "invalid_request_error", "not_found"),
+    ErrorKind.CONFLICT: HttpError(409, "conflict_error"),
+    ErrorKind.RATE_LIMITED: HttpError(429, "rate_limit_error", "rate_limit_exceeded"),
+    ErrorKind.OVERLOADED: HttpError(503, "overloaded_error", "overloaded"),
+    ErrorKind.DEADLINE: HttpError(504, "timeout_error", "timeout"),
+    ErrorKind.QUARANTINED: HttpError(503, "server_error", "quarantined"),
+    ErrorKind.UNAVAILABLE: HttpError(503, "server_error", "unavailable"),
+    ErrorKind.INTERNAL: HttpError(500, "server_error", "internal_error"),
 }
 
 
@@ -47,7 +47,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) 
 
 
 def from_grpc(error: grpc.RpcError, peer: str) -> BatonError:
-    """What a failed call to `peer` means here. Never a FieldError: the field would be of our own call."""
+    """A failed call to `peer` as an error. Never a FieldError: the field would be one of this process's
+    call."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return BatonError(ErrorKind.INTERNAL, f"{peer}: {error}")
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
@@ -62,6 +63,6 @@ def http_status(error: BatonError) -> int:
 
 def openai_body(error: BatonError) -> dict[str, dict[str, str | None]]:
     """OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`."""
-    face = _HTTP[error.kind]
+    http = _HTTP[error.kind]
     param, code = (error.param, error.code) if isinstance(error, FieldError) else (None, None)
-    return {"error": {"message": error.message, "type": face.type, "param": param, "code": code or face.code}}
+    return {"error": {"message": error.message, "type": http.type, "param": param, "code": code or http.code}}

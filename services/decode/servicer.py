@@ -1,183 +1,166 @@
-"""Decode's gRPC face: reservations go to the engine, tokens come from the output ring."""
+"""The DecodeService of a worker: reservations go to the engine, tokens come from the output ring."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
-from baton.engine.output_ring import RingReader
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
+from baton.engine.rings.output_ring import RingReader
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import (
-    AttachRequest,
-    AttachResponse,
-    CancelRequest,
-    CancelResponse,
-    FollowRequest,
-    FollowResponse,
-    GetHandoffRequest,
-    GetHandoffResponse,
-    ReserveRequest,
-    ReserveResponse,
-)
+from baton.v1 import decode_pb2
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
-from baton.v1.engine_pb2 import (
-    CancelCommand,
-    EngineCommand,
-    EngineEvent,
-    HandoffStateCommand,
-    ReserveCommand,
-    SlotEndedCommand,
-)
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand, EngineEvent, SlotEndedCommand
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
-from services.common.histogram import Histogram
-from services.decode.streams import Streams
+from services.common.observability.histogram import Histogram
+from services.common.processes.drain import Drain
+from services.decode.output_streams import OutputStreams
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ID_BYTES = 16
-# A token waits in the ring for half of this on average. Never a spin: the engine shares these cores.
+# The ring is polled this often. Never a busy loop: the engine shares these cores.
 _POLL_S = 0.001
 _SWEEP_S = 0.2
-# A router's stream is never silent for longer: it tells a worker with nothing to say from one that is frozen.
-_BEAT_S = 0.5
+# The interval of heartbeats on a router's stream without output: they tell an idle worker from a frozen one.
+_HEARTBEAT_S = 0.5
 
 
+@dataclass(eq=False)
 class DecodeServicer(DecodeServiceServicer):
-    """Owns the streams; `run` reads the ring for as long as the worker lives."""
+    """Owns the output streams; `run` reads the output ring for the lifetime of the worker. `reports_output`:
+    whether the engine receives the output of each sequence at its end, for its prefix cache."""
 
-    def __init__(
-        self,
-        incarnation: bytes,
-        engine: EngineClient,
-        ring: RingReader,
-        drain: Drain,
-        *,
-        tells_output: bool = False,
-    ) -> None:
-        """`tells_output`: the engine hears what a sequence emitted when it ends, for its prefix cache."""
-        self._tells_output = tells_output
-        self._incarnation = incarnation
-        self._engine = engine
-        self._ring = ring
-        self._drain = drain
-        self._streams = Streams()
-        self._reserved = asyncio.Event()  # there is something to poll for
-        # How much later than it meant to the ring was read, in seconds.
-        self.poll_lag = Histogram()
-        self._news: dict[bytes, asyncio.Event] = {}  # by router that follows
-        self._over = False
+    incarnation: bytes
+    engine: EngineClient
+    ring: RingReader
+    drain: Drain
+    reports_output: bool
+    # Delay of each poll of the ring, in seconds.
+    poll_lag: Histogram = field(default_factory=Histogram, init=False)
+    _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
+    # Set while there is something to poll for.
+    _reserved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # By router id, of open streams.
+    _news: dict[bytes, asyncio.Event] = field(default_factory=dict, init=False)
+    _ended: bool = field(default=False, init=False)
 
     @property
     def live(self) -> int:
-        """Reservations and sequences that have not ended."""
+        """The number of reservations and sequences that have not ended."""
         return self._streams.live
 
     async def run(self) -> None:
-        """Moves words from the ring to the streams and wakes the routers, one message a poll."""
+        """Moves records from the ring to the streams and wakes the routers, one message a poll; runs until
+        cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll())
             tasks.create_task(self._sweep())
 
     def on_event(self, event: EngineEvent) -> None:
-        """The engine's unasked events."""
+        """Handles an event of the engine that answers no command."""
         if event.WhichOneof("event") == "ticket_ended":
             self._streams.end_unused(event.ticket_ended.attempt)
             self._wake()
 
     def end(self) -> None:
-        """Nothing more will come: routers hear what is left, and that this start of the worker is over."""
-        self._over = True
+        """Ends the routers' streams once they have received all output: this start of the worker has
+        ended."""
+        self._ended = True
         self._wake()
 
-    async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # noqa: N802
+    async def Reserve(  # noqa: N802
+        self, request: decode_pb2.ReserveRequest, context: Context
+    ) -> decode_pb2.ReserveResponse:
         try:
-            self._drain.check()
+            self.drain.check()
             _check_ids(request)
-            command = EngineCommand(reserve=ReserveCommand(request=request))
-            event = await self._engine.call(command, on_answer=partial(self._register, request))
-            return ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
+            command = EngineCommand(reserve=request)
+            event = await self.engine.call(command, on_answer=partial(self._register, request))
+            return decode_pb2.ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
             await abort(context, error)
 
-    def _register(self, request: ReserveRequest, event: EngineEvent) -> None:
+    def _register(self, request: decode_pb2.ReserveRequest, event: EngineEvent) -> None:
         reserved = event.reserved
         self._streams.reserve(
             request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
         )
         self._reserved.set()
 
-    async def Follow(self, request: FollowRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Writes instead of yielding: a cancel that comes while a write waits is then raised here, and not
-        in grpc's wrapper around a suspended generator."""
+    async def Subscribe(self, request: decode_pb2.SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Streams output to a router. Writes instead of yielding: a cancellation during a write is then
+        raised here, and not in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
-            await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
-        if request.incarnation != self._incarnation:
-            await abort(context, BatonError(ErrorKind.CONFLICT, "another start of this worker is meant"))
-        following, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
+            await abort(context, BatonError(ErrorKind.INVALID, f"router_id must have {ID_BYTES} bytes"))
+        if request.incarnation != self.incarnation:
+            await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
+        connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         try:
-            # A message at once: the router learns that its stream is open.
-            await context.write(FollowResponse(step=self._ring.steps, unknown=unknown))
-            while self._streams.is_newest(router_id, following):
-                message = self._streams.collect(router_id, self._ring.steps)
+            # At once: the router learns that its stream is open.
+            await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps, unknown=unknown))
+            while self._streams.is_current(router_id, connection):
+                message = self._streams.collect(router_id, self.ring.steps)
                 if message is not None:
                     await context.write(message)
                     continue
-                if self._over:  # without this word routers would wait whether the stream comes back
-                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker is over"))
+                if self._ended:  # otherwise the router would try to reopen the stream
+                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker has ended"))
                 news.clear()
                 try:
-                    async with asyncio.timeout(_BEAT_S):
+                    async with asyncio.timeout(_HEARTBEAT_S):
                         await news.wait()
                 except TimeoutError:
-                    await context.write(FollowResponse(step=self._ring.steps))
+                    await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps))
         finally:
-            self._streams.unfollow(router_id, following)
+            self._streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:
                 del self._news[router_id]
 
-    async def Attach(self, request: AttachRequest, context: Context) -> AttachResponse:  # noqa: N802
+    async def Attach(self, request: decode_pb2.AttachRequest, context: Context) -> decode_pb2.AttachResponse:  # noqa: N802
         try:
             self._streams.attach(request.attempt, request.router_id, request.next_number)
         except BatonError as error:
             await abort(context, error)
         self._wake()
-        return AttachResponse()
+        return decode_pb2.AttachResponse()
 
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:  # noqa: N802
+    async def Cancel(self, request: decode_pb2.CancelRequest, context: Context) -> decode_pb2.CancelResponse:  # noqa: N802
         try:
-            await self._engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
+            await self.engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
         except BatonError as error:
             await abort(context, error)
-        return CancelResponse()
+        return decode_pb2.CancelResponse()
 
-    async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # noqa: N802
-        command = EngineCommand(handoff_state=HandoffStateCommand(attempt=request.attempt))
+    async def GetHandoff(  # noqa: N802
+        self, request: decode_pb2.GetHandoffRequest, context: Context
+    ) -> decode_pb2.GetHandoffResponse:
         try:
-            event = await self._engine.call(command)
+            return (await self.engine.call(EngineCommand(handoff_state=request))).handoff_state
         except BatonError as error:
             await abort(context, error)
-        return GetHandoffResponse(state=event.handoff_state.state)
 
     async def _poll(self) -> None:
         while True:
             if not self._streams.live:
                 self._reserved.clear()
                 await self._reserved.wait()
-            records = self._ring.read()
+            records = self.ring.read()
             for record in records:
-                if (emitted := self._streams.emit(record)) is not None:
-                    told = emitted if self._tells_output else ()
-                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=told)
-                    await self._engine.tell(EngineCommand(slot_ended=ended))
+                if (output := self._streams.emit(record)) is not None:
+                    token_ids = output if self.reports_output else ()
+                    ended = SlotEndedCommand(
+                        slot=record.slot, generation=record.generation, token_ids=token_ids
+                    )
+                    await self.engine.send(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()
             due = time.monotonic() + _POLL_S
@@ -188,18 +171,18 @@ class DecodeServicer(DecodeServiceServicer):
         while True:
             await asyncio.sleep(_SWEEP_S)
             for attempt in self._streams.sweep():
-                await self._engine.tell(EngineCommand(cancel=CancelCommand(attempt=attempt)))
+                await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
 
     def _wake(self) -> None:
         for news in self._news.values():
             news.set()
 
 
-def _check_ids(request: ReserveRequest) -> None:
+def _check_ids(request: decode_pb2.ReserveRequest) -> None:
     if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
-        raise BatonError(ErrorKind.INVALID, f"request_id and router_id have {ID_BYTES} bytes")
-    names = request.block_names
-    if len(names) > MAX_RESERVE_NAMES or any(len(name) != HASH_BYTES for name in names):
+        raise BatonError(ErrorKind.INVALID, f"request_id and router_id must have {ID_BYTES} bytes")
+    names = request.block_hashes
+    if len(names) > MAX_RESERVE_HASHES or any(len(name) != HASH_BYTES for name in names):
         raise BatonError(
-            ErrorKind.INVALID, f"block_names are at most {MAX_RESERVE_NAMES} of {HASH_BYTES} bytes"
+            ErrorKind.INVALID, f"block_hashes are at most {MAX_RESERVE_HASHES} of {HASH_BYTES} bytes"
         )

@@ -1,4 +1,4 @@
-"""Prefill's gRPC face: one call a request, events passed on as they come."""
+"""The PrefillService of a worker: each call is a command to the engine, whose events are its responses."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Any
 import grpc
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand, PrefillCommand
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
-from services.common.attempt_key import Key, key_of
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
+from services.common.processes.drain import Drain
 from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PrefillServicer(PrefillServiceServicer):
-    """Validates little: token ids and limits are the engine's to judge."""
+    """Forwards calls to the engine, which validates them."""
 
     def __init__(self, engine: EngineClient, drain: Drain) -> None:
         self._engine = engine
         self._drain = drain
-        # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
-        self._running: set[Key] = set()
+        # Attempts whose Prefill call runs: the engine receives further commands about them behind their
+        # prompt.
+        self._running: set[AttemptKey] = set()
         self._early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Writes instead of yielding, so that a cancel is always raised here."""
-        finished, key = False, key_of(request.attempt)
+        """Writes instead of yielding, so that a cancellation is always raised here."""
+        finished, key = False, AttemptKey.of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
@@ -42,7 +43,7 @@ class PrefillServicer(PrefillServiceServicer):
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
-            async for event in self._engine.stream(EngineCommand(prefill=PrefillCommand(request=request))):
+            async for event in self._engine.stream(EngineCommand(prefill=request)):
                 await context.write(event.prefill)
             finished = True
         except BatonError as error:
@@ -54,21 +55,21 @@ class PrefillServicer(PrefillServiceServicer):
                 await self._stop(request.attempt)
 
     async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
-        """Two calls of one router may overtake each other on their way to here."""
-        key = key_of(request.attempt)
+        """Hands a ticket to its prefill; kept for a while where it overtakes its Prefill call on the way."""
+        key = AttemptKey.of(request.attempt)
         try:
             if key not in self._running:
-                self._early.hold(key, request.ticket)
+                self._early.add(key, request.ticket)
                 return GiveTicketResponse()
-            await self._engine.call(EngineCommand(give_ticket=GiveTicketCommand(request=request)))
+            await self._engine.call(EngineCommand(give_ticket=request))
         except BatonError as error:
             await abort(context, error)
         return GiveTicketResponse()
 
     async def _stop(self, attempt: Attempt) -> None:
-        """The router went away or cancelled: the engine stops between two chunks."""
+        """Stops the prefill between two chunks, once the router has cancelled or disconnected."""
         command = EngineCommand(cancel=CancelCommand(attempt=attempt, prefill_only=True))
         try:
-            await asyncio.shield(self._engine.tell(command))
+            await asyncio.shield(self._engine.send(command))
         except BatonError:
             pass  # the engine is gone, and its prefills with it

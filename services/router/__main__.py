@@ -1,7 +1,7 @@
-"""`python -m services.router`: RouterConfig as a JSON line on stdin, the ready line on stdout.
+"""`python -m services.router`: reads RouterConfig as a JSON line from stdin, writes the ready line to stdout.
 
-Later lines of stdin tell of what the parent runs: `{"workers": ["host:port", …]}` names all its workers from
-then on, `{"store_restarts": n}` how often it has started the embedded Redis again.
+Later lines of stdin report changes of what the parent runs: `{"workers": ["host:port", …]}` replaces its list
+of workers, `{"store_restarts": n}` counts restarts of the embedded Redis.
 """
 
 from __future__ import annotations
@@ -12,50 +12,55 @@ import sys
 
 import uvloop
 
-from baton.wakeups import batch_wakeups
-from services.common.child import StopSignal, messages_from_parent, run_child, say_ready
-from services.common.config import RouterConfig
-from services.common.logs import configure_logs, get_log
+from baton.process_tuning import batch_wakeups
+from services.common.config.router import RouterConfig
+from services.common.observability.logs import configure_logs, get_log
+from services.common.processes.child_protocol import (
+    StopSignal,
+    messages_from_parent,
+    report_ready,
+    run_child,
+)
 from services.router.app import Router
-from services.router.descriptors import raise_descriptor_limit
+from services.router.http.descriptors import raise_descriptor_limit
 
 _log = get_log("router")
 
 
 async def serve(config: RouterConfig, stop: StopSignal) -> None:
-    """Serves until told to stop, then drains."""
+    """Serves until `stop` is set, then drains."""
     configure_logs(config.log_level, process="router")
     batch_wakeups()
     raise_descriptor_limit(config.connections)
     router = Router(config)
     addresses = await router.start()
     stopping = asyncio.create_task(stop.wait())
-    usable = asyncio.create_task(router.usable())
+    ready = asyncio.create_task(router.readiness.wait(ready=True))
     refused = asyncio.create_task(router.store.refusal())
-    hearing = asyncio.create_task(_hear(router))
+    updates = asyncio.create_task(_follow_parent(router))
     try:
-        await asyncio.wait((stopping, usable, refused), return_when=asyncio.FIRST_COMPLETED)
-        if usable.done():
-            say_ready(addresses)
-            gc.freeze()  # a look at all that was loaded would hold up every stream for 50 ms and more
+        await asyncio.wait((stopping, ready, refused), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            report_ready(addresses)
+            gc.freeze()  # a full collection would delay every stream by 50 ms or more
         elif refused.done():
             raise refused.result()
         await stopping
     finally:
-        for task in (usable, refused, hearing):
+        for task in (ready, refused, updates):
             task.cancel()
         await router.stop(config.drain_s)
 
 
-async def _hear(router: Router) -> None:
-    """Follows what the parent tells; when it tells nothing any more, its last word stays true."""
+async def _follow_parent(router: Router) -> None:
+    """Applies the parent's messages. If they end, the last ones stay valid."""
     try:
         async for message in messages_from_parent():
             if "workers" in message:
-                router.discovery.tell(message["workers"])
+                router.discovery.set_parent_workers(message["workers"])
             router.store.restarts = message.get("store_restarts", router.store.restarts)
     except Exception:
-        _log.exception("address_feed_failed")
+        _log.exception("parent_updates_failed")
 
 
 if __name__ == "__main__":

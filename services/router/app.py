@@ -1,4 +1,4 @@
-"""Assembles the router: directory, waiting room, dispatcher, public and admin servers; and stops it."""
+"""Assembles the router from its parts, in the order of their dependencies; starts and stops it."""
 
 from __future__ import annotations
 
@@ -12,137 +12,164 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
-from services.common.grpc_server import GrpcServer, public_options
-from services.common.logs import get_log
-from services.router.admin_http import admin_app
-from services.router.admin_service import ADMIN_SERVICE_NAME, AdminService
-from services.router.cancels import Cancels
-from services.router.descriptors import ADMIN_LIMITS, connection_budget
-from services.router.directory import Directory
-from services.router.discovery import Discovery
-from services.router.dispatch import Dispatcher
-from services.router.grpc_door import SERVICE_NAME, GrpcDoor
-from services.router.http_connections import Connections
-from services.router.http_door import HttpDoor
-from services.router.http_server import HttpServer
-from services.router.intake import Intake
-from services.router.metrics import RouterMetrics, metrics_route
-from services.router.model_info import ModelInfo
-from services.router.model_text import ModelText
-from services.router.observations import Observations
-from services.router.placement import Placement
-from services.router.pools import Pools
-from services.router.prefixes import Prefixes
-from services.router.service import Service
-from services.router.sizes import max_body_bytes as default_max_body_bytes
-from services.router.status import Status
-from services.router.store import Store
-from services.router.text_helpers import HelperSettings, TextProcesses
-from services.router.text_pool import TextPool
-from services.router.unread import Unread
-from services.router.waiting_room import WaitingRoom
-from services.router.window import Window
+from services.common.observability.logs import get_log
+from services.common.rpc.grpc_server import GrpcServer, public_options
+from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
+from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
+from services.router.api.http_api import HttpApi, health_routes
+from services.router.http.connections import Connections
+from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
+from services.router.http.server import HttpServer, http_app
+from services.router.lifecycle.admission import Admission, ServedModel
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.outbox import UnreadBudget
+from services.router.lifecycle.readiness import Readiness
+from services.router.lifecycle.request_lifecycle import LifecycleDeps
+from services.router.observability.metrics import metrics_route, register_metrics
+from services.router.observability.status import Status
+from services.router.observability.store import Store
+from services.router.observability.window import Window
+from services.router.request.sizes import max_body_bytes as default_max_body_bytes
+from services.router.text.model_info import ModelInfo
+from services.router.text.tokenizer import ModelTokenizer
+from services.router.tokenization.helper_processes import HelperProcesses, helper_settings
+from services.router.tokenization.request_reader import RequestReader
+from services.router.tokenization.tokenizer_pool import TokenizerPool
+from services.router.workers.cancels import Cancels
+from services.router.workers.directory import Directory
+from services.router.workers.discovery import Discovery
+from services.router.workers.placement import Placement
+from services.router.workers.pools import Pools
+from services.router.workers.prefix_affinity import PrefixAffinity
+from services.router.workers.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
-    from services.common.config import RouterConfig
+    from services.common.config.router import RouterConfig
 
 _STOP_GRACE_S = 1.0
-_ADMIN_MESSAGE_BYTES = 64 * 1024
-
-_log = get_log("router")
 # The largest request of AdminService names a worker or a pool.
 _ADMIN_MESSAGE_BYTES = 64 * 1024
 
+_log = get_log("router")
+
 
 class Router:
-    """The door. `start`, wait until `usable`, serve, `stop`. Make it from a running loop."""
+    """One router. Construct it on a running event loop; then `start`, wait until ready, and `stop`."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Reads the model folder; BatonError(INVALID) where it lacks something, or Redis's URL is wrong."""
-        folder = Path(config.model)
-        info = ModelInfo.load(folder, byte_tokenizer=config.byte_tokenizer)
+        """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
         self._config = config
+        info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
+        self._assemble_workers(info)
+        self._assemble_requests(info)
+        self._background: list[asyncio.Task[None]] = []
+        self._addresses: dict[str, str] = {}
+        self._window = Window(self.observations)
+        registry = CollectorRegistry()
+        self._assemble_public(registry)
+        self._assemble_admin(registry)
+        register_metrics(self._status, registry)
+
+    def _assemble_workers(self, info: ModelInfo) -> None:
+        """Which workers there are, and the queue for them."""
+        config = self._config
         self.store = Store(config.state)
-        max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.max_context_tokens)
-        self._pool = TextPool(
-            ModelText(folder, info, bytes_only=config.byte_tokenizer),
-            TextProcesses(HelperSettings(str(folder), config.byte_tokenizer, max_body_bytes)),
+        self.cancels = Cancels()
+        directory = Directory(config.workers, self.cancels.cancel_orphan, config.cluster_secret)
+        self.directory = directory
+        self.discovery = Discovery(
+            directory, config.served_model_name, config.workers, secret_name(config.cluster_secret)
+        )
+        self.pools = Pools(
+            config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
+        )
+        self.placement = Placement(directory, self.pools, config.prefill_ahead_tokens)
+        self.queue = WaitingQueue(
+            self.placement, config.max_waiting, config.queue_timeout_s, config.waiting_share
+        )
+        self.prefixes = PrefixAffinity(config.prefix_secret, lambda: directory.workers, self.store.state)
+
+    def _assemble_requests(self, info: ModelInfo) -> None:
+        """Admission and lifecycle of requests."""
+        config = self._config
+        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.limits.max_positions)
+        self.tokenizer = TokenizerPool(
+            ModelTokenizer(Path(config.model), info, bytes_only=config.byte_tokenizer),
+            HelperProcesses(helper_settings(config.model, config.byte_tokenizer, self._max_body_bytes)),
             config.tokenizer_threads,
             config.max_waiting,
         )
-        self.directory = Directory(config.workers, self._workers_changed, config.cluster_secret)
-        self.discovery = Discovery(
-            self.directory, config.served_model_name, config.workers, secret_name(config.cluster_secret)
-        )
-        self.pools = Pools(
-            config.served_model_name, info.tokenizer_digest, config.pool, lambda: self.directory.workers
-        )
-        self.placement = Placement(self.directory, self.pools, config.prefill_ahead_tokens)
-        self.room = WaitingRoom(
-            self.placement, config.max_waiting, config.queue_timeout_s, config.waiting_share
-        )
-        self.cancels = Cancels()
-        self.directory.on_orphan = self.cancels.end_orphan
         self.observations = Observations()
-        self.prefixes = Prefixes(config.prefix_secret, lambda: self.directory.workers, self.store.state)
+        self.unread = UnreadBudget(config.connections.max_unread_mb << 20)
         self.dispatcher = Dispatcher(
-            self.room,
-            self.cancels,
-            config.max_attempts,
+            LifecycleDeps(
+                queue=self.queue,
+                cancels=self.cancels,
+                max_attempts=config.max_attempts,
+                observations=self.observations,
+                prefixes=self.prefixes,
+                unread=self.unread,
+                output_text=self.tokenizer.output_text,
+                journal=self.store.journal,
+            )
+        )
+        model = ServedModel(config.served_model_name, info, self.pools)
+        self.admission = Admission(
+            model,
+            RequestReader(self.tokenizer, model.limits, self._max_body_bytes),
+            self.tokenizer,
             self.observations,
-            self.prefixes,
-            Unread(config.connections.max_unread_mb << 20),
-            self.store.journal,
-        )
-        intake = Intake(
-            config.served_model_name,
-            info,
-            self._pool,
-            self.pools,
             config.request_timeout_s,
-            max_body_bytes,
+            config.max_answer_values,
         )
-        self.service = Service(intake, self.dispatcher, self.placement, config.max_answer_values)
-        budget = connection_budget(config.connections)
-        self.connections = Connections(config.connections, budget.http)
+        self.readiness = Readiness(self.placement, self.dispatcher)
+
+    def _assemble_public(self, registry: CollectorRegistry) -> None:
+        """The public listeners."""
+        config = self._config
+        limits = within_descriptors(config.connections)
+        self.connections = Connections(limits)
+        self._status = Status(
+            model=self.admission.model,
+            observations=self.observations,
+            window=self._window,
+            readiness=self.readiness,
+            dispatcher=self.dispatcher,
+            unread=self.unread,
+            queue=self.queue,
+            cancels=self.cancels,
+            directory=self.directory,
+            pools=self.pools,
+            store=self.store,
+            connections=self.connections,
+            started=time.monotonic(),
+            addresses=self._addresses,
+        )
         self.grpc = GrpcServer(
-            [SERVICE_NAME], options=public_options(config.connections, budget.grpc, max_body_bytes)
+            [SERVICE_NAME], options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes)
         )
-        self._window = Window(self.observations)
-        self._addresses: dict[str, str] = {}
-        status = Status(
-            self.service,
-            self.room,
-            self.directory,
-            self.store,
-            self._window,
-            time.monotonic(),
-            self._addresses,
-            self.pools,
-        )
-        GrpcDoor(self.service, status, config.connections.read_grace_s).register(self.grpc.server)
-        registry = CollectorRegistry()
-        self._metrics().register(registry)
+        grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
+        grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
-        self.http_door = HttpDoor(self.service, more_routes)
-        self.http = HttpServer(self.http_door.app, self.connections, config.allowed_hosts)
+        http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
+        self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts)
+
+    def _assemble_admin(self, registry: CollectorRegistry) -> None:
+        """The admin listeners."""
+        config = self._config
         options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _ADMIN_MESSAGE_BYTES)
         self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], _admin_secret(config), "admin", options)
-        admin = AdminService(status, self.directory, self.dispatcher, self.pools, self._workers_changed)
+        admin = AdminService(self._status, self.directory, self.dispatcher, self.pools, self._workers_changed)
         admin.register(self.admin_grpc.server)
-        self.admin_http = HttpServer(
-            admin_app(self.service, registry), Connections(ADMIN_LIMITS), config.allowed_hosts
-        )
-        self._was_usable = False
-        # Who waits for usable() to change.
-        self._watches: set[asyncio.Event] = set()
-        self._beside: list[asyncio.Task[None]] = []
+        app = http_app([metrics_route(registry), *health_routes(self.readiness)])
+        self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts)
 
     async def start(self) -> dict[str, str]:
-        """Opens the public and the admin ports.
+        """Opens the public and the admin ports and begins to look for workers.
 
-        Returns host:port of `grpc`, `http`, `admin` (gRPC) and `admin_http`. BatonError(INVALID) where a port
-        is taken.
+        Returns host:port of `grpc`, `http`, `admin` (gRPC) and `admin_http`. BatonError(INVALID) if a port is
+        in use.
         """
         config = self._config
         admin_grpc_port, admin_http_port = config.admin_ports
@@ -152,20 +179,19 @@ class Router:
         self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
         await self.admin_grpc.set_serving(True)  # as long as it answers; readiness is the public port's
         await asyncio.gather(self.http.start(), self.admin_http.start())
-        self.directory.start()
-        self.store.watch(lambda members: self.discovery.take(members.values()))
-        self._beside = [asyncio.create_task(self._tell_health()), asyncio.create_task(self._window.run())]
+        self.directory.start(self._workers_changed)
+        self.store.watch(lambda members: self.discovery.set_registered(members.values()))
+        self._background = [
+            asyncio.create_task(self._report_health()),
+            asyncio.create_task(self._window.run()),
+        ]
         return dict(self._addresses)
 
-    async def usable(self) -> None:
-        """Returns once a request would be served."""
-        await self._until(usable=True)
-
     async def stop(self, drain_s: float) -> None:
-        """Drains: nothing new, running requests end within `drain_s`, the rest is cancelled."""
+        """Drains: refuses new requests, gives running ones `drain_s` to end, cancels the rest."""
         await self.grpc.set_serving(False)
         await self.dispatcher.drain(drain_s)
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
         await self.prefixes.close()
         await asyncio.gather(
@@ -176,54 +202,28 @@ class Router:
             self.store.close(),
         )
         await self.directory.stop()
-        self._pool.close()
-
-    def _metrics(self) -> RouterMetrics:
-        return RouterMetrics(
-            model=self._config.served_model_name,
-            observations=self.observations,
-            dispatcher=self.dispatcher,
-            room=self.room,
-            cancels=self.cancels,
-            directory=self.directory,
-            store=self.store,
-            connections=self.connections,
-        )
+        self.tokenizer.close()
 
     def _workers_changed(self) -> None:
-        """Some worker came, went, or has more or less room."""
+        """A worker came, went, or has more or less room; or draining or the current pool has changed."""
         self.pools.review()
         self.prefixes.forget_lost()
-        self.room.place_waiting()
-        usable = self.service.usable()
-        if usable != self._was_usable:
-            self._was_usable = usable
-            for waiting in self._watches:
-                waiting.set()
+        self.queue.place_waiting()
+        self.readiness.update()
 
-    async def _until(self, *, usable: bool) -> None:
-        changed = asyncio.Event()
-        self._watches.add(changed)
-        try:
-            while self.service.usable() != usable:
-                changed.clear()
-                await changed.wait()
-        finally:
-            self._watches.discard(changed)
-
-    async def _tell_health(self) -> None:
-        """Keeps grpc.health.v1 true."""
+    async def _report_health(self) -> None:
+        """Sets the status of grpc.health.v1 to the router's readiness."""
         while True:
-            for usable in (True, False):
-                await self._until(usable=usable)
-                await self.grpc.set_serving(usable)
-                _log.info("usable" if usable else "not_usable")
+            for ready in (True, False):
+                await self.readiness.wait(ready=ready)
+                await self.grpc.set_serving(ready)
+                _log.info("ready" if ready else "not_ready")
 
 
 def _admin_secret(config: RouterConfig) -> str:
-    """The secret that callers of AdminService must know; empty where only this machine reaches it.
+    """The secret that callers of AdminService need; empty if only this machine can reach it.
 
-    BatonError(INVALID) where other machines reach it and there is none.
+    BatonError(INVALID) if other machines can reach it and there is no secret.
     """
     if is_loopback(config.admin_host):
         return ""

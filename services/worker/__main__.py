@@ -6,9 +6,9 @@ import sys
 
 import uvloop
 
-from services.common.child import run_child
-from services.common.config import WorkerConfig
-from services.worker.front import serve
+from services.common.config.worker import WorkerConfig
+from services.common.processes.child_protocol import run_child
+from services.worker.front.process import serve
 
 if __name__ == "__main__":
     sys.exit(run_child(WorkerConfig, serve, uvloop.new_event_loop))

@@ -11,13 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from baton.cli.demo import demo
-from baton.cli.local_cluster import Programs
-from baton.cli.messages import say
-from baton.cli.up import up
+from baton.cli.common.messages import notify
+from baton.cli.demo.command import demo
+from baton.cli.up.command import up
+from baton.cli.up.local_cluster import Programs
 from baton.errors import BatonError, ErrorKind
-from services.common.child_process import ChildError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
+from services.common.processes.child_process import ChildError
 
 DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_address": "none"}}
 FAKE = str(Path(__file__).with_name("fake_child.py"))
@@ -34,10 +34,10 @@ def main() -> int:
     try:
         return asyncio.run(run(config, Path(tempfile.gettempdir()), programs))
     except BatonError as error:
-        say(f"error: {error.message}")
+        notify(f"error: {error.message}")
         return 2 if error.kind is ErrorKind.INVALID else 1
     except ChildError as error:
-        say(f"error: {error}")
+        notify(f"error: {error}")
         return 1
 
 

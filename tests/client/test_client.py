@@ -123,7 +123,7 @@ async def test_errors_are_typed(site: SiteMaker, kind: str) -> None:
 
 
 @both
-async def test_nobody_there(kind: str) -> None:
+async def test_no_server(kind: str) -> None:
     connecting: Any = AsyncClient.connect("127.0.0.1:1", timeout=0.2)
     if kind == "sync":
         connecting.close()

@@ -16,10 +16,10 @@ import pytest
 
 from baton.cluster import local_ray
 from baton.cluster.local_ray import LocalRay, free_ports
-from services.common.cluster_secrets import Secrets, read_secrets
-from services.common.process_tree import descendants
+from services.common.config.secrets import Secrets, read_secrets
+from services.common.processes.process_tree import descendants
 
-# What Ray does to the folder that it is told to use, and where it says that it runs.
+# What Ray does to its folder, and the address that it prints.
 PLAYED_RAY = """
 import os, sys, time
 os.makedirs(sys.argv[1], exist_ok=True)
@@ -40,7 +40,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_ports_are_free_and_nobody_is_given_them() -> None:
+def test_ports_are_free_and_not_ephemeral() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def test_ports_are_free_and_nobody_is_given_them() -> None:
 
 @pytest.mark.parametrize("first_given", [1024, 10_003])
 def test_where_the_kernel_gives_almost_all_of_them(monkeypatch: pytest.MonkeyPatch, first_given: int) -> None:
-    monkeypatch.setattr(local_ray, "_first_given", lambda: first_given)
+    monkeypatch.setattr(local_ray, "_first_ephemeral_port", lambda: first_given)
     assert len(set(free_ports(5))) == 5
 
 
@@ -60,7 +60,7 @@ def test_one_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
     (port,) = free_ports(1)
     monkeypatch.setattr(local_ray, "_PORTS_TRIED", 1)
     monkeypatch.setattr(local_ray, "_LOWEST_PORT", port)
-    monkeypatch.setattr(local_ray, "_first_given", lambda: port + 1)
+    monkeypatch.setattr(local_ray, "_first_ephemeral_port", lambda: port + 1)
     assert free_ports(1) == [port]
     with socket.create_server(("", port)), pytest.raises(OSError, match="free"):
         free_ports(1)
@@ -96,11 +96,11 @@ async def test_secrets_are_in_a_private_file_and_in_no_environment(monkeypatch: 
     try:
         await ray.address()
         below = [pid for pid in descendants(os.getpid()) if PLAYED_RAY in command_line(pid)]
-        assert len(below) == 2, "warden and played Ray"
+        assert len(below) == 2, "reaper and fake Ray"
         for pid in below:
             assert shared.prefix_secret.encode() not in environment(pid)
             assert b"RAY_AUTH_TOKEN_PATH" in environment(pid)
-        file = ray.keep(shared)
+        file = ray.write_secrets(shared)
         assert (mode(file), file.parent) == (0o600, ray.folder)
         assert read_secrets(file) == shared
     finally:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.placement import Host, free_gpu, gpu_workers, place, require_gpus
+from baton.cluster.placement import Host, gpu_workers, least_used_gpu, place, require_gpus
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, EngineConfig, Role, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.types import Role
+from services.common.config.worker import EngineConfig, WorkerConfig
 
 PAIR: list[tuple[str, Role]] = [("prefill-0", "prefill"), ("decode-0", "decode")]
 PAIRS: list[tuple[str, Role]] = [*PAIR, ("prefill-1", "prefill"), ("decode-1", "decode")]
@@ -59,7 +61,7 @@ def test_everyone_has_a_host_and_gpus_are_full_only_when_all_are(
     wanted = [(f"{role}-{index}", role) for index, role in enumerate(roles)]
     where = place(wanted, hosts, {}, on_gpu)
     assert set(where) == {name for name, _ in wanted}
-    assert where == place(wanted, hosts, {}, on_gpu), "the same answer every time"
+    assert where == place(wanted, hosts, {}, on_gpu), "the same call_actor every time"
     crowd = {host.id: list(where.values()).count(host.id) for host in hosts}
     if on_gpu and len(wanted) <= sum(gpus):
         assert all(crowd[host.id] <= host.gpus for host in hosts)
@@ -68,19 +70,19 @@ def test_everyone_has_a_host_and_gpus_are_full_only_when_all_are(
 def test_gpus_are_taken_in_turn_and_then_shared() -> None:
     used: list[int] = []
     for _ in range(5):
-        index = free_gpu(2, used)
+        index = least_used_gpu(2, used)
         assert index is not None
         used.append(index)
     assert used == [0, 1, 0, 1, 0]
-    assert free_gpu(3, [0, 2]) == 1
-    assert free_gpu(0, []) is None
+    assert least_used_gpu(3, [0, 2]) == 1
+    assert least_used_gpu(0, []) is None
 
 
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_no_gpu_has_more_workers_than_its_shares(workers: int, gpus: int) -> None:
     taken: list[int] = []
     for _ in range(workers):
-        index = free_gpu(gpus, taken)
+        index = least_used_gpu(gpus, taken)
         assert index is not None
         taken.append(index)
     assert max(taken.count(index) for index in range(gpus)) == gpu_workers(workers, gpus)
@@ -103,11 +105,11 @@ def cluster(workers: int, engine: EngineConfig) -> ClusterConfig:
     ("workers", "gpus", "engine"),
     [
         (2, 2, EngineConfig(device="cuda")),
-        (5, 1, EngineConfig(device="cuda")),  # a lone GPU is shared
+        (5, 1, EngineConfig(device="cuda")),  # a single GPU is shared
         (4, 2, EngineConfig(gpu_workers=2)),
-        (3, 2, EngineConfig(device_index=0)),  # all where they were told
+        (3, 2, EngineConfig(device_index=0)),  # all on the configured GPU
         (3, 2, EngineConfig(device="cpu")),
-        (3, 0, EngineConfig(device="cuda")),  # a worker will say that there is none
+        (3, 0, EngineConfig(device="cuda")),  # the worker reports that there is none
     ],
 )
 def test_there_are_gpus_enough(workers: int, gpus: int, engine: EngineConfig) -> None:
@@ -115,26 +117,26 @@ def test_there_are_gpus_enough(workers: int, gpus: int, engine: EngineConfig) ->
 
 
 @pytest.mark.parametrize(
-    ("workers", "gpus", "engine", "said"),
+    ("workers", "gpus", "engine", "message"),
     [
         (
             3,
             2,
             EngineConfig(device="cuda"),
-            "3 workers want a GPU, and there are 2: have fewer workers, or let 2",
+            "3 workers need a GPU, and there are 2: start fewer workers, or let 2",
         ),
         (
             5,
             2,
             EngineConfig(gpu_workers=2),
-            "there are 2, for 2 each at most: have fewer workers, or let 3 share",
+            "there are 2, each shared by at most 2: start fewer workers, or let 3 share",
         ),
-        (2, 1, EngineConfig(gpu_workers=1), "there is 1, for 1 each at most"),
+        (2, 1, EngineConfig(gpu_workers=1), "there is 1, each shared by at most 1"),
     ],
 )
 def test_too_few_gpus_are_an_operators_mistake(
-    workers: int, gpus: int, engine: EngineConfig, said: str
+    workers: int, gpus: int, engine: EngineConfig, message: str
 ) -> None:
-    with pytest.raises(BatonError, match=said) as caught:
+    with pytest.raises(BatonError, match=message) as caught:
         require_gpus(cluster(workers, engine), gpus)
     assert caught.value.kind is ErrorKind.INVALID

@@ -1,14 +1,15 @@
-"""Workers without Ray: each has its GPU, the same one at every start."""
+"""Workers without Ray: each is assigned a GPU, the same one at every start."""
 
 from __future__ import annotations
 
 import pytest
 
 from baton.cluster import plain_cluster
-from baton.cluster.plain_cluster import LocalHomes, PlainCluster
-from baton.cluster.worker_home import WorkerHome
+from baton.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
+from baton.cluster.worker_process import WorkerProcess
 from baton.errors import BatonError
-from services.common.config import ClusterConfig, EngineConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 
 
 def cluster(names: str, engine: EngineConfig | None = None) -> ClusterConfig:
@@ -20,9 +21,11 @@ def cluster(names: str, engine: EngineConfig | None = None) -> ClusterConfig:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
-    told: list[WorkerConfig] = []
-    monkeypatch.setattr(WorkerHome, "start", lambda home, config, number, timeout_s: told.append(config))
-    return told
+    started_with: list[WorkerConfig] = []
+    monkeypatch.setattr(
+        WorkerProcess, "start", lambda process, config, number, timeout_s: started_with.append(config)
+    )
+    return started_with
 
 
 @pytest.mark.parametrize(
@@ -36,36 +39,36 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
         (2, EngineConfig(device_index=1), [1, 1, 1], 3),
     ],
 )
-async def test_gpus_are_dealt_out(
+async def test_gpus_are_assigned_in_turn(
     gpus: int, engine: EngineConfig, indices: list[int | None], sharing: int, started: list[WorkerConfig]
 ) -> None:
     config = cluster("abc", engine)
-    homes = LocalHomes(config, gpus)
+    processes = LocalWorkerProcesses(config, gpus)
     for worker in config.workers:
-        await homes.start(worker, 1)
+        await processes.start(worker, 1)
     assert [worker.engine.device_index for worker in started] == indices
     assert [worker.engine.gpu_workers for worker in started] == [sharing] * 3
 
 
 async def test_a_restarted_worker_has_its_gpu_again(started: list[WorkerConfig]) -> None:
     config = cluster("ab")
-    homes = LocalHomes(config, 2)
+    processes = LocalWorkerProcesses(config, 2)
     for worker, number in ((0, 1), (1, 1), (1, 2), (0, 2), (1, 3)):
-        await homes.start(config.workers[worker], number)
+        await processes.start(config.workers[worker], number)
     assert [(worker.name, worker.engine.device_index) for worker in started] == [
         ("a", 0), ("b", 1), ("b", 1), ("a", 0), ("b", 1),
     ]  # fmt: skip
 
 
-async def test_too_few_gpus_are_said_before_anything_starts(
+async def test_too_few_gpus_are_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, started: list[WorkerConfig]
 ) -> None:
     async def two(config: ClusterConfig) -> int:
         return 2
 
-    monkeypatch.setattr(plain_cluster, "gpus_here", two)
+    monkeypatch.setattr(plain_cluster, "available_gpus", two)
     refused = PlainCluster(cluster("abc"))
-    with pytest.raises(BatonError, match="3 workers want a GPU, and there are 2"):
+    with pytest.raises(BatonError, match="3 workers need a GPU, and there are 2"):
         await refused.open()
     await refused.stop(0)
     assert not started

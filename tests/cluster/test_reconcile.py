@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cluster.reconcile import (
-    HOME_PATIENCE,
+    ACTOR_PATIENCE,
     LONGEST_REFUSED_PAUSE_S,
     MAX_STARTS,
     WINDOW_S,
     Action,
     Kill,
+    Observed,
     Remove,
-    Seen,
     Start,
     plan,
     refused_until,
@@ -24,44 +24,44 @@ from baton.cluster.report import Phase
 HANG_S = 5.0
 
 
-def due(seen: Seen | None, now: float = 1000.0) -> list[Action]:
+def due(seen: Observed | None, now: float = 1000.0) -> list[Action]:
     return plan(["w"], {"w": seen} if seen else {}, now, HANG_S)
 
 
 def test_a_worker_never_seen_is_started() -> None:
     assert due(None) == [Start("w")]
-    assert due(Seen(Phase.EMPTY)) == [Start("w")]
+    assert due(Observed(Phase.EMPTY)) == [Start("w")]
 
 
 def test_a_worker_that_is_well_is_left_alone() -> None:
-    assert due(Seen(Phase.SERVING, silent_s=HANG_S)) == []
-    assert due(Seen(Phase.STARTING, silent_s=1e6)) == []
+    assert due(Observed(Phase.SERVING, silent_s=HANG_S)) == []
+    assert due(Observed(Phase.STARTING, silent_s=1e6)) == []
 
 
-def test_one_that_hangs_is_killed_and_its_home_only_if_that_is_silent() -> None:
-    (kill,) = due(Seen(Phase.SERVING, silent_s=HANG_S + 0.1))
+def test_a_hung_worker_is_killed_and_its_actor_only_if_that_is_unresponsive() -> None:
+    (kill,) = due(Observed(Phase.SERVING, silent_s=HANG_S + 0.1))
     assert isinstance(kill, Kill)
-    assert not kill.home
-    assert due(Seen(Phase.UNKNOWN, silent_s=HANG_S + 0.1)) == []
-    (kill,) = due(Seen(Phase.UNKNOWN, silent_s=HANG_S * HOME_PATIENCE + 0.1))
+    assert not kill.actor
+    assert due(Observed(Phase.UNKNOWN, silent_s=HANG_S + 0.1)) == []
+    (kill,) = due(Observed(Phase.UNKNOWN, silent_s=HANG_S * ACTOR_PATIENCE + 0.1))
     assert isinstance(kill, Kill)
-    assert kill.home
+    assert kill.actor
 
 
 def test_the_first_death_for_long_is_mended_at_once() -> None:
-    assert due(Seen(Phase.ENDED, starts=(10.0,)), now=1000) == [Start("w")]
-    assert due(Seen(Phase.MISSING, starts=(999.9,)), now=1000) == [Start("w")]
+    assert due(Observed(Phase.ENDED, starts=(10.0,)), now=1000) == [Start("w")]
+    assert due(Observed(Phase.MISSING, starts=(999.9,)), now=1000) == [Start("w")]
 
 
 def test_a_worker_that_was_replaced_stays_down() -> None:
-    assert due(Seen(Phase.ENDED, replaced=True)) == []
+    assert due(Observed(Phase.ENDED, replaced=True)) == []
 
 
 def test_a_refused_restart_is_tried_again_after_a_pause_that_doubles() -> None:
     pauses = []
     for refusals in range(1, 9):
         at = refused_until(refusals, 100.0)
-        seen = Seen(Phase.ENDED, refusals=refusals, refused_at=100.0, starts=(99.0,))
+        seen = Observed(Phase.ENDED, refusals=refusals, refused_at=100.0, starts=(99.0,))
         assert due(seen, now=at - 0.01) == []
         assert due(seen, now=at) == [Start("w")]
         pauses.append(at - 100.0)
@@ -69,8 +69,8 @@ def test_a_refused_restart_is_tried_again_after_a_pause_that_doubles() -> None:
     assert refused_until(10_000, 0.0) == LONGEST_REFUSED_PAUSE_S
 
 
-def test_nobody_wants_it_any_more() -> None:
-    assert plan([], {"old": Seen(Phase.SERVING)}, 0.0, HANG_S) == [Remove("old")]
+def test_an_unwanted_worker_is_removed() -> None:
+    assert plan([], {"old": Observed(Phase.SERVING)}, 0.0, HANG_S) == [Remove("old")]
 
 
 def test_pauses_double() -> None:
@@ -90,7 +90,7 @@ PHASES = st.sampled_from(list(Phase))
     live=st.dictionaries(
         st.sampled_from("abcd"),
         st.builds(
-            Seen,
+            Observed,
             phase=PHASES,
             silent_s=st.floats(0, 100),
             replaced=st.booleans(),
@@ -102,12 +102,12 @@ PHASES = st.sampled_from(list(Phase))
     wanted=st.sets(st.sampled_from("abcd")),
 )
 def test_at_most_one_action_a_worker_and_never_a_second_process(
-    live: dict[str, Seen], wanted: set[str]
+    live: dict[str, Observed], wanted: set[str]
 ) -> None:
     actions = plan(wanted, live, 1000.0, HANG_S)
     assert len({action.name for action in actions}) == len(actions)
     for action in actions:
-        seen = live.get(action.name, Seen(Phase.MISSING))
+        seen = live.get(action.name, Observed(Phase.MISSING))
         match action:
             case Start(name):
                 assert name in wanted
@@ -124,7 +124,7 @@ def test_starts_are_bounded_in_every_window_yet_it_always_comes_back(lives: list
     now, starts = 0.0, list[float]()
     for life in lives:
         waited = 0.0
-        while due(Seen(Phase.ENDED, starts=tuple(starts[-MAX_STARTS:])), now) != [Start("w")]:
+        while due(Observed(Phase.ENDED, starts=tuple(starts[-MAX_STARTS:])), now) != [Start("w")]:
             now += poll
             waited += poll
             assert waited <= WINDOW_S + poll

@@ -1,4 +1,4 @@
-"""The supervisor's loop over homes of paper."""
+"""The supervisor's loop over fake processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.cluster.report import Failure, Phase, Report
-from baton.cluster.supervision import HomeSilentError, Supervision
-from services.common.config import ClusterConfig, WorkerConfig
+from baton.cluster.supervision import Supervision, UnresponsiveError
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 
 @dataclass
-class PaperHomes:
-    """Homes whose workers serve as soon as they are started, and end as the test says."""
+class FakeProcesses:
+    """WorkerProcesses whose workers serve as soon as they are started, and end on request."""
 
     reports: dict[str, Report] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
@@ -24,7 +25,7 @@ class PaperHomes:
 
     async def report(self, name: str) -> Report | None:
         if name in self.silent:
-            raise HomeSilentError
+            raise UnresponsiveError
         return self.reports.get(name)
 
     async def start(self, config: WorkerConfig, number: int) -> None:
@@ -37,9 +38,9 @@ class PaperHomes:
         if config.name in self.refusing:
             self.end(config.name, kind="INVALID", how="refused")
 
-    async def kill(self, name: str, *, home: bool) -> None:
-        self.killed.append((name, home))
-        if home:
+    async def kill(self, name: str, *, actor: bool) -> None:
+        self.killed.append((name, actor))
+        if actor:
             del self.reports[name]
             self.silent.discard(name)
         else:
@@ -58,16 +59,16 @@ class PaperHomes:
 
 
 class Site:
-    """A supervisor, its homes, and a clock that moves when told."""
+    """A supervisor, its processes, and a clock that is set by the test."""
 
-    def __init__(self, homes: PaperHomes | None = None) -> None:
+    def __init__(self, processes: FakeProcesses | None = None) -> None:
         self.now = 100.0
-        self.homes = homes or PaperHomes()
+        self.processes = processes or FakeProcesses()
         workers = tuple(
             WorkerConfig(name=f"{role}-0", role=role, model="m") for role in ("prefill", "decode")
         )
         config = ClusterConfig(cluster_id="c", workers=workers, drain_s=1)
-        self.supervision = Supervision(config, self.homes, lambda: self.now)
+        self.supervision = Supervision(config, self.processes, lambda: self.now)
 
     async def turns(self, count: int = 3, step_s: float = 0.25) -> None:
         for _ in range(count):
@@ -77,10 +78,10 @@ class Site:
             self.now += step_s
 
     def starts(self, name: str) -> int:
-        return self.homes.reports[name].starts
+        return self.processes.reports[name].starts
 
 
-async def test_all_are_started_and_told_of() -> None:
+async def test_all_are_started_and_reported() -> None:
     site = Site()
     assert not site.supervision.status().settled
     await site.turns()
@@ -92,17 +93,17 @@ async def test_all_are_started_and_told_of() -> None:
 async def test_the_dead_are_started_again_and_counted() -> None:
     site = Site()
     await site.turns()
-    site.homes.end("decode-0")
+    site.processes.end("decode-0")
     await site.turns()
     status = site.supervision.status()
     assert status.addresses == ["prefill-0:1", "decode-0:2"]
-    assert [worker.restarts for worker in status.workers] == [0, 1]
+    assert [report.starts for report in status.reports.values()] == [1, 2]
 
 
-async def test_a_lost_home_takes_no_count_along() -> None:
+async def test_a_lost_actor_does_not_reset_the_count_of_starts() -> None:
     site = Site()
     await site.turns()
-    del site.homes.reports["decode-0"]
+    del site.processes.reports["decode-0"]
     await site.turns()
     assert site.starts("decode-0") == 2
 
@@ -110,30 +111,30 @@ async def test_a_lost_home_takes_no_count_along() -> None:
 async def test_one_that_hangs_is_killed_and_started_again() -> None:
     site = Site()
     await site.turns()
-    frozen = site.homes.reports["prefill-0"].model_copy(update={"silent_s": 5.1})
-    site.homes.reports["prefill-0"] = frozen
+    frozen = site.processes.reports["prefill-0"].model_copy(update={"silent_s": 5.1})
+    site.processes.reports["prefill-0"] = frozen
     await site.turns()
-    assert site.homes.killed == [("prefill-0", False)]
+    assert site.processes.killed == [("prefill-0", False)]
     assert site.starts("prefill-0") == 2
     assert site.starts("decode-0") == 1
 
 
-async def test_a_silent_home_keeps_its_address_until_it_is_given_up() -> None:
+async def test_an_unresponsive_actor_keeps_its_address_until_it_is_killed() -> None:
     site = Site()
     await site.turns()
-    site.homes.silent.add("decode-0")
+    site.processes.silent.add("decode-0")
     await site.turns(8)
     assert site.supervision.status().addresses == ["prefill-0:1", "decode-0:1"]
-    assert site.homes.killed == []
+    assert site.processes.killed == []
     await site.turns(45)
-    assert site.homes.killed == [("decode-0", True)]
+    assert site.processes.killed == [("decode-0", True)]
     assert site.starts("decode-0") == 2
 
 
 async def test_a_worker_that_was_replaced_stays_down() -> None:
     site = Site()
     await site.turns()
-    site.homes.end("decode-0", kind="CONFLICT")
+    site.processes.end("decode-0", kind="CONFLICT")
     await site.turns(400)
     assert site.starts("decode-0") == 1
 
@@ -141,15 +142,15 @@ async def test_a_worker_that_was_replaced_stays_down() -> None:
 async def test_a_refused_restart_is_tried_again_and_the_pauses_grow() -> None:
     site = Site()
     await site.turns()
-    site.homes.refusing.add("decode-0")
-    site.homes.end("decode-0")
+    site.processes.refusing.add("decode-0")
+    site.processes.end("decode-0")
     await site.turns(4 * 60)
     status = site.supervision.status()
     assert status.failure is not None
     assert status.failure.message == "decode-0 refused"
     # Started again at once, then 2, 4, 8, 16 s after each refusal, 30 s after later ones.
     assert site.starts("decode-0") == 6
-    site.homes.refusing.clear()
+    site.processes.refusing.clear()
     await site.turns(4 * 32)
     assert site.supervision.status().serving, "what it was refused for is gone"
     assert site.starts("decode-0") == 7
@@ -159,10 +160,10 @@ async def test_pauses_start_anew_once_it_has_served() -> None:
     site = Site()
     await site.turns()
     for starts in (3, 5):
-        site.homes.refusing.add("decode-0")
-        site.homes.end("decode-0")
+        site.processes.refusing.add("decode-0")
+        site.processes.end("decode-0")
         await site.turns(4)
-        site.homes.refusing.clear()
+        site.processes.refusing.clear()
         await site.turns(12)
         assert site.supervision.status().serving
         assert site.starts("decode-0") == starts
@@ -171,35 +172,35 @@ async def test_pauses_start_anew_once_it_has_served() -> None:
 async def test_a_successor_adopts_what_runs() -> None:
     first = Site()
     await first.turns()
-    first.homes.end("decode-0")
+    first.processes.end("decode-0")
     await first.turns()
-    second = Site(first.homes)
+    second = Site(first.processes)
     assert not second.supervision.status().settled
     await second.turns()
     assert second.supervision.status() == first.supervision.status()
     assert [first.starts(name) for name in ("prefill-0", "decode-0")] == [1, 2]
 
 
-async def test_a_successor_does_not_judge_before_it_has_heard_all() -> None:
+async def test_a_restarted_supervisor_decides_only_after_all_have_reported() -> None:
     first = Site()
     await first.turns()
-    first.homes.silent.add("decode-0")
-    second = Site(first.homes)
+    first.processes.silent.add("decode-0")
+    second = Site(first.processes)
     await second.turns(4)
     assert not second.supervision.status().settled
-    first.homes.silent.clear()
+    first.processes.silent.clear()
     await second.turns()
     assert second.supervision.status().addresses == ["prefill-0:1", "decode-0:1"]
-    assert first.homes.killed == []
+    assert first.processes.killed == []
 
 
-async def test_an_action_that_fails_is_told_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_action_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site()
 
     async def refuse(config: WorkerConfig, number: int) -> None:
         raise ValueError("no hosts")
 
-    monkeypatch.setattr(site.homes, "start", refuse)
+    monkeypatch.setattr(site.processes, "start", refuse)
     await site.turns(1)
     failure = site.supervision.status().failure
     assert failure is not None
@@ -210,4 +211,4 @@ async def test_stopping_stops_all() -> None:
     site = Site()
     await site.turns()
     await site.supervision.stop(1.0)
-    assert sorted(site.homes.stopped) == ["decode-0", "prefill-0"]
+    assert sorted(site.processes.stopped) == ["decode-0", "prefill-0"]

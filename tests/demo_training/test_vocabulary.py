@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from models.demo_training.evaluate import DEMO_MODEL
 from models.demo_training.vocabulary import CONTEXT, SPECIAL_TOKENS, VOCAB_SIZE, write
 from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
-from services.router.chat_template import ChatTemplate
-from services.router.model_info import ModelInfo
-from services.router.request import Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.model_info import ModelInfo
 
 TOKENIZER: Tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
@@ -56,14 +56,14 @@ def test_special_tokens_and_sizes_agree() -> None:
 
 def test_the_router_and_transformers_word_a_chat_alike() -> None:
     info = ModelInfo.load(DEMO_MODEL)
-    assert info.chat_template is not None
+    assert info.tokenizer.chat_template is not None
     turns = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello!"), ("user", "Bye")]
     chat = Chat(
         tuple(ChatTurn(role, content, None, None) for role, content in turns),
         add_generation_prompt=True,
         template_variables=None,
     )
-    ours = "".join(ChatTemplate(info.chat_template, info.special_tokens).render(chat))
+    ours = "".join(ChatTemplate(info.tokenizer.chat_template, info.tokenizer.special_tokens).render(chat))
     messages = [{"role": role, "content": content} for role, content in turns]
     theirs = AutoTokenizer.from_pretrained(DEMO_MODEL).apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False

@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.device.nccl import UNIQUE_ID_BYTES, NcclError, Result
-from baton.device.nccl_line import Moment, NcclLine, Stream
+from baton.device.nccl_channel import NcclChannel
+from baton.device.stream import Event, Stream
 
 RECEIVER, SENDER = 1, 0
 _SIZE = struct.Struct("<Q")
@@ -28,11 +29,16 @@ _STREAMS: dict[int, DoubleStream] = {}
 
 
 class _Mark:
+    handle = 0
+
     def __init__(self) -> None:
         self.done = threading.Event()
 
-    def ended(self) -> bool:
+    def query(self) -> bool:
         return self.done.is_set()
+
+    def synchronize(self) -> None:
+        self.done.wait()
 
 
 class DoubleStream:
@@ -53,17 +59,20 @@ class DoubleStream:
             self._at_work = True
         threading.Thread(target=self._run, name="double-stream", daemon=True).start()
 
-    def after(self, moment: Moment) -> None:
+    def wait_event(self, event: Event) -> None:
         def wait() -> None:
-            while not moment.ended():
+            while not event.query():
                 time.sleep(1e-4)
 
         self.add(wait)
 
-    def moment(self) -> Moment:
+    def record_event(self) -> Event:
         mark = _Mark()
         self.add(mark.done.set)
         return mark
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
     def close(self) -> None:
         _STREAMS.pop(self.handle, None)
@@ -83,7 +92,7 @@ class NcclDouble:
 
     def __init__(self) -> None:
         self.hangs = threading.Event()  # while set, an abort does not return
-        self.fails: Result | None = None  # what every state says from now on
+        self.fails: Result | None = None  # the result of every later state query
         self.ends: list[DoubleEnds] = []
         self.meeting = 0  # threads that wait for a peer
 
@@ -99,11 +108,11 @@ class NcclDouble:
         finally:
             self.meeting -= 1
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine:
-        def meet(stream: Stream, given_up: Callable[[], bool]) -> DoubleEnds:
+    def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel:
+        def connect(stream: Stream, given_up: Callable[[], bool]) -> DoubleEnds:
             return self.meet(unique_id, rank, given_up)
 
-        return NcclLine(meet, DoubleStream(), 1 - rank, wake)
+        return NcclChannel(connect, DoubleStream(), 1 - rank, wake)
 
 
 class DoubleEnds:
@@ -112,7 +121,7 @@ class DoubleEnds:
     def __init__(
         self, library: NcclDouble, unique_id: bytes, rank: int, given_up: Callable[[], bool]
     ) -> None:
-        """`NcclError` where the other is given up, or the library's state says that it has failed."""
+        """NcclError where the other end is given up, or the library has failed."""
         self._library = library
         self._name = "\0nccl-double-" + unique_id[:32].decode()
         self._aborted = threading.Event()

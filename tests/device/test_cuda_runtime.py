@@ -1,4 +1,4 @@
-"""Which devices a link is tried between, and how copies are said, by a CUDA that is played."""
+"""Which devices a link is tried between, and how copies are enqueued, with a fake CUDA."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_call_that_fails_is_named() -> None:
 
 
 class PlayedCopies:
-    """Notes copies, said one by one or together; a driver of this `answer`."""
+    """Records copies, single or batched; a driver with this `answer`."""
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
@@ -87,12 +87,12 @@ class PlayedCopies:
 
 
 @pytest.mark.parametrize(("answer", "batches"), [(0, 2), (801, 1)])
-def test_copies_are_said_together_where_the_driver_takes_them(answer: int, batches: int) -> None:
+def test_copies_are_batched_where_the_driver_supports_it(answer: int, batches: int) -> None:
     played, runtime = PlayedCopies(answer), CudaRuntime.__new__(CudaRuntime)
     runtime.__dict__ |= {"_runtime": played, "_driver": played, "_batch": _Batch()}
     for _ in range(2):
-        runtime.copy_together(1000, [7, 5, 6], 10, 3, 9)
-    runtime.copy_together(2000, [8], 10, 3, 9)
+        runtime.copy_batch(1000, [7, 5, 6], 10, 3, 9)
+    runtime.copy_batch(2000, [8], 10, 3, 9)
     three = [(1000, 7, 10), (1010, 5, 10), (1020, 6, 10)]
     assert played.copies == [*three, *three, (2000, 8, 10)]
     assert played.batches == batches

@@ -8,7 +8,7 @@ import pytest
 from baton.device.kernel_cache import counted_kernels, keep_kernels_in, kernel_cache
 
 
-def test_the_folder_told_is_made_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_folder_is_created_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "usual"))
     assert kernel_cache() == tmp_path / "usual"
     keep_kernels_in(tmp_path / "told" / "so")
@@ -16,7 +16,7 @@ def test_the_folder_told_is_made_and_used(tmp_path: Path, monkeypatch: pytest.Mo
     assert kernel_cache().is_dir()
 
 
-def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.raises(OSError, match="file"):

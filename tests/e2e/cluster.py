@@ -31,9 +31,9 @@ from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason, WorkerRole
 from baton.v1.worker_pb2 import Audit
-from bench.baton_up import first_gpu
-from services.common.internal_rpc import internal_channel
-from services.common.process_tree import descendants as descendants
+from bench.cluster.baton_up import first_gpu
+from services.common.processes.process_tree import descendants as descendants
+from services.common.rpc.internal_rpc import internal_channel
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.admin_pb2_grpc import AdminServiceAsyncStub

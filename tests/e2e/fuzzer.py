@@ -243,7 +243,7 @@ _METHODS = tuple(
         "PrefillService/Prefill",
         "PrefillService/GiveTicket",
         "DecodeService/Reserve",
-        "DecodeService/Follow",
+        "DecodeService/Subscribe",
         "DecodeService/Attach",
         "DecodeService/Cancel",
         "DecodeService/GetHandoff",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtransfer import ipc_control
+from kvtransfer.transports.ipc import control as ipc_control
 
 
 def install() -> None:
-    ipc_control.SILENT_S = 0.4
-    ipc_control.BEAT_S = 0.1
+    ipc_control.SILENCE_S = 0.4
+    ipc_control.HEARTBEAT_S = 0.1

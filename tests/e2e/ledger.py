@@ -36,7 +36,7 @@ _ROUTER_COUNTS = (
     "waiting_requests",
     "pending_cancels",
     "claimed_slots",
-    "promised_tokens",
+    "reserved_tokens",
     "queued_prefill_tokens",
     "journal_pending_requests",
 )

@@ -11,12 +11,13 @@ import asyncio
 import importlib
 import os
 import sys
+from functools import partial
 
-from baton.cli.local_cluster import Programs
 from baton.cli.main import _parser
-from baton.cli.model_folder import with_model
-from baton.cli.settings import load
-from baton.cli.up import up
+from baton.cli.up.command import up
+from baton.cli.up.local_cluster import Programs
+from baton.cli.up.model_folder import with_model
+from baton.cli.up.settings import load
 
 
 def program(module: str) -> tuple[str, ...]:
@@ -30,17 +31,15 @@ def run_up(module: str) -> int:
 
 
 def run_worker(module: str) -> int:
-    from services.common.child import run_child
-    from services.common.config import WorkerConfig
-    from services.worker import engine_launch
-    from services.worker.front import serve
+    from services.common.config.worker import WorkerConfig
+    from services.common.processes.child_protocol import run_child
+    from services.worker.front.process import serve
 
-    engine_launch.ENGINE_PROGRAM = (*program(module), "engine")
-    return run_child(WorkerConfig, serve)
+    return run_child(WorkerConfig, partial(serve, engine_program=(*program(module), "engine")))
 
 
 def run_engine(module: str) -> int:
-    from services.worker.engine_process import main
+    from services.worker.engine.process import main
 
     importlib.import_module(module).install()
     return main()

@@ -1,5 +1,5 @@
 """Engines with played devices, whose links go by the double of NCCL. In the one whose process id names a file
-of the folder HANGS, every line is aborted and no abort returns."""
+of the folder HANGS, every channel is aborted and no abort returns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import threading
 import time
 from pathlib import Path
 
-from baton.device import nccl_line
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.nccl_links import NcclLinks
-from services.common.config import TransferConfig, WorkerConfig
-from services.worker import engine_process
-from services.worker.loaded_model import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedLinks
+from baton.device import nccl_channel
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from services.common.config.worker import TransferConfig, WorkerConfig
+from services.worker.engine import assembly
+from services.worker.engine import process as engine_process
+from services.worker.engine.startup.model_loader import LoadedModel
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
 
 HANGS = "BATON_TEST_NCCL_HANGS"
 _LOOK_S = 0.02
@@ -23,28 +24,28 @@ _LOOK_S = 0.02
 
 def install() -> None:
     device = FakeDevice(Pump(None))
-    made = WatchedLinks(device)
+    made = WatchedEndpoint(device)
 
     def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
         return DeviceBlocks(device, model.cache.groups)
 
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks | None:
+    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
         return made if transport == "nccl" else None
 
     def let_start(config: WorkerConfig) -> None:
         """There is no GPU."""
 
-    engine_process.device_blocks = blocks  # type: ignore[attr-defined]
-    engine_process.nccl_links = links  # type: ignore[attr-defined]
+    assembly.device_blocks = blocks  # type: ignore[attr-defined]
+    assembly.nccl_links = links  # type: ignore[attr-defined]
     engine_process.check_transport = let_start  # type: ignore[attr-defined]
     threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
 
 
-def _watch(made: WatchedLinks) -> None:
+def _watch(made: WatchedEndpoint) -> None:
     named = Path(os.environ[HANGS]) / str(os.getpid())
     while not named.exists():
         time.sleep(_LOOK_S)
-    nccl_line.OVERDUE_S = 0.3
+    nccl_channel.ABORT_TIMEOUT_S = 0.3
     made.double.hangs.set()
-    for line in made.lines:
-        line.abort("played")
+    for channel in made.channels:
+        channel.abort("played")

@@ -38,7 +38,7 @@ class RedisServer:
         """Returns once it answers; it has nothing."""
         self._process = subprocess.Popen([_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert self._process.stdin is not None
-        self._process.stdin.write(_config(self.port, self.password, 64, self._folder).encode())
+        self._process.stdin.write(_config(self.port, self.password, self._folder).encode())
         self._process.stdin.close()
         deadline = time.monotonic() + _START_S
         while not self._answers():

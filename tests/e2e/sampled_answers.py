@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import openai
 
 from baton.client import AsyncClient, Message, TokenLogprobs
-from baton.engine.logprob_records import Logprobs
+from baton.engine.rings.logprob_records import Logprobs
 from tests.e2e.cluster import MODEL
 from tests.e2e.sampled_asks import Ask
 from tests.support.text_truth import TextTruth

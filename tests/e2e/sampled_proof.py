@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 
 from baton.client import AsyncClient
-from baton.engine.logprob_records import Logprobs
+from baton.engine.rings.logprob_records import Logprobs
 from tests.e2e.cluster import Cluster
 from tests.e2e.sampled_answers import Answer, Door, GrpcDoor, OpenAIDoor, Told
 from tests.e2e.sampled_asks import Ask

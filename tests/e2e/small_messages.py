@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from services.common import grpc_server
+from services.common.rpc import grpc_server
 
 LIMIT_BYTES = 320 << 10
 PROGRAM = (sys.executable, "-m", "tests.e2e.small_messages")

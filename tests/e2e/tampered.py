@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.worker.decode_side import DecodeSide
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
 
 TAMPER = "BATON_TEST_TAMPER"
 
 
 def install() -> None:
-    drop, keep = Path(os.environ[TAMPER]), DecodeSide.scatter
+    drop, keep = Path(os.environ[TAMPER]), ReservedBlockSink.scatter
 
     def scatter(
-        self: DecodeSide, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview
+        self: ReservedBlockSink, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview
     ) -> None:
         if not drop.exists():
             keep(self, transfer_id, group, ordinal, offset, data)
 
-    DecodeSide.scatter = scatter  # type: ignore[method-assign]
+    ReservedBlockSink.scatter = scatter  # type: ignore[method-assign]

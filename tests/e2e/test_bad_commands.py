@@ -144,7 +144,7 @@ def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
     told = ("--device", "cpu", "--transport", "nccl", "--ray-address", "none", *ANY_PORTS)
     code, out, err = baton("up", "--both", "1", "--model", str(model), *told)
     assert (code, out) == (2, ""), err
-    assert err.splitlines()[-1].startswith("baton: error: both-0: transport nccl: it is between GPUs")
+    assert err.splitlines()[-1].startswith("baton: error: both-0: transport nccl: it connects GPUs")
     assert "Traceback" not in err
 
 

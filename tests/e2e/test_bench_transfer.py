@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def cases(*arguments: str, transport: str = "grpc") -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.transfer", "--transport", transport, "--json", *arguments],
+        [sys.executable, "-m", "bench.transfer.__main__", "--transport", transport, "--json", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

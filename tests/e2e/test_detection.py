@@ -21,7 +21,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import alive, eventually
 from tests.e2e.interrupted import (
     ANSWERS_SWALLOWED,
@@ -72,7 +72,9 @@ def slow(fault: Fault) -> object:
 
 
 @pytest.mark.parametrize(
-    "fault", [FRONT_FROZEN, REQUESTS_SWALLOWED, slow(ANSWERS_SWALLOWED), slow(BOTH_SWALLOWED)], ids=str
+    "fault",
+    [FRONT_FROZEN, slow(REQUESTS_SWALLOWED), slow(ANSWERS_SWALLOWED), slow(BOTH_SWALLOWED)],
+    ids=str,
 )
 async def test_a_decode_worker_that_is_cut_off(model: Path, loose: Loose, fault: Fault) -> None:
     async with loose.cluster.stub() as stub:

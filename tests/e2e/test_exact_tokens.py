@@ -257,10 +257,10 @@ def check_shipping(
     # A prompt whose first token ends it may have sent some blocks already.
     for group in range(len(block_bytes)):
         shipped = sum(audit.blocks_shipped[group] for audit in senders)
-        shipped += sum(audit.blocks_held // len(block_bytes) for audit in audits.values())
+        shipped += sum(audit.blocks_resident // len(block_bytes) for audit in audits.values())
         assert 2 * sum(size for size, _ in handed_off) <= shipped <= 2 * sum(sizes)
     for audit in audits.values():
-        assert audit.bytes_held == audit.blocks_held // len(block_bytes) * sum(block_bytes)
+        assert audit.bytes_resident == audit.blocks_resident // len(block_bytes) * sum(block_bytes)
     sent = sum(audit.bytes_shipped for audit in senders)
     assert sent == sum(audit.bytes_received for audit in audits.values())
     blocks = sum(sum(audit.blocks_shipped) for audit in senders)

@@ -1,4 +1,4 @@
-"""`bench.gpu_cluster` with a tiny model on a CPU: every topology is started, measured and stopped."""
+"""`bench.cluster.gpu` with a tiny model on a CPU: every topology is started, measured and stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 )
 def test_every_load_is_told_of(topology: str, transport: str, taken: list[str]) -> None:
     command = [
-        sys.executable, "-m", "bench.gpu_cluster", "--topology", topology, "--transport", transport,
+        sys.executable, "-m", "bench.cluster.gpu", "--topology", topology, "--transport", transport,
         "--streams", "1,3", "--prompts", "90,30", "--output-len", "30", "--requests", "2", "--handoffs", "80",
         "--burst-output", "400", "--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from baton.v1.worker_pb2 import Audit
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import Answer, alive, eventually, leaks
 from tests.e2e.workers import Loose, Worker, loose_workers
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -153,7 +153,7 @@ async def test_one_of_two_engines_of_each_role_dies(model: Path) -> None:
     assert attempts(of_prefill)[-1] == 2
     assert first.name not in {answer.last.trace.prefill_worker for answer in of_prefill[-8:] if answer.last}
     # Its front said so: nobody waited whether its tokens come again.
-    assert "this start of the worker is over" in log
+    assert "this start of the worker has ended" in log
     assert "its token stream stayed away" not in log
     all_right(model, short, of_decode, 300)
     all_right(model, prompts(20, 8), more, 20)

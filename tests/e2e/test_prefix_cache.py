@@ -112,7 +112,7 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
     shipped = sum(trace_of(answer).kv_bytes_shipped for turns in conversations for _, answer in turns)
     assert shipped == sum(audit.bytes_shipped for audit in audits.values())
     assert shipped == sum(audit.bytes_received for audit in audits.values())
-    assert (sum(audit.bytes_held for audit in audits.values()) > 0) == (not both)
+    assert (sum(audit.bytes_resident for audit in audits.values()) > 0) == (not both)
 
 
 def workers_of(answer: Answer) -> tuple[str, str]:
@@ -156,7 +156,7 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
     assert 0 < told_found <= found
     assert not any(one.disk_corrupt for one in seen)
     for audit in (audit for name, audit in audits.items() if name.startswith("decode")):
-        assert audit.blocks_held > 0
+        assert audit.blocks_resident > 0
         assert audit.prefixes.evicted_blocks > 0
 
 

@@ -48,6 +48,6 @@ async def test_a_cut_connection_replays_nothing_that_was_received(model: Path) -
     print(f"\nPROOF cut connection: {STREAMS} streams, {emitted} tokens, longest gap {gap:.2f} s")
     right(model, streams)
     assert reconnections == 1
-    assert log.count("follow_broke") == 1
+    assert log.count("token_stream_broken") == 1
     assert lost == []
     assert gap < 2.5

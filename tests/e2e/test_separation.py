@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
@@ -94,7 +94,7 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
 
 
 async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
-    """`baton.wakeups`, of every thread: gRPC starts its own."""
+    """`baton.process_tuning`, of every thread: gRPC starts its own."""
     audits = await serve(cluster, LENGTHS[:1])
     engines = [audit.engine_pid for audit in audits.values()]
     streaming = [audit.front_pid for audit in audits.values()]
@@ -156,9 +156,9 @@ async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster:
         return total(after, role, count) - total(before, role, count)
 
     (block_bytes,) = {audit.block_bytes[0] for audit in after.values()}
-    held = grown("decode", "blocks_held")  # tests before have asked the same
+    held = grown("decode", "blocks_resident")  # tests before have asked the same
     assert 0 < held < blocks_of(LENGTHS)
-    assert grown("decode", "bytes_held") == held * block_bytes
+    assert grown("decode", "bytes_resident") == held * block_bytes
     assert grown("prefill", "bytes_shipped") == (blocks_of(LENGTHS) - held) * block_bytes
     assert grown("decode", "bytes_received") == (blocks_of(LENGTHS) - held) * block_bytes
     assert grown("decode", "blocks_received") == blocks_of(LENGTHS) - held
@@ -186,8 +186,8 @@ async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
         reserve = ReserveRequest(
             attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
         )
-        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_NAMES + 1)):
-            told = ReserveRequest(block_names=names)
+        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_HASHES + 1)):
+            told = ReserveRequest(block_hashes=names)
             told.MergeFrom(reserve)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await DecodeServiceStub(channel).Reserve(told, timeout=5)

@@ -202,7 +202,7 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
         await serves_again(lasting, stub, PROMPT, within_s=10)
         assert (await lasting.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
-        line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_ended'" in line
+        line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_exited'" in line
     )
 
 

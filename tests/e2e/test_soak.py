@@ -44,9 +44,9 @@ VOLLEY, MOST_VOLLEYS = 40, 10
 # Lines of the log that only a fault of ours writes.
 FAULTS_OF_OURS = (
     "Traceback",
-    "life_failed",
-    "watcher_died",
-    "http_fault",
+    "request_internal_error",
+    "watch_task_failed",
+    "http_internal_error",
     "prefill_reader_failed",
     "was never retrieved",
     "was never awaited",

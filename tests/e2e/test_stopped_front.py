@@ -23,10 +23,10 @@ import pytest
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import RingReader
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import RingReader
 from baton.engine.sequence import SamplingParams
-from baton.engine.shared_rings import SharedRings
-from baton.v1.decode_pb2 import FollowRequest, ReserveRequest
+from baton.v1.decode_pb2 import ReserveRequest, SubscribeRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
@@ -78,7 +78,9 @@ class Client:
 
     async def follow(self) -> None:
         incarnation = (await self._worker.Describe(DescribeRequest())).identity.incarnation
-        async for message in self._decode.Follow(FollowRequest(router_id=ROUTER, incarnation=incarnation)):
+        async for message in self._decode.Subscribe(
+            SubscribeRequest(router_id=ROUTER, incarnation=incarnation)
+        ):
             for output in message.outputs:
                 heard = self.heard[output.attempt.request_id]
                 assert output.first_number == len(heard.tokens), "a token is missing or comes again"

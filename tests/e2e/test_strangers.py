@@ -18,8 +18,8 @@ from baton.v1 import decode_pb2, prefill_pb2, transfer_pb2, worker_pb2
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from kvtransfer.link_auth import LinkAuth
-from kvtransfer.opening import open_request
+from kvtransfer.protocol.handshake import link_request
+from kvtransfer.protocol.link_auth import LinkAuth
 from tests.e2e.cluster import Cluster, assert_all_free, worker_channel
 from tests.e2e.workers import Loose, Worker, loose_workers
 
@@ -75,7 +75,7 @@ async def under_attack(loose: Loose, transfer: str) -> AsyncIterator[set[grpc.St
     decode, prefill = loose.workers["decode-0"], loose.workers["prefill-0"]
     receiver = (await described(decode)).identity.incarnation
     named = WorkerIdentity(name="prefill-0", incarnation=b"s" * 16, rank=0, rank_count=1, started_ns=2**63)
-    request = open_request(named, receiver, (await described(decode)).fingerprint, 1 << 40)
+    request = link_request(named, receiver, (await described(decode)).fingerprint, 1 << 40)
     attempt = Attempt(request_id=b"r" * 16, number=1)
     ticket = prefill_pb2.GiveTicketRequest(attempt=attempt, ticket=decode_pb2.Ticket(body=bytes(1_000_000)))
     reserve = decode_pb2.ReserveRequest(

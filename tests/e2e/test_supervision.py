@@ -250,10 +250,10 @@ async def test_no_process_of_ray_holds_a_secret(cluster: Cluster, redis: RedisSe
 
 
 def of_ray(ancestor: int) -> list[int]:
-    """The control store and the raylet below a process."""
+    """Control stores and raylets below a process; those of other tests' clusters may be among them."""
     names = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(ancestor)}
     found = [pid for pid, name in names.items() if name.endswith(("/gcs_server", "/raylet"))]
-    assert len(found) == 2
+    assert len(found) >= 2
     return found
 
 
@@ -279,5 +279,5 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
 
 def ray_folder(commands: dict[int, str]) -> Path:
     """The private folder of a cluster's own Ray."""
-    (warden,) = [command for command in commands.values() if "baton.cluster.warden" in command]
-    return Path(warden.split("baton.cluster.warden ")[1].split()[0])
+    (warden,) = [command for command in commands.values() if "baton.cluster.ray_reaper" in command]
+    return Path(warden.split("baton.cluster.ray_reaper ")[1].split()[0])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import leaks
 from tests.e2e.ledger import process_book, router_counters
 from tests.e2e.soak_asks import Ask, Door
@@ -49,7 +49,7 @@ class Size:
 
 
 FULL = Size(1000, tuple(Fault), 4)
-REDUCED = Size(40, (Fault.FREEZE_FRONT, Fault.HALF_OPEN_BOTH), 1)
+REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1)
 
 
 @pytest.fixture(scope="module")

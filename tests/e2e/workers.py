@@ -24,8 +24,9 @@ from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, WorkerState
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from services.common.config import Role, RouterConfig, WorkerConfig
-from services.common.strict_model import StrictModel
+from services.common.config.router import RouterConfig
+from services.common.config.types import Role, StrictModel
+from services.common.config.worker import WorkerConfig
 from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster, worker_channel
 from tests.e2e.wire_proxy import WireProxy, wire_proxies
 
@@ -191,9 +192,10 @@ def _all_found(admin: str) -> None:
 
 def _stop(process: subprocess.Popen[str], log: Path) -> None:
     assert process.stdout is not None
+    if process.poll() is not None:
+        process.stdout.close()  # a test killed it, or its other half, and may have started it again
+        return
     with process.stdout:
-        if process.poll() is not None:
-            return  # a test killed it, or its other half
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(STOP_S)

@@ -17,12 +17,12 @@ import numpy as np
 
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
-from kvtransfer import receiving_link
-from kvtransfer.checksum import PieceChecksum
-from kvtransfer.frames import Piece
-from kvtransfer.outgoing import Transfer
-from kvtransfer.staging import Staging
-from services.worker.prefill_side import PrefillSide
+from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.checksum import PieceChecksum
+from kvtransfer.protocol.frames import Piece
+from kvtransfer.receiver import link as receiving_link
+from kvtransfer.sender.transfer import Transfer
+from services.worker.engine.prefill.jobs import PrefillJobs
 
 FAULTS = "BATON_TEST_FAULTS"
 _MAGIC = 0xFA017
@@ -90,19 +90,19 @@ class _Notes:
 
 
 def _note_harms(folder: Path) -> None:
-    begin = PrefillSide._begin
+    begin = PrefillJobs._begin_transfer
 
-    def noting(self: PrefillSide, request: PrefillRequest, body: TicketBody) -> Transfer:
+    def noting(self: PrefillJobs, request: PrefillRequest, body: TicketBody) -> Transfer:
         if Harm.of(request.sampling.seed) is not None and request.attempt.number == 1:
             (folder / str(body.transfer_id)).write_text(str(request.sampling.seed))
         return begin(self, request, body)
 
-    PrefillSide._begin = noting  # type: ignore[method-assign]
+    PrefillJobs._begin_transfer = noting  # type: ignore[method-assign]
 
 
 def _harm_what_lands(notes: _Notes) -> None:
     """Where a piece becomes the receiver's, whoever wrote it: a transport's thread, or the sender itself."""
-    take, land = Staging.take, Staging.land
+    take, land = Staging.claim, Staging.store
     others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
     lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before
 
@@ -131,7 +131,7 @@ def _harm_what_lands(notes: _Notes) -> None:
     def landing(self: Staging, piece: Piece, payload: memoryview) -> None:
         land(self, piece, memoryview(wronged(self, piece, bytes(payload))))
 
-    Staging.take, Staging.land = taking, landing  # type: ignore[method-assign]
+    Staging.claim, Staging.store = taking, landing  # type: ignore[method-assign]
 
 
 def _flipped(staged: bytes, seed: int) -> bytes:

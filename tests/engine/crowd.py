@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baton.engine.blocks import OutOfBlocksError
-from baton.engine.host_blocks import HostBlocks
-from baton.engine.logprob_records import Logprobs
-from baton.engine.output_ring import Finish
+from baton.engine.decode.slots import Grant
+from baton.engine.memory.blocks import OutOfBlocksError
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
-from services.worker.growth import Growth
-from services.worker.reservation import Key, Reservation
+from services.worker.engine.decode.block_allocation import BlockAllocation
+from services.worker.engine.decode.reservation import Reservation, SlotKey
 from tests.engine.local_engine import LocalEngine, Start
 
 RUN_S = 250.0
@@ -47,11 +47,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Counts:
-    """What befell the requests of a run."""
+    """What happened to the requests of a run."""
 
-    grown: int
-    paused: int
-    moved: int
+    allocations: int
+    swapped_out: int
+    preempted: int
     cancelled: int
     at_once: int
 
@@ -66,8 +66,8 @@ class Crowd:
         block_bytes = sum(group.block_bytes for group in engine.cache.layout.groups)
         self._host = HostBlocks(engine.cache, host_blocks * block_bytes)
         self._host_total = self._host.free
-        self._growth = Growth(engine.pools, engine.decode, self._host, self._move)
-        self._running: dict[Key, tuple[int, Reservation]] = {}
+        self._allocation = BlockAllocation(engine.pools, engine.decode, self._host)
+        self._running: dict[SlotKey, tuple[int, Reservation]] = {}
         self._most = 0
 
     def run(
@@ -90,7 +90,7 @@ class Crowd:
                 waiting.popleft()
             for number, reservation in self._running.values():
                 self._cancel_in_time(requests[number], reservation)
-            self._growth.step()
+            self._allocation.step()
             self.engine.step()
             each_turn()
             answers |= dict(self._ended())
@@ -99,9 +99,11 @@ class Crowd:
         raise AssertionError(f"{len(self._running)} requests did not end")
 
     def counts(self, answers: Sequence[Answer]) -> Counts:
-        growth = self._growth
+        allocation = self._allocation
         cancelled = sum(answer.finish is Finish.CANCELLED for answer in answers)
-        return Counts(growth.grown, growth.paused, growth.moved, cancelled, self._most)
+        return Counts(
+            allocation.allocations, allocation.swapped_out, allocation.preempted, cancelled, self._most
+        )
 
     def assert_all_free(self) -> None:
         """Every slot, every block here and in the host's memory."""
@@ -110,11 +112,11 @@ class Crowd:
         assert engine.slots.free == engine.slots.total
         assert engine.pools.free == engine.pools.total
         assert self._host.free == self._host_total
-        assert not self._growth.waiting
+        assert not self._allocation.waiting
 
     def _admit(self, joining: list[tuple[int, Request]]) -> int:
         """Starts them; how many of the first found slots and blocks."""
-        if not joining or not self.engine.slots.free or self._growth.waiting:
+        if not joining or not self.engine.slots.free or self._allocation.waiting:
             return 0
         starts = [self._start(request) for _, request in joining]
         try:
@@ -126,7 +128,7 @@ class Crowd:
             end = len(start.prompt) + start.max_tokens
             reservation = Reservation(Attempt(), Ticket(), grant, len(request.prompt), end)
             self._running[key] = number, reservation
-            self._growth.watch(reservation)
+            self._allocation.add(reservation)
         self._most = max(self._most, len(self._running))
         return len(keys)
 
@@ -144,15 +146,11 @@ class Crowd:
         )
 
     def _cancel_in_time(self, request: Request, reservation: Reservation) -> None:
-        if request.cancel_after is None or reservation.leaving:
+        if request.cancel_after is None or reservation.ending:
             return
         if len(self.engine.output[reservation.key]) >= request.cancel_after:
-            reservation.leaving = True
+            reservation.ending = True
             self.engine.decode.cancel(*reservation.key)
-
-    def _move(self, reservation: Reservation) -> None:
-        reservation.leaving = True
-        self.engine.decode.move(*reservation.key)
 
     def _ended(self) -> list[tuple[int, Answer]]:
         """Frees what the ring says has ended."""
@@ -161,7 +159,7 @@ class Crowd:
             number, reservation = self._running.pop(key)
             answer = Answer(engine.output.pop(key), engine.logprobs.pop(key), engine.finish.pop(key))
             ended.append((number, answer))
-            self._growth.forget(key)
+            self._allocation.remove(key)
             engine.pools.release(reservation.blocks)
             engine.slots.release(*key)
         return ended

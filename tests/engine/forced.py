@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.back_ends import pass_options
-from baton.engine.cache import KVCache
-from baton.engine.decode_pass import DecodePass
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.split_plan import split_items
-from baton.engine.model_config import ModelConfig
+from baton.engine.decode.factory import pass_options
+from baton.engine.decode.gpu_pass import DecodePass
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.modules import Model, Precision
+from tests.engine.split_reference import fill_items, split_items
 
 BLOCK_TOKENS = 64
 
@@ -25,14 +25,14 @@ def decoded_logits(
     first = next(iter(weights.values()))
     dtype, device = first.dtype, first.device
     layout = config.layout(BLOCK_TOKENS, str(dtype).removeprefix("torch."))
-    decoder = Decoder(config, weights, layout, device, dtype)
+    model = Model(config, weights, layout, device, Precision.of(dtype))
     batch, length = token_ids.shape
     width = -(-length // BLOCK_TOKENS)
     cache = KVCache(layout, 1 + batch * width, device)
     shuffled = torch.randperm(batch * width, generator=torch.Generator().manual_seed(1))
     table = (1 + shuffled).view(batch, width).int().to(device)
-    options = pass_options(decoder, exact=exact)
-    step = DecodePass(decoder, cache, tuple(table for _ in layout.groups), batch, options)
+    options = pass_options(model, exact=exact)
+    step = DecodePass(model, cache, tuple(table for _ in layout.groups), batch, options)
     step.inputs.slot.copy_(torch.arange(batch))
     out = torch.empty(batch, length, config.vocab_size)
     for position in range(length):
@@ -40,7 +40,7 @@ def decoded_logits(
         step.inputs.position.fill_(position)
         for items, group in zip(step.inputs.items, layout.groups, strict=True):
             plan = split_items([position] * batch, group.window, options.policy)
-            items.fill(plan, step.inputs.slot, step.inputs.position)
+            fill_items(items, plan, step.inputs.slot, step.inputs.position)
         out[:, position] = step.run(batch).float().cpu()
     return out
 

@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.model_config import ModelConfig
-from baton.engine.prefill_graphs import GraphBounds
-from baton.engine.prefill_inputs import StepInputs
-from baton.engine.prefill_pass import PrefillPass
-from baton.engine.prefill_scheduler import Chunk
-from baton.engine.prompt_plan import LibraryRule
-from baton.engine.prompt_split import KeySplit
-from baton.engine.weights import random_weights
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.weights import random_weights
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
+from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.engine.prefill.graphs import GraphBounds
+from baton.engine.prefill.scheduler import Chunk, step_of
+from baton.engine.prefill.step_inputs import StepInputs
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, scattered_sequences
 
@@ -51,14 +50,14 @@ class GraphTwins:
         (folder / "config.json").write_text(
             json.dumps({**CONFIG, "num_hidden_layers": layers, **FAMILIES[family], **(settings or {})})
         )
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
         weights = random_weights(config, 3, torch.device(device), dtype)
-        decoder = Decoder(config, weights, layout, device, dtype)
+        model = Model(config, weights, layout, device, Precision.of(dtype))
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
         self.eager, self.graphed = (
-            PrefillPass(decoder, cache, most_rows, rule, tuning, split) for cache in self.caches
+            PrefillPass(model, cache, most_rows, rule, tuning, split) for cache in self.caches
         )
         self.graphed.capture(bounds)
         assert self.graphed.uncaptured == ""
@@ -76,11 +75,15 @@ class GraphTwins:
 
     def check(self, pieces: Pieces) -> None:
         """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""
-        chunks = [Chunk(self.sequences[number], start, count) for number, start, count in pieces]
-        expected = self.eager.forward(chunks).clone()
-        for left in (self.graphed._hidden, self.graphed._attention._attended, self.graphed._attention._sums):
+        step = step_of(Chunk(self.sequences[number], start, count) for number, start, count in pieces)
+        expected = self.eager.forward(step).clone()
+        for left in (
+            self.graphed.workspace.hidden,
+            self.graphed.workspace.attended,
+            self.graphed._attention._sums,
+        ):
             left.fill_(torch.nan)
-        found = self.graphed.forward(chunks)
+        found = self.graphed.forward(step)
         assert bool(found.isfinite().all())
         assert torch.equal(found, expected), f"{pieces}: {(found - expected).abs().max()}"
         for theirs, ours in zip(*(cache.groups for cache in self.caches), strict=True):

@@ -11,24 +11,27 @@ from typing import Any
 
 import torch
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.device.shared_memory import SharedMemory
-from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
-from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
-from baton.engine.decoder import Decoder
-from baton.engine.logprob_records import Logprobs
-from baton.engine.model_config import ModelConfig
-from baton.engine.output_ring import Finish
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill import ChunkResult, PrefillLoop
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.reference import ReferenceModel
+from baton.engine.model.weights import load_weights, random_weights
+from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.prefill.reference_pass import ReferencePass
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant, SlotPool
-from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import load_weights, random_weights
+from bench.engine_driver import admit, finish
 
 WEIGHTS_SEED = 7
 # How long `run` may take: what hangs is found, and a GPU that others use as well is waited for.
@@ -113,19 +116,21 @@ class LocalEngine:
         `ring_slots`: slots that mailbox and ring are sized for; by default `slots`."""
         weights_dtype = getattr(torch, dtype)
         if checkpoint:
-            config = ModelConfig.load(folder)
+            config = load_config(folder)
             weights = load_weights(config, folder, device, weights_dtype)
         else:
             folder.mkdir(exist_ok=True)
             (folder / "config.json").write_text(json.dumps(CONFIG))
-            config = ModelConfig.load(folder)
+            config = load_config(folder)
             weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
         layout = config.layout(block_tokens, dtype)
-        decoder = Decoder(config, weights, layout, device, weights_dtype)
+        model = Model(config, weights, layout, device, Precision.of(weights_dtype))
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
-        self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, lane_of(decoder.device))
+        self.prefill = PrefillLoop(
+            ReferencePass(ReferenceModel(model), cache), self.scheduler, compute_stream(model.device)
+        )
         rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
@@ -133,12 +138,14 @@ class LocalEngine:
         self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
         self.decode: DecodeLoop
         if graph:
-            from baton.engine.back_ends import graph_loop
+            from baton.engine.decode.factory import decode_loop
 
-            self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
+            self.decode = decode_loop(
+                model, cache, self.state, rings, memory, exact=numerics == "exact", interpreted=True
+            )
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
-            self.decode = TorchDecodeLoop(decoder, cache, self.state, box, ring)
+            self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
@@ -169,7 +176,7 @@ class LocalEngine:
             sequence.borrowed = True
             self.scheduler.add(sequence)
             begun.append((start, sequence))
-        last = {id(result.chunk.sequence): result for result in self.prefill.finish()}
+        last = {id(result.chunk.sequence): result for result in finish(self.prefill)}
         return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
@@ -179,29 +186,28 @@ class LocalEngine:
         counts = self.pools.counts_for(start.first_capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
         key = self.slots.grant()
-        self.decode.admit(
-            self.decode.admission(
-                Grant(*key, blocks, start.first_capacity),
-                token_ids=sequence.token_ids,
-                prompt_length=sequence.prompt_length,
-                last_token=last.token if start.forced is None else start.forced,
-                last_logprobs=last.logprobs,
-                end=sequence.end,
-                sampling=sequence.sampling,
-                limits=sequence.limits,
-                masked=start.masked,
-            )
+        admit(
+            self.decode,
+            Grant(*key, blocks, start.first_capacity),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.prompt_length,
+            last_token=last.token if start.forced is None else start.forced,
+            last_logprobs=last.logprobs,
+            end=sequence.end,
+            sampling=sequence.sampling,
+            limits=sequence.limits,
+            masked=start.masked,
         )
         self.tables[key] = sequence.blocks
         self.output[key] = []
         self.logprobs[key] = []
         return key
 
-    def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
+    def extend(self, key: tuple[int, int], before: int, capacity: int) -> None:
         """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""
         held, wanted = self.pools.counts_for(before), self.pools.counts_for(capacity)
         more = tuple(mine[have:want] for mine, have, want in zip(self.tables[key], held, wanted, strict=True))
-        self.decode.grow(*key, more, held, capacity)
+        self.decode.extend(*key, more, held, capacity)
 
     def step(self) -> bool:
         ran = self.decode.step()

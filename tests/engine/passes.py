@@ -1,4 +1,4 @@
-"""A decoder with its cache and block tables, driven directly: what tests of the model side run."""
+"""A model with its cache and block tables, driven directly: what tests of the model side run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder, Rows
-from baton.engine.model_config import ModelConfig
-from baton.engine.weights import load_weights
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.model.weights import load_weights
 
 # (sequence, first position, token ids)
 Piece = tuple[int, int, Sequence[int]]
@@ -24,10 +25,11 @@ class Passes:
     def __init__(
         self, folder: Path, dtype: torch.dtype, block_tokens: int = 16, sequences: int = 8, length: int = 512
     ) -> None:
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
-        self.decoder = Decoder(config, load_weights(config, folder, "cpu", dtype), layout, "cpu", dtype)
+        weights = load_weights(config, folder, "cpu", dtype)
+        self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype)))
         self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")
         generator = torch.Generator().manual_seed(block_tokens)
         self.tables = [
@@ -46,7 +48,7 @@ class Passes:
             query_start=starts,
             block_tables=tuple(table[[sequence for sequence, _, _ in pieces]] for table in self.tables),
         )
-        logits = self.decoder.logits(self.decoder.forward(rows, self.cache))
+        logits = self.model.logits(self.model.forward(rows, self.cache))
         return [logits[start:end] for start, end in itertools.pairwise(starts)]
 
     def greedy(self, sequence: int, prompt: Sequence[int], count: int, chunk: int = 64) -> list[int]:

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
-from baton.block_hash import BlockHasher, seed_of
-from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
-from baton.engine.cached_blocks import Entry
-from baton.engine.prefix_cache import PrefixCache, Stored
+from baton.block_hash import BlockHasher
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
+from baton.engine.memory.cached_blocks import Entry
+from baton.engine.prefix_cache.cache import PrefixCache, Stored
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
 
@@ -61,7 +62,7 @@ class FakeStore:
     def __contains__(self, name: bytes) -> bool:
         return name in self.held
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         return set(self.held)
 
     def put(self, entries: list[Entry]) -> None:
@@ -123,7 +124,7 @@ class Driver:
         self.memory = Memory(self.pools)
         self.store = FakeStore(self.memory, store, self.draw)
         self._hashers = {
-            tenant: BlockHasher(seed_of(b"s", tenant=tenant, model=b"m", adapter="", cache_dtype="x"), BLOCK)
+            tenant: BlockHasher(b"s", tenant=tenant, fingerprint=b"m", cache_dtype="x", block_tokens=BLOCK)
             for tenant in TENANTS
         }
         self.cache = PrefixCache(self.pools, self._hashers.__getitem__, self.store, clock=lambda: self.now)
@@ -163,7 +164,7 @@ class Driver:
         tenant = self.draw.choice(TENANTS)
         sequence = Sequence(tuple(tokens), len(tokens), SamplingParams(), Limits(max_tokens=4))
         sequence.prompt_logprobs = self.draw.random() < 0.1
-        self.cache.name(sequence, tenant)
+        sequence.hashes = self.cache.hashes_of(sequence.token_ids, tenant)
         self.learn(tenant, tokens, sequence.hashes)
         self.waiting.append(Running(tenant, sequence))
         self.requests += 1
@@ -300,7 +301,7 @@ class Driver:
         for place in range(one.sequence.length // BLOCK, -(-len(tokens) // BLOCK)):
             self.write(one, place, tokens[: (place + 1) * BLOCK])
         self.learn(one.tenant, tokens, self._hashers[one.tenant].hashes(tokens))
-        self.cache.keep(self.cache.names_of(tokens, one.tenant), tables)
+        self.cache.add(self.cache.hashes_of(tokens, one.tenant), tables)
 
     def cancel(self) -> None:
         """Between two chunks, or while it waits."""
@@ -352,20 +353,20 @@ class Driver:
                 used[group].add(block)
         cached = self.pools.cached
         idle = 0
-        for name in cached.names():
-            blocks = cached.blocks(name)
+        for name in cached.hashes():
+            blocks = cached._entries[name]
             assert self.memory.read(blocks) == self.meaning[name], "a name lies"
             idle += not any(block in used[group] for group, block in enumerate(blocks))
         assert cached.idle == idle
         for group, pool in enumerate(self.pools.pools):
-            kept = {cached.blocks(name)[group] for name in cached.names()}
+            kept = {cached._entries[name][group] for name in cached.hashes()}
             assert pool.free == pool.total - len(kept | used[group]), "a block in two states, or in none"
         for name, contents in self.store.held.items():
             assert contents == self.meaning[name]
-        untold = self.cache.untold()
+        unpublished = self.cache._changes
         assert {
-            name for name in self.published | untold.keys() if untold.get(name, True)
-        } == self.cache.names()
+            name for name in self.published | unpublished.keys() if unpublished.get(name, True)
+        } == self.cache.hashes()
 
     def run_out(self) -> None:
         """Everything ends: nothing is held, and the index knows what there is."""
@@ -379,6 +380,6 @@ class Driver:
             self.forget(one)
         self.check()
         assert self.pools.free == self.pools.total
-        while any(self.cache.untold()):
+        while self.cache._changes:
             self.tell()
-        assert self.published == self.cache.names()
+        assert self.published == self.cache.hashes()

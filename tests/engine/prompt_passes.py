@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.model_config import ModelConfig
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill_pass import PrefillPass
-from baton.engine.prefill_scheduler import Chunk
-from baton.engine.prompt_plan import LibraryRule
-from baton.engine.prompt_split import KeySplit
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.reference import ReferenceModel
+from baton.engine.model.weights import random_weights
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
+from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.engine.prefill.reference_pass import ReferencePass
+from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 # As the true one, in small: every way to cut a chunk within a few dozen tokens.
@@ -40,6 +40,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 20,
         "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "head_dim": 10,
+        "query_pre_attn_scalar": 30,
+        "sliding_window": 20,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": True,
+    },
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "partial_rotary_factor": 0.5,
     },
 }
 
@@ -76,19 +90,19 @@ class BothPasses:
     ) -> None:
         settings = {**CONFIG, "num_hidden_layers": layers, **FAMILIES[family]}
         (folder / "config.json").write_text(json.dumps(settings))
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, "float32")
         weights = random_weights(config, 3, torch.device(device), torch.float32)
-        decoder = Decoder(config, weights, layout, device, torch.float32)
+        model = Model(config, weights, layout, device, Precision.of(torch.float32))
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
-        self.plain = PlainPass(decoder, self.caches[0])
-        self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING, split)
+        self.plain = ReferencePass(ReferenceModel(model), self.caches[0])
+        self.kernels = PrefillPass(model, self.caches[1], most_rows, rule, SMALL_TUNING, split)
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
 
     def run(self, chunks: Run[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
         """→ logits [N, vocab] of the plain pass and of the kernels."""
-        pieces = [Chunk(self.sequences[number], start, count) for number, start, count in chunks]
+        pieces = step_of(Chunk(self.sequences[number], start, count) for number, start, count in chunks)
         return (
             self.plain.logits(self.plain.forward(pieces)),
             self.kernels.logits(self.kernels.forward(pieces)),

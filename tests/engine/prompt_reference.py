@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.attention_items import Heads
-from baton.engine.prompt_plan import Span
+from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.prefill.attention_plan import Span
 
 
 @dataclass(frozen=True, slots=True)

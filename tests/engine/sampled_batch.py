@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +10,16 @@ import torch
 from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode import DecodeLoop
-from baton.engine.graph_sampler import GraphSampler
-from baton.engine.kernels.gpu import step_kernels as kernels
-from baton.engine.logprob_records import LogprobRecords, Logprobs, logprob_bytes
-from baton.engine.sampling import filtered
+from baton.engine.decode.graph_sampler import GraphSampler
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant
+from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.logprob_records import LogprobRecords, Logprobs, logprob_bytes
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant
+from bench.engine_driver import admit
+from tests.engine.token_filters import filtered
 
 GENERATION = 3
 _ENDLESS = Limits(1000)
@@ -44,7 +46,7 @@ class _Admitting(DecodeLoop):
     has_work = False
     tokens_decoded = 0
 
-    def step(self) -> bool:
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         return False
 
 
@@ -76,18 +78,17 @@ class SampledBatch:
         mailbox = self._rings.mailbox(memory)
         loop = _Admitting(self.state, mailbox, self._rings.writer(memory))
         for slot, request in enumerate(requests):
-            loop.admit(
-                loop.admission(
-                    Grant(slot, GENERATION, ((0,),), 100),
-                    token_ids=(*request.prompt, *request.output[:-1]),
-                    prompt_length=len(request.prompt),
-                    last_token=request.output[-1],
-                    last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
-                    end=len(request.prompt) + request.limits.max_tokens,
-                    sampling=request.params,
-                    limits=request.limits,
-                    masked=request.mask is not None,
-                )
+            admit(
+                loop,
+                Grant(slot, GENERATION, ((0,),), 100),
+                token_ids=(*request.prompt, *request.output[:-1]),
+                prompt_length=len(request.prompt),
+                last_token=request.output[-1],
+                last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
+                end=len(request.prompt) + request.limits.max_tokens,
+                sampling=request.params,
+                limits=request.limits,
+                masked=request.mask is not None,
             )
             if request.mask is not None:
                 position = request.position + request.late
@@ -99,7 +100,9 @@ class SampledBatch:
         self.sampler = GraphSampler(self.state, slots, vocab, chunk)
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
         self.control[kernels.HEAD.value] = head
-        self.clocks = torch.zeros(kernels.CLOCK_LINES, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
+        self.clocks = torch.zeros(
+            kernels.CLOCK_LINES.value, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device
+        )
         self.told = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
         self.place = torch.zeros(slots, dtype=torch.int32, device=device)
 

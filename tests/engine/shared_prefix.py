@@ -11,21 +11,23 @@ import torch
 
 from baton.device.host_memory import HostMemory
 from baton.device.shared_memory import SharedMemory
-from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
-from baton.engine.decode_pass import PassOptions
-from baton.engine.decoder import Decoder
-from baton.engine.graph_decode import GraphDecodeLoop
-from baton.engine.kernels.split_plan import SplitPolicy
-from baton.engine.model_config import ModelConfig
-from baton.engine.output_ring import Finish
-from baton.engine.product_table import ProductTable
+from baton.engine.decode.gpu_pass import PassOptions
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.kernels.gpu.attention.items import SplitPolicy
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.reference import ReferenceModel
+from baton.engine.model.weights import random_weights
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant, SlotPool
-from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import random_weights
+from bench.engine_driver import admit
 from tests.engine.local_engine import CONFIG
 
 BLOCK = 64
@@ -53,32 +55,32 @@ class SharedPrefix:
     """One engine of either kind. What the blocks hold is random, and the same for every engine of a shape."""
 
     def __init__(self, folder: Path, shape: Shape, *, graph: bool) -> None:
-        config = {**CONFIG, "max_position_embeddings": 2 * shape.tokens, **dict(shape.settings)}
+        settings = {**CONFIG, "max_position_embeddings": 2 * shape.tokens, **dict(shape.settings)}
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        model = ModelConfig.load(folder)
+        (folder / "config.json").write_text(json.dumps(settings))
+        config = load_config(folder)
         device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
-        layout = model.layout(BLOCK, shape.dtype)
-        decoder = Decoder(model, random_weights(model, 7, device, dtype), layout, device, dtype)
+        layout = config.layout(BLOCK, shape.dtype)
+        model = Model(config, random_weights(config, 7, device, dtype), layout, device, Precision.of(dtype))
         cache = KVCache(layout, 1 + shape.shared + shape.slots * shape.own, device)
         generator = torch.Generator().manual_seed(3)
         for group in cache.groups:
             group.copy_(torch.randn(group.shape, generator=generator))
-        self._shape, self._vocab = shape, model.vocab_size
+        self._shape, self._vocab = shape, config.vocab_size
         rings = SharedRings(shape.slots)
         self.memory = SharedMemory.create("shared-prefix", rings.size)
         self.reader = rings.reader(self.memory)
         self._slots = SlotPool(shape.slots)
         widths = tuple(group.blocks_for(shape.tokens) for group in layout.groups)
-        state = SlotState(shape.slots, widths, model.vocab_size, device)
-        box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
+        state = SlotState(shape.slots, widths, config.vocab_size, device)
         self.loop: DecodeLoop
         if graph:
             options = PassOptions(ProductTable.for_gpu("cpu", exact=True), SplitPolicy(fixed=shape.fixed))
             host = HostMemory(self.memory, device)
-            self.loop = GraphDecodeLoop(decoder, cache, state, rings, host, box, ring, options)
+            self.loop = GraphDecodeLoop(model, cache, state, rings, host, options)
         else:
-            self.loop = TorchDecodeLoop(decoder, cache, state, box, ring)
+            box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
+            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring)
         self.output: list[list[int]] = [[] for _ in range(shape.slots)]
         self.ended: set[int] = set()
 
@@ -96,7 +98,8 @@ class SharedPrefix:
         slot, generation = self._slots.grant()
         assert slot == number
         tables = (blocks,) * len(self.loop._state.block_tables)
-        admission = self.loop.admission(
+        admit(
+            self.loop,
             Grant(slot, generation, tables, shape.tokens),
             token_ids=[5] * length,
             prompt_length=length,
@@ -105,7 +108,6 @@ class SharedPrefix:
             sampling=SamplingParams(),
             limits=Limits(tokens, (), 0),
         )
-        self.loop.admit(admission)
 
     def step(self) -> None:
         """One step, ended."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.cache_write import cache_write, token_rows
-from baton.engine.kernels.gpu.attention_items import Heads
-from baton.engine.kernels.paged_attention import paged_attention, plan_attention
-from baton.engine.kernels.rms_norm import rms_norm
-from baton.engine.kernels.rotary import apply_rope
+from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
+from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
+from baton.engine.kernels.reference.row_ops import apply_rope, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,41 @@ class AttentionCase:
         cache_write(cache, layer, key, value, places)
         plan = plan_attention(list(range(rows + 1)), positions, table, cache, heads.window)
         return paged_attention(query, cache, layer, plan, heads.scale).view(rows, -1), cache
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Tokens begin:end of one row."""
+
+    row: int
+    begin: int
+    end: int
+
+
+def split_items(positions: Sequence[int], window: int | None, policy: SplitPolicy) -> list[list[Item]]:
+    """The items of each row, of which each row's token stands at its position (from 0)."""
+    starts = [0 if window is None else max(0, p - window + 1) // TILE * TILE for p in positions]
+    spans = [p + 1 - start for p, start in zip(positions, starts, strict=True)]
+    if policy.fixed is not None:
+        parts = [policy.fixed] * len(spans)
+    else:
+        about = max(policy.shortest, -(-sum(spans) // policy.wanted))
+        parts = [_whole_tiles(-(-span // -(-span // about))) for span in spans]
+    return [
+        [Item(row, begin, min(begin + part, start + span)) for begin in range(start, start + span, part)]
+        for row, (start, span, part) in enumerate(zip(starts, spans, parts, strict=True))
+    ]
+
+
+def _whole_tiles(tokens: int) -> int:
+    return -(-tokens // TILE) * TILE
+
+
+def fill_items(items: Items, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
+    """Writes the list of items from the host; in a step its first kernel does."""
+    lines, first = [], 0
+    for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
+        lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
+        first += len(mine)
+    items.count[0] = len(lines)
+    items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker import growth
+from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Crowd
 from tests.engine.local_engine import LocalEngine
 from tests.engine.test_gpu_requests import Size, random_requests
@@ -68,21 +68,21 @@ def prove(folder: Path, load: Load) -> str:
         cancelled += crowd.counts(answers).cancelled
     counts = crowd.counts([])
     crowd.assert_all_free()
-    assert counts.paused > load.rounds
+    assert counts.swapped_out > load.rounds
     assert cancelled > load.rounds
     for name, mine in samples.items():
         assert not load.flat.broken_by(mine), (name, mine)
     told = ", ".join(f"{name} {mine[0].kib} to {mine[-1].kib} KiB" for name, mine in samples.items())
     done = load.rounds * size.requests
     return (
-        f"{done} requests, {tokens} tokens, {counts.paused} paused, {counts.grown} grown,"
+        f"{done} requests, {tokens} tokens, {counts.swapped_out} swapped, {counts.allocations} allocations,"
         f" {cancelled} cancelled: {told}"
     )
 
 
 @pytest.fixture(autouse=True)
 def _small_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROW_TOKENS", 4)
+    monkeypatch.setattr(block_allocation, "ALLOCATION_TOKENS", 4)
 
 
 def test_flat_over_some_requests(tmp_path: Path) -> None:

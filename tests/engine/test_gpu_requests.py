@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
-from services.worker import growth
+from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Answer, Crowd, Request
 from tests.engine.local_engine import CONFIG, LocalEngine
 from tests.support.random_sampling import random_features, random_limits, random_params
@@ -44,7 +44,7 @@ PARTS = 4
 @pytest.fixture(autouse=True)
 def _small_grants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks come for 8 tokens at a time, as late as they may."""
-    monkeypatch.setattr(growth, "GROW_TOKENS", 8)
+    monkeypatch.setattr(block_allocation, "ALLOCATION_TOKENS", 8)
 
 
 def random_requests(draw: random.Random, size: Size) -> list[Request]:
@@ -110,12 +110,12 @@ def prove(folder: Path, size: Size, seed: int) -> str:
     assert one.pools.free == one.pools.total
     # What was injected took effect.
     assert counts.at_once >= min(size.slots, 64), counts
-    assert counts.grown > size.requests, counts
-    assert counts.paused > size.requests // 50, counts
-    assert counts.moved == 0, counts
+    assert counts.allocations > size.requests, counts
+    assert counts.swapped_out > size.requests // 50, counts
+    assert counts.preempted == 0, counts
     assert counts.cancelled > size.requests // 20, counts
     tokens = sum(len(answer.tokens) for answer in answers)
-    return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.held_rows}"
+    return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.stalled_rows}"
 
 
 def test_a_few_random_requests(tmp_path: Path) -> None:

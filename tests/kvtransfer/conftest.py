@@ -11,16 +11,17 @@ import pytest
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Piece, ReceiverFrame, Words
-from kvtransfer.ipc_connector import IpcConnector
-from kvtransfer.transport import Connector, Listener, SenderWire
-from kvtransfer.transports import connectors_of
-from tests.kvtransfer.device_ends import Ends
-from tests.kvtransfer.device_rigs import rig_of
-from tests.kvtransfer.device_taps import Taps
-from tests.kvtransfer.memory_transport import MemoryTransport
-from tests.kvtransfer.nccl_transport import NcclTransport
-from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
+from kvtransfer.link.interfaces import Connector, Listener, SenderWire
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.registry import make_connectors
+from tests.kvtransfer.support.device_ends import Ends
+from tests.kvtransfer.support.device_rigs import rig_of
+from tests.kvtransfer.support.device_taps import Taps
+from tests.kvtransfer.support.memory_transport import MemoryTransport
+from tests.kvtransfer.support.nccl_transport import NcclTransport
+from tests.kvtransfer.support.peers import FINGERPRINT, Peers, Shape, make_peers
 
 Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
 
@@ -28,7 +29,8 @@ Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
 class TamperedWire:
     """Passes everything on, pieces after what `tamper` makes of them (None: lost)."""
 
-    gathers = False
+    on_device = False
+    shares_clock = False
 
     def __init__(self, wire: SenderWire, connector: TamperedConnector) -> None:
         self._wire = wire
@@ -39,15 +41,15 @@ class TamperedWire:
         if changed is not None:
             self._wire.put(changed[0], memoryview(changed[1]))
 
-    def tell(self, frame: Words) -> None:
+    def send(self, frame: SenderControl) -> None:
         if not self._connector.mute:
-            self._wire.tell(frame)
+            self._wire.send(frame)
 
-    def hear(self) -> ReceiverFrame | None:
-        return None if self._connector.deaf else self._wire.hear()
+    def receive(self) -> ReceiverFrame | None:
+        return None if self._connector.deaf else self._wire.receive()
 
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
+    def failure(self) -> BatonError | None:
+        return self._wire.failure()
 
     def close(self) -> None:
         self._wire.close()
@@ -64,13 +66,13 @@ class TamperedConnector:
         self.wires: list[SenderWire] = []
         self.inner = inner
 
-    def takes(self, address: str) -> bool:
-        return self.inner.takes(address)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return self.inner.reaches(endpoint)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self.inner.open(address, request, timeout_s)
+        response, wire = self.inner.open(endpoint, request, timeout_s)
         self.wires.append(wire)
         return response, TamperedWire(wire, self)
 
@@ -91,7 +93,7 @@ class LinkPeers:
         """Between devices, `_tap` puts another in its place."""
         if self.transport == "memory":
             return self.memory
-        return connectors_of("auto" if self.rig is not None else self.transport, self.woken.set)[0]
+        return make_connectors("auto" if self.rig is not None else self.transport, self.woken.set)[0]
 
     def _listener(self) -> Listener | None:
         """None: the receiver starts its own."""

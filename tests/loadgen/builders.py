@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadgen.record import Outcome, Record
-from loadgen.settings import (
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import (
     GeneratorSettings,
     JudgeSettings,
     LoadSettings,

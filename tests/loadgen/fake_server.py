@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton.process_tuning import batch_wakeups
 from baton.v1.router_pb2 import (
     GenerateRequest,
     GenerateResponse,
@@ -36,9 +37,8 @@ from baton.v1.router_pb2 import (
     Usage,
 )
 from baton.v1.types_pb2 import FinishReason
-from baton.wakeups import batch_wakeups
 
-# What a request may meet. The first four are told on either door in its own way.
+# What a request may meet. The first four are told on either protocol in its own way.
 FAULTS = (
     *("ok", "hang", "reset", "no_finish", "busy", "down", "malformed"),
     *("stream_error", "late_reset", "short"),
@@ -59,13 +59,13 @@ class Behaviour:
     faults: tuple[str, ...] = ("ok",)
     seed: int = 0
     usage_off_by: int = 0
-    # Whether the HTTP door knows fields that OpenAI's does not.
+    # Whether the HTTP protocol knows fields that OpenAI's does not.
     extensions: bool = True
     # Tokens of a text: a word costs so many, and every prompt some more.
     tokens_a_word: int = 1
     tokens_a_prompt: int = 1
     log: str | None = None
-    # Of the gRPC and the HTTP door (0: any); servers that share theirs are given connections by chance.
+    # Of the gRPC and the HTTP protocol (0: any); servers that share theirs are given connections by chance.
     ports: tuple[int, int] = (0, 0)
     share_ports: bool = False
     # The processor that it runs on; None: any.
@@ -74,7 +74,7 @@ class Behaviour:
 
 @dataclass
 class Server:
-    """Both doors over one behaviour."""
+    """Serves gRPC and HTTP with one behaviour."""
 
     behaviour: Behaviour
     arrived: int = 0
@@ -125,7 +125,7 @@ class Server:
         self.emitted.append({"id": request_id, "emitted": log})
 
 
-class GrpcDoor:
+class GrpcServer:
     """RouterService.Generate, as raw as it goes: the server must not be slower than who measures it."""
 
     def __init__(self, server: Server) -> None:
@@ -206,7 +206,7 @@ def _serialized(message: GenerateResponse | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-class HttpDoor(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection of an OpenAI server: /v1/completions, /v1/chat/completions, /v1/models."""
 
     def __init__(self, server: Server) -> None:
@@ -316,23 +316,23 @@ class HttpDoor(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def serving(behaviour: Behaviour) -> AsyncIterator[tuple[Server, str, str]]:
-    """The server and the addresses of its doors, gRPC and HTTP, in this process."""
+    """The server and its addresses, gRPC and HTTP, in this process."""
     server = Server(behaviour)
-    door = GrpcDoor(server)
-    await door.grpc.start()
+    protocol = GrpcServer(server)
+    await protocol.grpc.start()
     loop = asyncio.get_running_loop()
     http = await loop.create_server(
-        lambda: HttpDoor(server),
+        lambda: HttpConnection(server),
         *("127.0.0.1", behaviour.ports[1]),
         reuse_port=behaviour.share_ports,
         backlog=4096,  # a connection refused for want of room is tried again after a second
     )
     port = http.sockets[0].getsockname()[1]
     try:
-        yield server, f"grpc://127.0.0.1:{door.port}", f"http://127.0.0.1:{port}"
+        yield server, f"grpc://127.0.0.1:{protocol.port}", f"http://127.0.0.1:{port}"
     finally:
         http.close()
-        await door.grpc.stop(0)
+        await protocol.grpc.stop(0)
 
 
 async def _main(behaviour: Behaviour) -> list[dict[str, Any]]:

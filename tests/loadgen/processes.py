@@ -16,7 +16,7 @@ from tests.loadgen.fake_server import Behaviour
 
 @dataclass(frozen=True)
 class Served:
-    """Addresses of both doors, and where each server logs what it emitted once it has ended."""
+    """Addresses of gRPC and HTTP, and where each server logs what it emitted once it has ended."""
 
     grpc: str
     http: str

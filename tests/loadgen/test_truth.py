@@ -20,25 +20,25 @@ QUEUE = Behaviour(service_s=(0.001, 0.002, 0.004), gap_s=0.004)
 STREAM = ("--output-len", "16", "--input-len", "16")
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_times_are_those_of_the_server(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_times_are_those_of_the_server(serve: Serve, protocol: str, tmp_path: Path) -> None:
     """Loosely, since a test may share its machine: no token was seen before it was sent, and half of all
     within 50 ms."""
     flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, *STREAM)
-    truth = measure(serve, QUEUE, door, tmp_path / "out", *flags)
+    truth = measure(serve, QUEUE, protocol, tmp_path / "out", *flags)
     assert truth.requests == 60
     for metric in ("ttft", "to the last token"):
         assert all(error > -0.1 for error in truth.errors[metric].values())
         assert truth.errors[metric]["50"] < 50
 
 
-@pytest.mark.parametrize("door", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
-def test_several_servers_behind_one_address(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
+def test_several_servers_behind_one_address(protocol: str, tmp_path: Path) -> None:
     """What measures more than one server's worth of load: every answer is in one of their logs."""
     flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, "--processes", "2")
     truth = measure(
         lambda behaviour: served(behaviour, tmp_path, 2),
-        *(Behaviour(first_s=0.4), door, tmp_path / "out", *flags, "--connections", "8"),
+        *(Behaviour(first_s=0.4), protocol, tmp_path / "out", *flags, "--connections", "8"),
     )
     assert truth.requests == 60
     shares = [len(log.read_text().splitlines()) for log in tmp_path.glob("emitted-*.jsonl")]
@@ -64,26 +64,26 @@ def honest(run: Callable[[int], Truth], tolerance: Tolerance) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [10, 200])
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_percentiles_are_right(serve: Serve, door: str, rate: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_percentiles_are_right(serve: Serve, protocol: str, rate: int, tmp_path: Path) -> None:
     flags = ("--rate", str(rate), "--duration", "60" if rate == 10 else "30", *STREAM)
-    honest(lambda attempt: measure(serve, QUEUE, door, tmp_path / f"{attempt}", *flags), CLOSE)
+    honest(lambda attempt: measure(serve, QUEUE, protocol, tmp_path / f"{attempt}", *flags), CLOSE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_percentiles_at_1000_a_second(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_percentiles_at_1000_a_second(serve: Serve, protocol: str, tmp_path: Path) -> None:
     behaviour = Behaviour(first_s=0.02, gap_s=0.005)
     flags = ("--rate", "1000", "--duration", "10", "--input-len", "16", "--output-len", "4")
     honest(
-        lambda attempt: measure(serve, behaviour, door, tmp_path / f"{attempt}", *flags, beyond=()),
+        lambda attempt: measure(serve, behaviour, protocol, tmp_path / f"{attempt}", *flags, beyond=()),
         Tolerance(ms=3.0, share=0.05),
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_a_stall_of_two_seconds_is_felt(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_stall_of_two_seconds_is_felt(serve: Serve, protocol: str, tmp_path: Path) -> None:
     """Every request that was due while the server stood still waited for its end, as an open-loop client
     does; one that waits with the server would have seen a handful."""
     behaviour = Behaviour(first_s=0.01, gap_s=0.001, stall=(6.0, 2.0))
@@ -98,7 +98,7 @@ def test_a_stall_of_two_seconds_is_felt(serve: Serve, door: str, tmp_path: Path)
         "0",
         *MAY_LAG,
     )
-    truth = measure(serve, behaviour, door, tmp_path / "out", *flags)
+    truth = measure(serve, behaviour, protocol, tmp_path / "out", *flags)
     print(json.dumps(truth.as_dict()))
     lines = [json.loads(line) for line in (tmp_path / "out" / "requests.jsonl").read_text().splitlines()]
     waited = np.array([line["token_times"][0] - line["scheduled"] for line in lines])
@@ -111,8 +111,8 @@ def test_a_stall_of_two_seconds_is_felt(serve: Serve, door: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("door", "rate"), [("grpc", 8_000), ("http", 16_000)])
-def test_beyond_its_limit_it_says_invalid(serve: Serve, door: str, rate: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("protocol", "rate"), [("grpc", 8_000), ("http", 16_000)])
+def test_beyond_its_limit_it_says_invalid(serve: Serve, protocol: str, rate: int, tmp_path: Path) -> None:
     """Several times what one process can send: whatever it reports, it does not call it valid."""
     behaviour = Behaviour(first_s=0.001, gap_s=0.001)
     flags = (
@@ -127,7 +127,7 @@ def test_beyond_its_limit_it_says_invalid(serve: Serve, door: str, rate: int, tm
         "--timeout",
         "20",
     )
-    truth = measure(serve, behaviour, door, tmp_path / "out", *flags)
+    truth = measure(serve, behaviour, protocol, tmp_path / "out", *flags)
     print(json.dumps(truth.as_dict()))
     assert not truth.valid
     assert any("generator lagged" in reason for reason in truth.invalid)

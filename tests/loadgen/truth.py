@@ -39,7 +39,7 @@ class Truth:
     """One run. Errors are client - server, in milliseconds, by metric and percentile; `own` are client - what
     came to its machine, where that is known."""
 
-    door: str
+    protocol: str
     rate: float
     requests: int
     valid: bool
@@ -82,11 +82,16 @@ class Truth:
 
 
 def measure(
-    serve: Serve, behaviour: Behaviour, door: str, out: Path, *flags: str, beyond: Sequence[float] = BEYOND
+    serve: Serve,
+    behaviour: Behaviour,
+    protocol: str,
+    out: Path,
+    *flags: str,
+    beyond: Sequence[float] = BEYOND,
 ) -> Truth:
     """Runs loadgen against such a server and compares."""
     with serve(behaviour) as served:
-        url = getattr(served, door)
+        url = getattr(served, protocol)
         done = loadgen("run", url, "--model", "m", *flags, "--json", "--out", str(out), timeout_s=600)
         if done.code == 2:
             raise AssertionError(done.err)
@@ -106,7 +111,7 @@ def measure(
     came = _at(_ends(lines, due), percentiles)
     read_lag = report["quantities"]["read_lag"]["percentiles"]
     return Truth(
-        door=door,
+        protocol=protocol,
         rate=report["rates"]["offered"],
         requests=ended_well,
         valid=report["valid"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli import extras
+from baton.cli.common import extras
 from baton.errors import BatonError, ErrorKind
 from tests.packaging.base_only import base_packages
 
@@ -30,13 +30,13 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "drain", "--router", "--admin", NOWHERE): (1, NOWHERE),
     ("baton", "pool", "list", "--admin", NOWHERE): (1, NOWHERE),
     ("loadgen", "--help"): (0, ""),
-    ("loadgen", "run", f"grpc://{NOWHERE}"): (2, f"nobody answers at grpc://{NOWHERE}"),
-    ("loadgen", "run", f"http://{NOWHERE}"): (2, f"nobody answers at http://{NOWHERE}"),
+    ("loadgen", "run", f"grpc://{NOWHERE}"): (2, f"no answer from grpc://{NOWHERE}"),
+    ("loadgen", "run", f"http://{NOWHERE}"): (2, f"no answer from http://{NOWHERE}"),
     ("loadgen", "run", f"http://{NOWHERE}", "--parquet"): (2, "pip install 'baton-serve[parquet]'"),
-    ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "nobody answers"),
-    ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "nobody answers"),
-    ("loadgen", "compare", "a", "b"): (2, "a is no run"),
-    ("loadgen", "report", "a"): (2, "a is no run"),
+    ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "no answer from"),
+    ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "no answer from"),
+    ("loadgen", "compare", "a", "b"): (2, "a is not a run"),
+    ("loadgen", "report", "a"): (2, "a is not a run"),
     ("loadgen", "trace", "a"): (2, "a: No such file"),
 }
 

@@ -1,4 +1,4 @@
-"""Prefill's gRPC face: a ticket finds its prompt, whichever of the two calls comes first."""
+"""The PrefillService: a ticket reaches its prompt, whichever of the two calls arrives first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest, PrefillRequest
 from baton.v1.types_pb2 import Attempt
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.client import EngineClient
+from services.common.processes.drain import Drain
 from services.prefill import early_tickets
 from services.prefill.servicer import PrefillServicer
 
@@ -60,37 +61,37 @@ def prompt() -> PrefillRequest:
     return PrefillRequest(attempt=ATTEMPT, token_ids=[1, 2], ticket_follows=True)
 
 
-async def test_a_ticket_behind_its_prompt_goes_to_the_engine() -> None:
+async def test_a_ticket_after_its_prompt_is_sent_to_the_engine() -> None:
     prefill, engine, context = made()
     call = asyncio.create_task(prefill.Prefill(prompt(), context))
     await asyncio.sleep(0)
     await prefill.GiveTicket(GIVEN, context)
     first, second = engine.commands
-    assert first.prefill.request.ticket_follows
-    assert second.give_ticket.request == GIVEN
+    assert first.prefill.ticket_follows
+    assert second.give_ticket == GIVEN
     engine.done.set()
     await call
 
 
-async def test_a_ticket_ahead_of_its_prompt_goes_with_it() -> None:
+async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
     assert not engine.commands
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     (command,) = engine.commands
-    assert command.prefill.request.ticket == GIVEN.ticket
-    assert not command.prefill.request.ticket_follows
+    assert command.prefill.ticket == GIVEN.ticket
+    assert not command.prefill.ticket_follows
 
 
-async def test_a_ticket_ahead_of_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_tickets, "LIFE_S", 0.01)
+async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
     await asyncio.sleep(0.05)
     engine.done.set()
     await prefill.Prefill(prompt(), context)
-    assert engine.commands[0].prefill.request.ticket_follows
+    assert engine.commands[0].prefill.ticket_follows
 
 
 def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> GiveTicketRequest:
@@ -125,22 +126,22 @@ async def test_tickets_of_unknown_attempts_are_bounded_in_size_and_number() -> N
     assert await refusal(prefill, given(0), context) is None, "a repeated call takes no more room"
 
 
-def test_early_tickets_give_their_room_back() -> None:
+def test_early_tickets_free_their_space() -> None:
     now = [0.0]
     early = early_tickets.EarlyTickets(lambda: now[0])
     for number in range(3):
-        early.hold((b"r" * 16, number), Ticket(body=bytes(100)))
-    assert early.take((b"r" * 16, 1)) == Ticket(body=bytes(100))
-    assert early.take((b"r" * 16, 1)) is None
-    now[0] = early_tickets.LIFE_S - 0.1
-    early.hold((b"r" * 16, 0), Ticket(body=b"newer"))
+        early.add(AttemptKey(b"r" * 16, number), Ticket(body=bytes(100)))
+    assert early.take(AttemptKey(b"r" * 16, 1)) == Ticket(body=bytes(100))
+    assert early.take(AttemptKey(b"r" * 16, 1)) is None
+    now[0] = early_tickets.LIFETIME_S - 0.1
+    early.add(AttemptKey(b"r" * 16, 0), Ticket(body=b"newer"))
     now[0] += 0.2
-    assert early.take((b"r" * 16, 2)) is None
-    assert early.take((b"r" * 16, 0)) == Ticket(body=b"newer")
+    assert early.take(AttemptKey(b"r" * 16, 2)) is None
+    assert early.take(AttemptKey(b"r" * 16, 0)) == Ticket(body=b"newer")
     assert (len(early), early.bytes) == (0, 0)
 
 
-async def test_one_call_an_attempt() -> None:
+async def test_a_second_call_of_an_attempt_is_refused() -> None:
     prefill, engine, context = made()
     call = asyncio.create_task(prefill.Prefill(prompt(), context))
     await asyncio.sleep(0)

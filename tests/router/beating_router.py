@@ -13,8 +13,8 @@ import time
 
 import uvloop
 
-from services.common.child import StopSignal, run_child
-from services.common.config import RouterConfig
+from services.common.config.router import RouterConfig
+from services.common.processes.child_protocol import StopSignal, run_child
 from services.router.__main__ import serve
 
 LEAST_S = 0.004

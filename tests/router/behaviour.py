@@ -31,7 +31,7 @@ class Behaviour:
     # many messages, a later one when it sends again what an Attach asked for.
     follow_drops: int = 0
     drop_after: int = 3
-    # Its engine has died: it answers no call, and says so to who follows.
+    # Its engine has died: it answers no call, and reports that on its token streams.
     over: bool = False
     # Sends everything from the start again with each message.
     repeat_all: bool = False
@@ -39,13 +39,13 @@ class Behaviour:
     skip_number: int | None = None
     # Sends another token when it repeats this number.
     contradict: bool = False
-    # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
+    # Reports CANCELLED for a ticket that a first token released, before prefill reports that token.
     cancelled_first: bool = False
-    # Commits so long before prefill tells anything, or breaks.
+    # Commits so long before prefill reports anything, or fails.
     overtake_s: float = 0.0
-    # Tokens of each prompt that prefill says it had.
+    # Cached tokens of each prompt that prefill reports.
     cached_tokens: int = 0
-    # Says nothing of the prompt's last token.
+    # Reports no logprobs of the prompt's last token.
     forget_logprobs: bool = False
     draining: bool = False
     # Slots that other routers' requests hold.

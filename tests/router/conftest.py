@@ -19,9 +19,9 @@ from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
-from services.common.config import RouterConfig
-from services.router import directory
+from services.common.config.router import RouterConfig
 from services.router.app import Router
+from services.router.workers import directory
 from tests.router.fake_model import VOCAB
 from tests.router.fake_workers import FakeCluster, FakeWorker
 
@@ -68,7 +68,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
     """Returns once the condition holds; TimeoutError where it does not come to."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which tell nobody)
+        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which have no events)
             await asyncio.sleep(0.002)
 
 
@@ -91,20 +91,20 @@ class Site:
     async def quiet(self) -> None:
         """Waits until nothing is held anywhere; fails with what still is."""
         try:
-            await until(lambda: self._held() == {}, 2)
+            await until(lambda: self._not_released() == {}, 2)
         except TimeoutError:
-            raise AssertionError(f"still held: {self._held()}") from None
+            raise AssertionError(f"not released: {self._not_released()}") from None
 
-    def _held(self) -> dict[str, int]:
+    def _not_released(self) -> dict[str, int]:
         held = {
             **self.cluster.ledger(),
-            "lives": self.router.dispatcher.live,
-            "waiting": self.router.room.waiting,
+            "requests": self.router.dispatcher.running,
+            "waiting": self.router.queue.waiting,
             "cancels": self.router.cancels.pending,
             "claimed": sum(worker.claimed_slots for worker in self.router.directory.workers),
-            "promised": sum(worker.promised_tokens for worker in self.router.directory.workers),
+            "reserved": sum(worker.reserved_tokens for worker in self.router.directory.workers),
             "queued": sum(worker.queued_tokens for worker in self.router.directory.workers),
-            "followed": sum(len(worker.sequences) for worker in self.router.directory.workers),
+            "outputs": sum(len(worker.outputs) for worker in self.router.directory.workers),
         }
         return {name: count for name, count in held.items() if count}
 
@@ -115,7 +115,7 @@ SiteMaker = Callable[..., contextlib.AbstractAsyncContextManager[Site]]
 @pytest.fixture
 def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
     """`async with site(prefill=1, decode=1, both=0, **RouterConfig)`. Its heart beats fast, since tests wait
-    for workers that were away."""
+    for workers that were unreachable."""
     monkeypatch.setattr(directory, "HEARTBEAT_S", 0.1)
 
     @contextlib.asynccontextmanager
@@ -159,7 +159,7 @@ async def _routed(
             grpc.aio.insecure_channel(addresses["admin"], options=options) as admin,
         ):
             if workers and "pool" not in settings:
-                await asyncio.wait_for(router.usable(), 5)
+                await asyncio.wait_for(router.readiness.wait(ready=True), 5)
             yield Site(router, cluster, RouterServiceStub(channel), AdminServiceStub(admin), addresses)
     finally:
         await router.stop(config.drain_s)

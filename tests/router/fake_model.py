@@ -27,7 +27,7 @@ def expected(prompt: Sequence[int], count: int) -> list[int]:
 
 
 def logprobs_of(token: int, others: int) -> Logprobs:
-    """What the model says of a token, whatever came before; the token itself is the likeliest."""
+    """The model's logprobs of a token, whatever its context; the token itself is the most likely."""
     own = -(token + 1) / 8
     top = [TokenLogprob(token_id=(token + rank) % VOCAB, logprob=own - rank) for rank in range(others)]
     return Logprobs(logprob=own, top=top)

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (
@@ -27,7 +27,7 @@ from baton.v1.types_pb2 import (
     WorkerIdentity,
     WorkerRole,
 )
-from services.common.grpc_server import GrpcServer
+from services.common.rpc.grpc_server import GrpcServer
 from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
 from tests.router.fake_ticket import Ticketed
@@ -58,7 +58,7 @@ class FakeWorker(
         self.slots = slots
         self.fingerprint = fingerprint
         self.max_context = max_context
-        # Whose requests it says that it may serve, and how it keeps its weights.
+        # The pool and the weight format that it reports.
         self.pool = worker_pb2.Pool(
             model="fake",
             checkpoint=b"c",
@@ -77,7 +77,7 @@ class FakeWorker(
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
         self.attaches = 0
-        # Of a Follow that brought output: how many sequences the router said it had some of.
+        # For each Follow call with output, the number of positions in the router's request.
         self.most_positions = 0
         self.former_router_ids: list[bytes] = []
         self.cancels = 0
@@ -112,7 +112,7 @@ class FakeWorker(
         return sum(ticket.live for ticket in self.tickets.values())
 
     @property
-    def promised_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Of the prompts and outputs that tickets are for."""
         return sum(ticket.token_count + ticket.max_tokens for ticket in self.tickets.values() if ticket.live)
 
@@ -163,12 +163,12 @@ class FakeWorker(
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         capacity = self.behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens
-        if capacity is not None and self.promised_tokens + wanted > capacity:
+        if capacity is not None and self.reserved_tokens + wanted > capacity:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no blocks")
         if (key, request.attempt.number) in self.tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
         if request.router_id not in self._followers:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Follow stream of this router")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Subscribe stream of this router")
         self.tickets[key] = Ticketed(
             request.attempt, request.router_id, request.token_count, watermark=request.first_number
         )
@@ -181,11 +181,11 @@ class FakeWorker(
             kv_bytes=0 if local else BYTES_PER_TOKEN * request.token_count,
         )
 
-    async def Follow(
-        self, request: decode_pb2.FollowRequest, context: Any
-    ) -> AsyncIterator[decode_pb2.FollowResponse]:
+    async def Subscribe(
+        self, request: decode_pb2.SubscribeRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.SubscribeResponse]:
         if request.incarnation != self.identity.incarnation:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another start of this worker is meant")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the request is for another incarnation")
         self.follows_opened += 1
         mine = self._followers[request.router_id] = self.follows_opened
         if self.behaviour.send_metadata:
@@ -193,7 +193,7 @@ class FakeWorker(
         unknown = self._go_to(request.positions)
         self.former_router_ids = list(request.former_router_ids)
         if not self.behaviour.silent:
-            yield decode_pb2.FollowResponse(step=self._steps, unknown=unknown)
+            yield decode_pb2.SubscribeResponse(step=self._steps, unknown=unknown)
         sent, spoke_at = 0, time.monotonic()
         while self._followers[request.router_id] == mine:
             if self.behaviour.over:
@@ -206,10 +206,10 @@ class FakeWorker(
                     self.behaviour.follow_drops -= 1
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "stream dropped")
                 self.most_positions = max(self.most_positions, len(request.positions))
-                yield decode_pb2.FollowResponse(step=self._steps, outputs=outputs)
+                yield decode_pb2.SubscribeResponse(step=self._steps, outputs=outputs)
                 spoke_at = time.monotonic()
             elif time.monotonic() > spoke_at + BEAT_S and not self.behaviour.silent:
-                yield decode_pb2.FollowResponse(step=self._steps)
+                yield decode_pb2.SubscribeResponse(step=self._steps)
                 spoke_at = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S), self._step:
@@ -295,7 +295,7 @@ class FakeWorker(
     def _advance(self, ticket: Ticketed) -> None:
         if self.behaviour.moves > 0 and len(ticket.emitted) >= self.behaviour.move_at:
             self.behaviour.moves -= 1
-            self._end(ticket, FinishReason.FINISH_REASON_MOVED)
+            self._end(ticket, FinishReason.FINISH_REASON_PREEMPTED)
             return
         ticket.ids.append(next_token(ticket.ids))
         ending = ending_of(ticket.emitted, ticket.max_tokens, ticket.stop_ids)
@@ -367,7 +367,7 @@ class FakeWorker(
         return prefill_pb2.GiveTicketResponse()
 
     async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeWorker:
-        """Who promised the slot, once that is known here."""
+        """The worker that reserved the slot, once that is known here."""
         if request.ticket_follows:
             request.ticket.CopyFrom(await self._given[request.attempt.SerializeToString()])
         return self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
@@ -381,10 +381,10 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
-        told = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
+        prompt_reports = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")
-            for response in told:
+            for response in prompt_reports:
                 yield response
             return
         first = next_token(request.token_ids)
@@ -399,7 +399,9 @@ class FakeWorker(
         if overtaken:
             await asyncio.sleep(self.behaviour.overtake_s)
             if breaking:
-                await context.abort(self.behaviour.break_code, "broke before it told what it had committed")
+                await context.abort(
+                    self.behaviour.break_code, "failed before it reported what it had committed"
+                )
         token = prefill_pb2.FirstToken(
             number=number,
             token_id=first,
@@ -408,7 +410,7 @@ class FakeWorker(
         )
         if request.sampling.HasField("logprobs"):
             token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
-        for response in (*told, prefill_pb2.PrefillResponse(first_token=token)):
+        for response in (*prompt_reports, prefill_pb2.PrefillResponse(first_token=token)):
             yield response
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")
@@ -431,13 +433,13 @@ class FakeCluster:
     """The fakes of one test, which hand over to each other by a call."""
 
     def __init__(self, tokenizer: bytes = b"") -> None:
-        """`tokenizer`: the digest of the one that its workers say they have."""
+        """`tokenizer`: the digest that its workers report."""
         self.tokenizer = tokenizer
         self.workers: dict[str, FakeWorker] = {}
 
     @classmethod
     def like(cls, folder: Path) -> FakeCluster:
-        """Whose workers tell the tokenizer of this model's folder."""
+        """A cluster whose workers report the tokenizer of this model's folder."""
         return cls(TokenizerFiles.read(folder).digest)
 
     def ledger(self) -> dict[str, int]:

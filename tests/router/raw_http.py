@@ -55,7 +55,7 @@ async def connect(address: str, source: str | None = None) -> AsyncIterator[Raw]
 
 
 def silent(address: str, count: int, source: str) -> list[socket.socket]:
-    """Connections that say nothing. One that is refused is left out."""
+    """Connections that send nothing. Refused ones are omitted."""
     host, port = address.rsplit(":", 1)
     found: list[socket.socket] = []
     for _ in range(count):

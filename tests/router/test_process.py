@@ -79,7 +79,7 @@ async def fake_pair(model_folder: Path) -> AsyncIterator[FakeWorker]:
 
 
 async def test_serves_then_drains(model_folder: Path) -> None:
-    """SIGTERM lets the running request end, refuses new ones, and exits 0 with nothing more said."""
+    """SIGTERM lets the running request end, refuses new ones, and exits 0 without further output."""
     async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)
@@ -141,9 +141,9 @@ async def test_refusals(model_folder: Path, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for door in ("http_port", "grpc_port", "admin_http_port", "admin_grpc_port"):
+        for setting in ("http_port", "grpc_port", "admin_http_port", "admin_grpc_port"):
             free = {"admin_grpc_port": 0, "admin_http_port": 0}
-            message = await refusal(config(model_folder, [], **{**free, door: port}))
+            message = await refusal(config(model_folder, [], **{**free, setting: port}))
             assert message == f"cannot listen on 127.0.0.1:{port}: address already in use"
 
 

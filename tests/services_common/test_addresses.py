@@ -11,7 +11,7 @@ from baton.addresses import is_loopback, join_address, split_address
     ("host", "address"),
     [("127.0.0.1", "127.0.0.1:5"), ("::1", "[::1]:5"), ("[fe80::1]", "[fe80::1]:5"), ("name", "name:5")],
 )
-def test_there_and_back(host: str, address: str) -> None:
+def test_addresses_round_trip(host: str, address: str) -> None:
     assert join_address(host, 5) == address
     assert split_address(address) == (host.strip("[]"), 5)
 

@@ -1,4 +1,4 @@
-"""Every kind of error on both doors, and back from gRPC."""
+"""Every kind of error in both APIs, and back from gRPC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import DETAILS_KEY, from_status, grpc_code, to_status
+from baton.grpc_errors import CODES, DETAILS_KEY, from_status, to_status
 from services.common.errors import from_grpc, http_status, openai_body
 
 
@@ -18,7 +18,7 @@ def rpc_error(
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details, "")
 
 
-def told(error: BatonError) -> grpc.aio.AioRpcError:
+def failed_call(error: BatonError) -> grpc.aio.AioRpcError:
     """The error as a peer's call fails with it."""
     status = to_status(error)
     return rpc_error(status.code, status.details, *status.trailing_metadata)
@@ -26,9 +26,9 @@ def told(error: BatonError) -> grpc.aio.AioRpcError:
 
 @pytest.mark.parametrize("kind", ErrorKind)
 @pytest.mark.parametrize("tokens_sent", [True, False])
-def test_the_exact_kind_comes_back(kind: ErrorKind, tokens_sent: bool) -> None:
+def test_the_exact_kind_is_restored(kind: ErrorKind, tokens_sent: bool) -> None:
     error = BatonError(kind, "why", tokens_sent=tokens_sent)
-    back = from_grpc(told(error), "decode-0")
+    back = from_grpc(failed_call(error), "decode-0")
     assert (back.kind, back.message) == (kind, "decode-0: why")
     status = to_status(error)
     whole = from_status(status.code, status.details, status.trailing_metadata)
@@ -36,12 +36,12 @@ def test_the_exact_kind_comes_back(kind: ErrorKind, tokens_sent: bool) -> None:
     assert type(whole) is BatonError
 
 
-def test_a_field_comes_back() -> None:
+def test_a_field_is_restored() -> None:
     status = to_status(FieldError("no", param="top_p", code="odd"))
     error = from_status(status.code, status.details, status.trailing_metadata)
     assert isinstance(error, FieldError)
     assert (error.kind, error.param, error.code) == (ErrorKind.INVALID, "top_p", "odd")
-    assert type(from_grpc(told(FieldError("no", param="top_p")), "x")) is BatonError
+    assert type(from_grpc(failed_call(FieldError("no", param="top_p")), "x")) is BatonError
 
 
 @pytest.mark.parametrize("kind", ErrorKind)
@@ -49,7 +49,7 @@ def test_details_are_what_gRPC_libraries_expect(kind: ErrorKind) -> None:  # noq
     ((key, value),) = to_status(FieldError("no", param="top_p", kind=kind)).trailing_metadata
     assert key == DETAILS_KEY
     status = status_pb2.Status.FromString(value)
-    assert (status.code, status.message) == (grpc_code(kind).value[0], "no")
+    assert (status.code, status.message) == (CODES[kind].value[0], "no")
     names = {detail.TypeName().removeprefix("google.rpc.") for detail in status.details}
     assert names == {"BadRequest", "ErrorInfo"} | ({"RetryInfo"} if kind.retryable else set())
     info = error_details_pb2.ErrorInfo()
@@ -74,7 +74,7 @@ def test_a_long_message_fits_the_metadata() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, ErrorKind.CONFLICT),
     ],
 )
-def test_a_strangers_status(code: grpc.StatusCode, kind: ErrorKind) -> None:
+def test_a_status_of_another_server(code: grpc.StatusCode, kind: ErrorKind) -> None:
     assert from_grpc(rpc_error(code, ""), "x").kind is kind
     assert from_grpc(rpc_error(code, "", (DETAILS_KEY, b"\xff\xff nonsense")), "x").kind is kind
     other = status_pb2.Status(code=code.value[0])

@@ -57,7 +57,7 @@ class RegistryContract:
         assert (entry.member, entry.generation) == (one, generation)
         assert generation > 0
 
-    async def test_an_empty_registry_lists_nobody(self, state: State) -> None:
+    async def test_an_empty_registry_lists_no_member(self, state: State) -> None:
         assert (await state.registry.listing()).entries == ()
 
     async def test_a_renewal_keeps_generation_and_takes_the_new_description(self, state: State) -> None:
@@ -154,7 +154,7 @@ class LoadHintsContract:
             "decode-1": (second, {}),
         }
 
-    async def test_a_hint_says_how_old_it_is(self, state: State) -> None:
+    async def test_a_hint_has_its_age(self, state: State) -> None:
         await state.load_hints.publish("decode-0", new_incarnation(), {"free_slots": 3})
         await asyncio.sleep(0.1)
         assert 0.09 <= (await state.load_hints.read())["decode-0"].age_s < 10

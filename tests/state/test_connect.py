@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import State
 from baton.state.connect import Endpoint, parse_url
 from baton.state.embedded import _free_port
 from tests.certificates import self_signed
+from tests.state.opened import open_state
 from tests.state.proxy import proxy
 
 
@@ -83,15 +83,15 @@ def test_a_wrong_password_is_one_clear_error(kind: str, request: pytest.FixtureR
     assert password is not None
     for wrong in (url.replace(password, "wrong-one"), url.replace(f":{password}@", "")):
         with pytest.raises(BatonError) as refused:
-            asyncio.run(State.open(wrong))
+            asyncio.run(open_state(wrong))
         assert refused.value.kind is ErrorKind.UNAUTHENTICATED
-        assert "refused our user name or password" in refused.value.message
+        assert "refused the user name or password" in refused.value.message
         assert "wrong-one" not in refused.value.message
 
 
 async def test_a_server_that_is_not_there_yet_hinders_no_start() -> None:
-    state = await State.open(f"redis://127.0.0.1:{_free_port()}")
-    assert state.away
+    state = await open_state(f"redis://127.0.0.1:{_free_port()}")
+    assert state.unavailable
     with pytest.raises(BatonError) as refused:
         await state.check()
     assert refused.value.kind is ErrorKind.UNAVAILABLE
@@ -101,7 +101,7 @@ async def test_a_server_that_is_not_there_yet_hinders_no_start() -> None:
 @pytest.mark.parametrize(("namespace", "key"), [("a b", bytes(32)), ("", bytes(32)), ("ok", b"short")])
 async def test_wrong_settings_are_refused(redis_url: str, namespace: str, key: bytes) -> None:
     with pytest.raises(BatonError) as refused:
-        await State.open(redis_url, namespace=namespace, journal_key=key)
+        await open_state(redis_url, namespace=namespace, journal_key=key)
     assert refused.value.kind is ErrorKind.INVALID
 
 
@@ -111,10 +111,10 @@ async def test_tls_with_a_certificate_that_is_checked(redis_url: str, tmp_path: 
     context, authority = self_signed(tmp_path)
     async with proxy(parts.port, context) as between:
         url = f"rediss://:{parts.password}@127.0.0.1:{between.port}/0"
-        state = await State.open(f"{url}?ssl_ca_certs={authority}")
-        assert not state.away
+        state = await open_state(f"{url}?ssl_ca_certs={authority}")
+        assert not state.unavailable
         await state.check()
         await state.close()
-        distrusting = await State.open(url)
-        assert distrusting.away
+        distrusting = await open_state(url)
+        assert distrusting.unavailable
         await distrusting.close()

@@ -1,4 +1,4 @@
-"""The door to Redis: no answer ever reaches another caller, and no call outlives its deadline."""
+"""The connection to Redis: no answer reaches another caller, and no call exceeds its deadline."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _announce(url: str, port: int) -> None:
 
 
 async def _ask(connection: Connection, number: int) -> str:
-    """Asks for an answer that nobody else may get; "right", or why there was none."""
+    """Asks for an answer that nobody else may get; "right", or reason there was none."""
     nonce = b"nonce %d" % number
     try:
         answer = await connection.script(_ECHO, ["{k}"], [nonce])

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.state import Memory, State
-from baton.state.seal import draw_journal_key
+from baton.state import State
+from baton.state.seal import new_journal_key
 from tests.state.contract import (
     JournalContract,
     LoadHintsContract,
     PrefixIndexContract,
     RegistryContract,
 )
+from tests.state.memory import Memory, memory_state
+from tests.state.opened import open_state
 
 Pair = tuple[State, State]
 
@@ -33,12 +35,12 @@ async def pair(url: str | None) -> AsyncIterator[Pair]:
     """Two users of one store, each with its own key for the journal."""
     if url is None:
         memory = Memory()
-        one = State.in_memory(memory)
-        memory.journal_key = draw_journal_key()
-        both = one, State.in_memory(memory)
+        one = memory_state(memory)
+        memory.journal_key = new_journal_key()
+        both = one, memory_state(memory)
     else:
         namespace = uuid.uuid4().hex
-        both = await State.open(url, namespace=namespace), await State.open(url, namespace=namespace)
+        both = await open_state(url, namespace=namespace), await open_state(url, namespace=namespace)
     yield both
     for state in both:
         await state.close()

@@ -16,8 +16,9 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, Member, State, new_incarnation
+from baton.state import JournalRecord, Member, new_incarnation
 from baton.state.embedded import EmbeddedServer
+from tests.state.opened import open_state
 from tests.state.raw import raw
 
 _PARENT = """
@@ -40,11 +41,11 @@ async def test_it_answers_only_to_its_password_and_only_here(
     server = await EmbeddedServer.start()
     try:
         assert urlsplit(server.url).hostname == "127.0.0.1"
-        state = await State.open(server.url)
+        state = await open_state(server.url)
         await state.check()
         await state.close()
         with pytest.raises(BatonError) as refused:
-            await State.open(f"redis://127.0.0.1:{server.port}")
+            await open_state(f"redis://127.0.0.1:{server.port}")
         assert refused.value.kind is ErrorKind.UNAUTHENTICATED
         for told in ("cmdline", "environ"):
             assert server.password.encode() not in _proc(server.pid, told)
@@ -77,7 +78,7 @@ async def test_two_do_not_meet() -> None:
     await asyncio.gather(one.stop(), two.stop())
 
 
-async def test_a_taken_port_is_told() -> None:
+async def test_a_taken_port_is_reported() -> None:
     server = await EmbeddedServer.start()
     with pytest.raises(BatonError) as refused:
         await EmbeddedServer.start(port=server.port)
@@ -85,7 +86,7 @@ async def test_a_taken_port_is_told() -> None:
     await server.stop()
 
 
-async def test_what_it_cannot_read_is_told() -> None:
+async def test_an_invalid_configuration_is_reported() -> None:
     with pytest.raises(BatonError) as refused:
         await EmbeddedServer.start(extra="no-such-setting 1\n")
     assert "Bad directive" in refused.value.message
@@ -119,8 +120,8 @@ def _runs(pid: int) -> bool:
 
 
 async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> None:
-    server = await EmbeddedServer.start(memory_mb=4)
-    state = await State.open(server.url)
+    server = await EmbeddedServer.start(extra="maxmemory 4mb\n")
+    state = await open_state(server.url)
     ids = [number.to_bytes(16, "big") for number in range(100)]
     receipts = [state.journal.append(JournalRecord(one, "t", (1,) * 20_000), 60) for one in ids]
     assert not await state.journal.flush(2)

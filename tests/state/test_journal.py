@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, Memory, State, draw_journal_key
+from baton.state import JournalRecord, State, new_journal_key
 from baton.state.journal import MAX_PENDING, Receipt
 from baton.state.seal import Seal
 from tests.state.contract import member
+from tests.state.memory import Memory, memory_state
+from tests.state.opened import open_state
 from tests.state.raw import raw
 
 TOKENS = tuple(range(1_000_000, 1_000_400))
@@ -30,7 +32,7 @@ async def memory() -> Memory:
 
 @pytest.fixture
 async def state(memory: Memory) -> AsyncIterator[State]:
-    state = State.in_memory(memory)
+    state = memory_state(memory)
     yield state
     await state.close(0.1)
 
@@ -44,12 +46,12 @@ async def test_what_ended_before_it_was_written_is_never_written(state: State, m
 
 
 async def test_an_outage_is_waited_out(state: State, memory: Memory) -> None:
-    memory.away = True
+    memory.unavailable = True
     kept, ended, brief = (state.journal.append(record(number), ttl_s) for number, ttl_s in _THREE)
     assert not await state.journal.flush(0.2)
     state.journal.mark_attempt(record(0).request_id, 2)
     state.journal.close(record(1).request_id)
-    memory.away = False
+    memory.unavailable = False
     assert await state.journal.flush(3)
     assert await state.journal.open_ids() == [record(0).request_id]
     assert (kept, ended.dropped, brief) == (Receipt(acknowledged=True), False, Receipt(dropped=True))
@@ -63,7 +65,7 @@ _THREE = ((0, 60.0), (1, 60.0), (2, 0.1))
 
 
 async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, memory: Memory) -> None:
-    memory.away = True
+    memory.unavailable = True
     receipts = [state.journal.append(record(number), 60) for number in range(MAX_PENDING)]
     assert state.journal.pending == MAX_PENDING // 2
     assert state.counters.journal_dropped == MAX_PENDING // 2
@@ -73,15 +75,15 @@ async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, m
     for number in range(MAX_PENDING, 3 * MAX_PENDING):
         state.journal.close(record(number).request_id)
     assert state.journal.pending == MAX_PENDING
-    memory.away = False
+    memory.unavailable = False
     assert await state.journal.flush(5)
     assert await state.journal.count_open() == MAX_PENDING // 2
 
 
 async def test_redis_holds_neither_tokens_nor_tenants_in_clear(redis_url: str) -> None:
-    key = draw_journal_key()
-    writer = await State.open(redis_url, namespace="sealed", journal_key=key)
-    reader = await State.open(redis_url, namespace="sealed", journal_key=key)
+    key = new_journal_key()
+    writer = await open_state(redis_url, namespace="sealed", journal_key=key)
+    reader = await open_state(redis_url, namespace="sealed", journal_key=key)
     writer.journal.append(record(), 60)
     assert await writer.journal.flush(5)
     values = await _everything(redis_url, "sealed")
@@ -115,7 +117,7 @@ async def _everything(url: str, namespace: str) -> list[bytes]:
 
 async def test_every_key_ends_by_itself(redis_url: str) -> None:
     """What is left in Redis when everybody is gone does not stay for ever."""
-    state = await State.open(redis_url, namespace="ends")
+    state = await open_state(redis_url, namespace="ends")
     await state.registry.announce(member(), 0, 1.0)
     await state.load_hints.publish("a", "0" * 32, {})
     await state.prefix_index.apply("0" * 32, [b"x" * 32], [], fresh=True)
@@ -130,19 +132,19 @@ async def test_every_key_ends_by_itself(redis_url: str) -> None:
 
 
 def test_a_sealed_entry_is_of_its_request_cluster_and_key() -> None:
-    key, one, two = draw_journal_key(), os.urandom(16), os.urandom(16)
-    sealed = Seal(key, "ours").close(one, TENANT, TOKENS)
-    assert Seal(key, "ours").open(one, sealed) == (TENANT, TOKENS, b"")
-    assert Seal(key, "ours").close(one, TENANT, TOKENS) != sealed
+    key, one, two = new_journal_key(), os.urandom(16), os.urandom(16)
+    sealed = Seal(key, "ours").seal(one, TENANT, TOKENS)
+    assert Seal(key, "ours").unseal(one, sealed) == (TENANT, TOKENS, b"")
+    assert Seal(key, "ours").seal(one, TENANT, TOKENS) != sealed
     broken = sealed[:-1] + bytes([sealed[-1] ^ 1])
     for seal, request_id, body in (
         (Seal(key, "ours"), two, sealed),
         (Seal(key, "theirs"), one, sealed),
-        (Seal(draw_journal_key(), "ours"), one, sealed),
+        (Seal(new_journal_key(), "ours"), one, sealed),
         (Seal(key, "ours"), one, broken),
         (Seal(key, "ours"), one, b"\x02" + sealed[1:]),
         (Seal(key, "ours"), one, b""),
     ):
         with pytest.raises(BatonError) as refused:
-            seal.open(request_id, body)
+            seal.unseal(request_id, body)
         assert refused.value.kind is ErrorKind.INTERNAL

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import structlog
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, draw_journal_key
+from baton.state import JournalRecord, new_journal_key
 from baton.state.counters import Counters
 from baton.state.journal import _BATCH, _BATCH_TOKENS, Journal
 from baton.state.records import JournalEntry, JournalWrite
@@ -21,14 +22,19 @@ MAX_PENDING = 8
 
 @dataclass
 class RecordingStore:
-    """Keeps each batch; fails while `away`."""
+    """Keeps each batch; fails while `away`. A write of `held_up` waits until that is set."""
 
     away: bool = False
+    held_up: asyncio.Event | None = None
+    writing: asyncio.Event = field(default_factory=asyncio.Event)
     batches: list[list[JournalWrite]] = field(default_factory=list)
     failures: int = 0
     limits: list[int] = field(default_factory=list)
 
     async def write(self, writes: Sequence[JournalWrite]) -> None:
+        if self.held_up is not None:
+            self.writing.set()
+            await self.held_up.wait()
         if self.away:
             self.failures += 1
             raise BatonError(ErrorKind.UNAVAILABLE, "away")
@@ -70,7 +76,7 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     store, counters = RecordingStore(), Counters()
-    seal = Seal(draw_journal_key(), "ours")
+    seal = Seal(new_journal_key(), "ours")
     made = Rig(store, Journal(store, seal, counters, lambda: made.now, max_pending=MAX_PENDING), counters)
     running = asyncio.create_task(made.journal.run())
     yield made
@@ -143,7 +149,7 @@ async def test_marks_count_no_tokens(rig: Rig) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 async def test_a_batch_ends_at_its_bound_of_changes(closed: bool) -> None:
     store, counters = RecordingStore(), Counters()
-    journal = Journal(store, Seal(draw_journal_key(), "ours"), counters, lambda: 0.0, max_pending=1024)
+    journal = Journal(store, Seal(new_journal_key(), "ours"), counters, lambda: 0.0, max_pending=1024)
     for number in range(_BATCH + 1):
         name = number.to_bytes(16, "big")
         if closed:
@@ -166,6 +172,44 @@ async def test_changes_meanwhile_merge_with_the_batch_that_failed(rig: Rig) -> N
     assert one.acknowledged
     assert other.acknowledged
     assert rig.counters.journal_batches_failed == rig.store.failures
+
+
+async def test_changes_during_a_write_that_fails_merge_with_it(rig: Rig) -> None:
+    """They are newer than the batch under way, which may have arrived although it failed."""
+    for name in (b"a", b"b", b"c"):
+        rig.journal.append(record(name), 60)
+    rig.store.away, rig.store.held_up = True, asyncio.Event()
+    await asyncio.wait_for(rig.store.writing.wait(), 3)
+    rig.journal.mark_attempt(b"a", 3)
+    rig.journal.close(b"b")
+    rig.journal.append(record(b"d"), 60)
+    with structlog.testing.capture_logs() as logged:
+        rig.store.held_up.set()
+        async with asyncio.timeout(3):
+            while not rig.store.failures:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    waits = {"event": "journal_write_failed", "part": "state", "changes": 3, "reason": "away"}
+    assert logged == [waits | {"log_level": "debug"}]
+    assert rig.journal.pending == 4
+    rig.journal.close(b"a")
+    rig.store.away = False
+    assert await rig.written() == [
+        [("close", b"a", 0), ("close", b"b", 0)],
+        [("append", b"c", 1), ("append", b"d", 1)],
+    ]
+
+
+async def test_an_entry_that_expires_unsent_is_not_put_back_and_others_are(rig: Rig) -> None:
+    expired = rig.journal.append(record(b"a"), 5)
+    rig.journal.append(record(b"b"), 60)
+    rig.now += 5
+    await outage(rig)
+    assert expired.dropped
+    assert rig.journal.pending == 1
+    await outage(rig)
+    assert rig.counters.journal_batches_failed == rig.store.failures >= 2
+    rig.store.away = False
+    assert await rig.written() == [[("append", b"b", 1)]]
 
 
 async def test_a_failed_append_may_have_arrived_so_its_close_is_sent(rig: Rig) -> None:
@@ -213,7 +257,7 @@ async def test_half_of_the_bound_is_kept_for_marks_and_closes(rig: Rig) -> None:
 
 async def test_an_odd_bound_rounds_down_for_appends() -> None:
     store, counters = RecordingStore(away=True), Counters()
-    journal = Journal(store, Seal(draw_journal_key(), "ours"), counters, lambda: 0.0, max_pending=3)
+    journal = Journal(store, Seal(new_journal_key(), "ours"), counters, lambda: 0.0, max_pending=3)
     assert [journal.append(record(bytes([number])), 60).dropped for number in range(2)] == [False, True]
 
 
@@ -224,14 +268,14 @@ async def test_the_limit_of_open_ids_reaches_the_store(rig: Rig) -> None:
 
 
 def test_a_sealed_entry_keeps_details_and_tokens_apart() -> None:
-    seal = Seal(draw_journal_key(), "ours")
+    seal = Seal(new_journal_key(), "ours")
     for tenant, tokens, details in (
         ("", (), b""),
         ("t", (1, 2), b"xyz"),
         ("ten", (7,), b""),
         ("", (9,), b"d"),
     ):
-        assert seal.open(b"r", seal.close(b"r", tenant, tokens, details)) == (tenant, tokens, details)
+        assert seal.unseal(b"r", seal.seal(b"r", tenant, tokens, details)) == (tenant, tokens, details)
 
 
 def test_a_key_of_the_wrong_size_is_refused() -> None:
@@ -239,7 +283,7 @@ def test_a_key_of_the_wrong_size_is_refused() -> None:
         Seal(bytes(31), "ours")
     assert refused.value.kind is ErrorKind.INVALID
     with pytest.raises(BatonError, match=r"^a journal entry cannot be opened with this key$"):
-        Seal(bytes(32), "ours").open(b"r", b"")
+        Seal(bytes(32), "ours").unseal(b"r", b"")
 
 
 def test_entries_of_one_version_are_opened_by_the_next() -> None:
@@ -248,4 +292,4 @@ def test_entries_of_one_version_are_opened_by_the_next() -> None:
 
     plain = b"\x01\0\0\0\x02\0\0\0tdd" + (5).to_bytes(4, "little")
     sealed = b"\x01" + bytes(12) + AESGCM(bytes(32)).encrypt(bytes(12), plain, b"\x01baton journal ours r")
-    assert Seal(bytes(32), "ours").open(b"r", sealed) == ("t", (5,), b"dd")
+    assert Seal(bytes(32), "ours").unseal(b"r", sealed) == ("t", (5,), b"dd")

@@ -1,4 +1,4 @@
-"""A real Redis that is stopped, killed, wiped or slow disturbs nobody, and everything comes back."""
+"""Outages of a real Redis: stopped, killed, wiped, slow; everything recovers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from baton.state.connection import CALL_S
 from baton.state.embedded import EmbeddedServer
 from baton.state.keys import LEASE_S, POLL_S, Keys
 from tests.state.contract import member
+from tests.state.memory import memory_state
+from tests.state.opened import open_state
 from tests.state.raw import raw
 from tests.state.waiting import until
 
@@ -54,7 +56,7 @@ class Users:
     async def met(cls, url: str) -> AsyncIterator[Users]:
         """They leave at the end, where the test has not told them to."""
         async with AsyncExitStack() as stack:
-            both = [await State.open(url), await State.open(url)]
+            both = [await open_state(url), await open_state(url)]
             for state in both:
                 stack.push_async_callback(state.close)
             users = cls(*both)
@@ -84,7 +86,7 @@ async def started(
         pytest.param(30.0, "wipe", marks=pytest.mark.slow),
     ],
 )
-async def test_everything_comes_back_and_nobody_was_dropped(away_s: float, fault: str) -> None:
+async def test_everything_recovers_and_no_member_was_removed(away_s: float, fault: str) -> None:
     before = descriptors()
     async with AsyncExitStack() as stack:
         server = await started(stack)
@@ -101,8 +103,8 @@ async def test_everything_comes_back_and_nobody_was_dropped(away_s: float, fault
         await asyncio.sleep(max(0.0, begin + away_s - asyncio.get_running_loop().time()))
         assert set(users.view.members) == NAMES
         assert not users.view.reachable
-        assert users.router.away
-        assert users.workers.away
+        assert users.router.unavailable
+        assert users.workers.unavailable
         assert not any(lease.registered.is_set() for lease in users.leases)
         if fault == "stop":
             os.kill(server.pid, signal.SIGCONT)
@@ -131,11 +133,11 @@ async def _all_end_in_time(users: Users) -> None:
 
 
 async def test_a_dead_workers_lease_lapses_and_a_newer_start_takes_over(redis_url: str) -> None:
-    worker, router = [await State.open(redis_url, namespace="lapse") for _ in range(2)]
+    worker, router = [await open_state(redis_url, namespace="lapse") for _ in range(2)]
     view = router.watch()
     old = worker.lease(member("decode-0"))
     await until(lambda: view.members.get("decode-0") == old.member, 5)
-    newer = await State.open(redis_url, namespace="lapse")
+    newer = await open_state(redis_url, namespace="lapse")
     new = newer.lease(member("decode-0"))
     await until(lambda: view.members.get("decode-0") == new.member, 5)
     await asyncio.wait_for(old.replaced.wait(), 5)
@@ -160,8 +162,8 @@ async def test_closing_while_redis_is_silent_takes_no_longer_than_it_may() -> No
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_rubbish_in_the_registry_hurts_nobody_else(redis_url: str) -> None:
-    state = await State.open(redis_url, namespace="rubbish")
+async def test_malformed_members_are_skipped(redis_url: str) -> None:
+    state = await open_state(redis_url, namespace="rubbish")
     one = member("good")
     await state.registry.announce(one, 0, 60)
     await state.load_hints.publish("good", one.incarnation, {"free_slots": 1})
@@ -187,7 +189,7 @@ async def test_rubbish_in_the_registry_hurts_nobody_else(redis_url: str) -> None
 
 
 async def test_a_callback_that_fails_ends_neither_lease_nor_view() -> None:
-    state = State.in_memory()
+    state = memory_state()
     calls: list[str] = []
 
     def broken() -> dict[str, int]:

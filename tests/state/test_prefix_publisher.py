@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.state import Memory, State, new_incarnation
+from baton.state import State, new_incarnation
 from baton.state.counters import Counters
-from baton.state.memory import MemoryPrefixIndex
 from baton.state.prefix_publisher import PrefixPublisher
+from tests.state.memory import Memory, MemoryPrefixIndex, memory_state
 from tests.state.waiting import until
 
 BLOCKS = [number.to_bytes(32, "big") for number in range(3000)]
@@ -24,7 +24,7 @@ async def memory() -> Memory:
 
 @pytest.fixture
 async def state(memory: Memory) -> AsyncIterator[State]:
-    state = State.in_memory(memory)
+    state = memory_state(memory)
     yield state
     await state.close(0.5)
 
@@ -41,7 +41,7 @@ async def test_more_than_one_message_and_what_comes_after(state: State, memory: 
     publisher.remove(BLOCKS[1000:])
     publisher.add(BLOCKS[2500:])
     await until(lambda: held(memory, holder) == set(BLOCKS[:1000] + BLOCKS[2500:]))
-    assert publisher.unsent == 0
+    assert not publisher._unsent
 
 
 async def test_a_wiped_index_gets_everything_again(state: State, memory: Memory) -> None:
@@ -58,16 +58,16 @@ async def test_a_wiped_index_gets_everything_again(state: State, memory: Memory)
 async def test_an_outage_delays_and_loses_nothing(state: State, memory: Memory) -> None:
     holder = new_incarnation()
     publisher = state.publish_prefixes(holder)
-    memory.away = True
+    memory.unavailable = True
     publisher.add(BLOCKS[:10])
     await until(lambda: state.counters.prefix_publishes_failed > 0)
     publisher.remove(BLOCKS[:5])
-    memory.away = False
+    memory.unavailable = False
     await until(lambda: held(memory, holder) == set(BLOCKS[5:10]))
 
 
 async def test_closing_takes_the_holder_out(memory: Memory) -> None:
-    state, holder = State.in_memory(memory), new_incarnation()
+    state, holder = memory_state(memory), new_incarnation()
     state.publish_prefixes(holder).add(BLOCKS[:10])
     await until(lambda: len(held(memory, holder)) == 10)
     await state.close()
@@ -102,10 +102,10 @@ async def test_whatever_happens_it_ends_right_and_bounded(steps: list[tuple[str,
         elif event == "wipe":
             memory.wipe()
         else:
-            memory.away = event == "away"
-        assert publisher.unsent <= 2 * limit
-    memory.away = False
+            memory.unavailable = event == "away"
+        assert len(publisher._unsent) <= 2 * limit
+    memory.unavailable = False
     for _ in range(3):
         await publisher._send()
     assert held(memory, "holder") == cached
-    assert publisher.unsent == 0
+    assert not publisher._unsent

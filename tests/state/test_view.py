@@ -33,23 +33,23 @@ def test_a_lapsed_member_is_dropped_at_once_and_alone() -> None:
     assert set(roster.members) == {"b"}
 
 
-def test_an_unreachable_registry_removes_nobody() -> None:
+def test_an_unavailable_registry_removes_no_member() -> None:
     roster = settled()
     for _ in range(1000):
-        roster.missed()
+        roster.poll_failed()
     assert set(roster.members) == {"a", "b"}
 
 
 def test_after_an_outage_everyone_has_a_leases_time() -> None:
     roster = settled()
-    roster.missed()
+    roster.poll_failed()
     assert not roster.take(listing(), 130.0)
     assert not roster.take(listing(A), 130.0 + GRACE_S - 0.1)
     assert roster.take(listing(A), 130.0 + GRACE_S)
     assert set(roster.members) == {"a"}
 
 
-def test_a_wipe_between_two_polls_removes_nobody() -> None:
+def test_a_wipe_between_two_polls_removes_no_member() -> None:
     roster = settled()
     assert not roster.take(listing(epoch=""), 100.5)
     assert not roster.take(listing(B, epoch="two"), 101.0)
@@ -78,19 +78,19 @@ def test_only_a_calm_reachable_registry_removes(steps: list[tuple[float, str, se
     """Whoever goes was absent from an answer, one lease's time after the last disturbance."""
     entries = {name: Listed(member(name), 1) for name in "abc"}
     roster, now, epoch, disturbed_at = Roster(GRACE_S), 0.0, 0, -GRACE_S
-    missed = False
+    poll_failed = False
     for pause, event, present in steps:
         now += pause
         before = set(roster.members)
         if event == "miss":
-            roster.missed()
-            missed = True
+            roster.poll_failed()
+            poll_failed = True
             assert set(roster.members) == before
             continue
         epoch += event == "wipe"
-        if before and (missed or event == "wipe"):
+        if before and (poll_failed or event == "wipe"):
             disturbed_at = now
-        missed = False
+        poll_failed = False
         roster.take(listing(*(entries[name] for name in present), epoch=str(epoch)), now)
         calm = now - disturbed_at >= GRACE_S
         assert set(roster.members) == (present if calm else before | present)

@@ -11,10 +11,25 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.utils import logging as transformers_logging
 
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma3": Gemma3TextConfig,
+    "phi3": Phi3Config,
+}
 VOCAB_SIZE = 320
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = 256, 257, 258, 259
 SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -52,7 +67,7 @@ class Case:
         return self.name
 
 
-def _rope(kind: str, **parameters: float) -> dict[str, Any]:
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
 
 
@@ -61,6 +76,15 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
+}
+_PHI3 = {"pad_token_id": 0, "original_max_position_embeddings": 2048}
+# Of heads of 16 dimensions, all of them rotated but 4.
+LONGROPE: dict[str, Any] = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 2048,
+    "attention_factor": 1.2,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.5, 2.0, 3.0, 5.0, 9.0, 16.0],
 }
 FAMILIES = [
     Case("llama-default", "llama", {"hidden_size": 128, "num_hidden_layers": 3}),
@@ -85,6 +109,49 @@ FAMILIES = [
     ),
     Case("qwen3-norms", "qwen3", {"head_dim": 48}),
     Case("qwen3-tied", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    Case(
+        "gemma3-windows",
+        "gemma3",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 40,
+            "num_hidden_layers": 3,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    Case(
+        "gemma3-linear-untied",
+        "gemma3",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "sliding_window": 512,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+            },
+        },
+    ),
+    Case(
+        "gemma3-biases",
+        "gemma3",
+        {"head_dim": 32, "attention_bias": True, "num_key_value_heads": 4, "sliding_window": 100},
+    ),
+    Case("phi3-partial", "phi3", {**_PHI3, **_rope("default", partial_rotary_factor=0.75)}),
+    Case("phi3-longrope", "phi3", {**_PHI3, **_rope("longrope", **LONGROPE)}),
+    Case(
+        "phi3-window-tied",
+        "phi3",
+        {
+            **_PHI3,
+            **_rope("default", partial_rotary_factor=0.5),
+            "sliding_window": 16,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+        },
+    ),
 ]
 
 
@@ -113,16 +180,28 @@ def make_checkpoint(
 def _randomise(model: Any, seed: int) -> None:
     """Every parameter random, biases and norms too; matrices with a gain at which greedy text varies."""
     generator = torch.Generator().manual_seed(seed)
+    gemma = model.config.model_type == "gemma3_text"
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             if name.endswith("norm.weight"):
-                noise = 1 + 0.2 * noise
+                noise = 0.2 * noise + _mean_of_norm(name, gemma=gemma)
             elif name.endswith(".bias"):
                 noise = 0.3 * noise
             else:
                 noise = 2 * noise / math.sqrt(parameter.shape[1])
+                if gemma and "embed_tokens" in name:
+                    noise = noise / 4
             parameter.copy_(noise)
+
+
+def _mean_of_norm(name: str, *, gemma: bool) -> float:
+    """Of a stored gain. Gemma stores gains less 1; here they are large where that makes greedy text vary:
+    sharper attention, and a residual stream in which the embedding is a small part."""
+    if not gemma:
+        return 1.0
+    large = {"post_": 3.0, "self_attn": 3.0, "model.norm": 3.0}
+    return next((mean for part, mean in large.items() if part in name), 0.0)
 
 
 def write_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from baton.engine.kernels.paged_attention import KV_TILE
+from baton.engine.kernels.reference.paged_attention import KV_TILE
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float64) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.engine.logprob_records import Logprobs
+from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.sequence import Limits, SamplingParams
 from tests.support.naive_sampler import naive_logprobs, naive_token
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.decode import memory
 from bench.decode.budget import budget
-from bench.decode.case import Case, Room
+from bench.decode.case import Case, EngineSize
 
 
 def llama(batch: int, context: int = 1024) -> Case:
@@ -26,15 +26,15 @@ def test_floor_is_the_bytes_over_the_speed() -> None:
 
 
 def test_a_window_of_seconds_has_room_for_as_many_steps_as_can_be() -> None:
-    room = Room.steady([llama(8), llama(1)], None)
-    assert (room.slots, room.tokens) == (8, 1024 + 160 + 18 + 1)
-    longer = Room.steady([llama(8), llama(1)], 10.0)
-    assert longer.tokens - room.tokens == pytest.approx(10_000 / llama(1).floor_ms(1024), abs=1)
+    size = EngineSize.steady([llama(8), llama(1)], None)
+    assert (size.slots, size.tokens) == (8, 1024 + 160 + 18 + 1)
+    longer = EngineSize.steady([llama(8), llama(1)], 10.0)
+    assert longer.tokens - size.tokens == pytest.approx(10_000 / llama(1).floor_ms(1024), abs=1)
 
 
-def test_what_does_not_fit_is_told_before_anything_is_allocated() -> None:
-    assert Room.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
-    told = Room.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
+def test_what_does_not_fit_is_reported_before_anything_is_allocated() -> None:
+    assert EngineSize.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
+    told = EngineSize.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
     assert told is not None
     assert told.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
     assert "16.1 GB of weights" in told

@@ -48,7 +48,7 @@ def test_every_line_once_over_many_laps() -> None:
     assert lines[:, 0].tolist() == [n * 100 for n in range(50, 50 + 280)]
 
 
-def test_a_copy_under_way_is_waited_for_and_lines_lost_meanwhile_are_told() -> None:
+def test_a_running_copy_is_waited_for_and_lost_lines_are_reported() -> None:
     ring = Ring()
     reader = ClockReader(ring, 0)
     ring.run(30)
@@ -88,7 +88,7 @@ def test_figures_of_a_hundred_gaps() -> None:
     assert found["tail_us"] == pytest.approx(9.07)
 
 
-def test_a_tail_is_told_only_where_the_graph_noted_it() -> None:
+def test_a_tail_is_reported_only_where_the_graph_recorded_it() -> None:
     assert figures(lines([3] * 9, head=0))["tail_us"] is None
     stale = lines([3] * 9)
     stale[:, 1] -= 10**9

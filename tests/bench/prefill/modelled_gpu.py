@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from baton.device.lane import Moment
-from baton.engine.prefill_scheduler import Chunk
+from baton.device.stream import TimedEvent
+from baton.engine.prefill.step import PrefillStep
+from tests.support.events import PlayedEvent
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128
 # Tokens of context at which attention's arithmetic is as much as the products'.
@@ -62,37 +63,37 @@ class VirtualTime:
 
 
 @dataclass
-class _Moment:
-    lane: ModelledLane
+class _Event(PlayedEvent):
+    stream: ModelledStream
     at: float
 
-    def ended(self) -> bool:
-        return self.lane.time.at >= self.at
+    def query(self) -> bool:
+        return self.stream.time.at >= self.at
 
-    def seconds_since(self, earlier: Moment) -> float:
-        assert isinstance(earlier, _Moment)
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        assert isinstance(earlier, _Event)
         return self.at - earlier.at
 
 
 @dataclass
-class ModelledLane:
+class ModelledStream:
     """The device: one step after the other."""
 
     time: VirtualTime
-    runs_ahead = True
+    asynchronous = True
     free_at: float = 0.0
     idle: float = 0.0
 
-    def work(self) -> contextlib.AbstractContextManager[None]:
+    def activate(self) -> contextlib.AbstractContextManager[None]:
         if self.free_at < self.time.at:
             self.idle += self.time.at - self.free_at
             self.free_at = self.time.at
         return contextlib.nullcontext()
 
-    def moment(self) -> _Moment:
-        return _Moment(self, self.free_at)
+    def record_event(self) -> _Event:
+        return _Event(self, self.free_at)
 
-    def to_host(self, tensor: Tensor) -> Tensor:
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
@@ -100,7 +101,7 @@ class ModelledLane:
 class ModelledPass:
     """Takes the device as long as `gpu` says, and the host `host_s` to say it."""
 
-    lane: ModelledLane
+    stream: ModelledStream
     gpu: Gpu = field(default_factory=Gpu)
     host_s: float = 4.5e-3
     grain: int = 256
@@ -108,12 +109,12 @@ class ModelledPass:
     uncaptured: str = ""
     paces: None = None
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        took = self.gpu.seconds([(chunk.start, chunk.count) for chunk in chunks])
+    def forward(self, step: PrefillStep) -> Tensor:
+        took = self.gpu.seconds(step.runs)
         # The device begins with what is said first, and ends no earlier than the host.
-        self.lane.free_at = max(self.lane.free_at + took, self.lane.time.at + self.host_s)
-        self.lane.time.at += self.host_s
-        return torch.zeros(sum(chunk.count for chunk in chunks), 1)
+        self.stream.free_at = max(self.stream.free_at + took, self.stream.time.at + self.host_s)
+        self.stream.time.at += self.host_s
+        return torch.zeros(step.rows, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], 2)

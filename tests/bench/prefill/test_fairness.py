@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import LEAST_ROWS_GPU
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.cost import LEAST_ROWS_GPU
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
 from bench.prefill.traffic import Load, Step, StepLog, Traffic
-from services.common.config import EngineConfig
-from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledLane, ModelledPass, VirtualTime
+from services.common.config.worker import EngineConfig
+from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 
 TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fairness")
 
 
-def test_the_command_tells_of_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _parser().parse_args(
         [
             *TINY,
@@ -74,12 +74,14 @@ LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=6
 def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     """500-token prompts, beside one of 100K."""
     time = VirtualTime()
-    lane = ModelledLane(time)
+    stream = ModelledStream(time)
     cost = WatchedCost(HALF_CONTEXT, LEAST_ROWS_GPU, lambda seconds: log.took(seconds))
     log = StepLog(cost)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu, host_s), log, time.now), scheduler, lane, time.now)
+    loop = PrefillLoop(
+        WatchedPass(ModelledPass(stream, gpu, host_s), log, time.now), scheduler, stream, time.now
+    )
     ids = {count: (0,) * count for count in (500, 100_000)}
     return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
 
@@ -104,7 +106,7 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
 
 
-def test_a_host_that_is_slower_than_the_gpu_starves_nobody() -> None:
+def test_a_host_that_is_slower_than_the_gpu_starves_no_prompt() -> None:
     """Steps of few rows then take as long as those of many, which must not make every row look dear."""
     fair = modelled(StepBounds(2048, 0.025, 2.0, 256), Gpu(), host_s=0.0168)
     alone = fair.alone()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.prefill_pass import PrefillPass
+from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.prefill.__main__ import _parser, cases_of, run_all
 from bench.prefill.attention import Bench
 from bench.prefill.case import TIERS, Case, parse_prompts
@@ -41,13 +41,13 @@ def test_cases_are_every_combination() -> None:
         cases_of(arguments("--tier", "tape"))
 
 
-def test_kernels_are_told_apart_by_their_names() -> None:
+def test_kernels_are_classified_by_name() -> None:
     names = {
         "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNN": "products",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3": "attention, library",
         "_prompt_attention": "attention, paged",
         "_join_parts": "attention, joined",
-        "_swiglu": "silu",
+        "_gated": "activation",
         "something else": "other",
     }
     assert {name: kind_of(name) for name in names} == names

@@ -1,0 +1,2 @@
+"""Triton and CUDA kernels with the functions that launch them. Imported only where a GPU (or in tests
+Triton's interpreter) runs; a CPU worker never imports it."""

@@ -1,0 +1,1 @@
+"""`baton demo`: a cluster, a few streamed prompts, a summary. Only `baton.cli.main` imports it."""

@@ -1,0 +1,65 @@
+"""Which decode loop a worker runs: graphs on a GPU; plain torch on a CPU, and for float64 anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Model
+from baton.engine.model.reference import ReferenceModel
+from baton.engine.rings.layout import SharedRings
+
+if TYPE_CHECKING:
+    # Imported where it is used: it brings Triton, which a CPU worker needs not.
+    from baton.engine.decode.gpu_pass import PassOptions
+
+
+# Tokens of a part of a row's context in mode `exact`.
+_EXACT_PART = 512
+
+
+def decode_loop(
+    model: Model,
+    cache: KVCache,
+    state: SlotState,
+    rings: SharedRings,
+    memory: SharedMemory,
+    *,
+    exact: bool,
+    serves: bool = True,
+    interpreted: bool = False,
+    before_step: Callable[[float], None] | None = None,
+) -> DecodeLoop:
+    """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
+
+    `serves`: False where no slot will ever be admitted, and nothing need be captured. `interpreted`: graphs
+    on a CPU too, whose kernels run in Triton's interpreter. `before_step`: see `ReferenceDecodeLoop`.
+    """
+    on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
+    if interpreted or (serves and on_gpu):
+        from baton.device.host_memory import HostMemory
+        from baton.engine.decode.graph_loop import GraphDecodeLoop
+
+        host = HostMemory(memory, model.device)
+        return GraphDecodeLoop(model, cache, state, rings, host, pass_options(model, exact=exact))
+    return ReferenceDecodeLoop(
+        ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory), before_step
+    )
+
+
+def pass_options(model: Model, *, exact: bool) -> PassOptions:
+    """How the kernels are cut for this GPU and mode."""
+    from baton.engine.decode.gpu_pass import PassOptions
+    from baton.engine.forward.gemm_table import ProductTable
+    from baton.engine.kernels.gpu.attention.items import SplitPolicy
+
+    name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+    policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()
+    return PassOptions(ProductTable.for_gpu(name, exact=exact), policy)

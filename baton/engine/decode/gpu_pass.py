@@ -1,0 +1,129 @@
+"""One decode step's forward pass by the GPU kernels: a fixed list of launches for a fixed number of rows.
+
+Everything lives in buffers made once, so that the launches can be captured: tokens and positions of the
+rows in, logits out. Results of rows without a sequence are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.engine.forward.gemm import Gemm, ProductKey
+from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.forward.layers import attention_heads, embed_rows, run_layers
+from baton.engine.forward.workspace import Workspace
+from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy
+from baton.engine.kernels.gpu.attention.split_attention import split_attention
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Attention, Model
+
+
+@dataclass(frozen=True, slots=True)
+class PassOptions:
+    """How the kernels are cut; `attention` None: by the rows, as measured on an H100."""
+
+    table: ProductTable
+    policy: SplitPolicy = field(default_factory=SplitPolicy)
+    attention: AttentionTuning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowInputs:
+    """Inputs of a step. `slot`, `token`, `position`: int32 [R]; `items`: the attention's, by cache group."""
+
+    slot: Tensor
+    token: Tensor
+    position: Tensor
+    items: tuple[Items, ...]
+
+
+class DecodePass:
+    """Buffers for up to `rows` rows, and the launches that fill them."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        block_tables: tuple[Tensor, ...],
+        rows: int,
+        options: PassOptions,
+    ) -> None:
+        self.options = options
+        self._model = model
+        self._cache = cache
+        self._tables = block_tables
+        self.workspace = Workspace(model, rows)
+        config, device, activations = model.config, model.device, model.precision.activations
+        self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
+        self.gemm = Gemm(
+            model,
+            buckets_up_to(rows),
+            lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
+        )
+        self.heads = attention_heads(model)
+        self._group_tokens = [_pool_tokens(group) for group in cache.groups]
+
+        def ints() -> Tensor:
+            return torch.zeros(rows, dtype=torch.int32, device=device)
+
+        shape = config.num_heads, config.num_kv_heads, config.head_dim
+        items = [
+            Items(rows, self.most_items(group, rows), *shape, device) for group in range(len(cache.groups))
+        ]
+        self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
+
+    def most_items(self, group: int, rows: int) -> int:
+        """Items that a step of `rows` rows may have."""
+        return self.options.policy.most_items(rows, self._group_tokens[group])
+
+    def run(self, rows: int) -> Tensor:
+        """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer."""
+        self.embed(rows)
+        run_layers(
+            self._model, self.workspace, rows, lambda attention: self.attend(attention, rows), self.gemm
+        )
+        return self.head(rows)
+
+    def embed(self, rows: int) -> None:
+        """Launches the embedding of the input tokens, and the rotary tables of their positions."""
+        embed_rows(self._model, self.workspace, rows, self.inputs.token, self.inputs.position)
+
+    def attend(self, attention: Attention, rows: int) -> Tensor:
+        """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim]."""
+        group, workspace = attention.group, self.workspace
+        attended = workspace.attended[:rows]
+        split_attention(
+            attended,
+            workspace.qkv[:rows],
+            self._cache.groups[group],
+            attention.index,
+            self._tables[group],
+            workspace.rotary(rows, attention.rope),
+            self.inputs.items[group],
+            self.heads[group],
+            attention.head_norms,
+            self.options.attention or AttentionTuning.for_rows(rows),
+            self.most_items(group, rows),
+        )
+        return attended
+
+    def head(self, rows: int) -> Tensor:
+        """Launches the final norm and the head's product → logits [rows, vocab], a view of a buffer."""
+        logits = self.logits[:rows]
+        self.gemm(self._model.head, logits, self.workspace.hidden[:rows])
+        return logits
+
+
+def buckets_up_to(rows: int) -> list[int]:
+    """Batch sizes that have a graph of their own: powers of two with halves between, and `rows` itself."""
+    steps = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    while steps[-1] < rows:
+        steps.append(steps[-1] * 2)
+    return [step for step in steps if step < rows] + [rows]
+
+
+def _pool_tokens(group: Tensor) -> int:
+    return group.shape[0] * group.shape[4]

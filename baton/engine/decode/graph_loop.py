@@ -1,0 +1,195 @@
+"""The decode loop of a GPU: it enqueues replays of the step's CUDA graph ahead; tokens go from the GPU to the
+output ring without passing the host.
+
+After each step the GPU writes a status word to the ring's counters. From that and from the entries posted
+since, the host picks a bucket that surely has room (slots only end by themselves), and the graph whose
+sampler has the features that the requests use. While every active slot is held nothing is replayed, until an
+entry is posted or a mask has been written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.device.graphs import GraphStream
+from baton.device.host_memory import HostMemory
+from baton.engine.decode.gpu_pass import PassOptions
+from baton.engine.decode.graph_step import PICKED, GraphStep
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Model
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.mailbox import Entry, EntryKind
+
+# Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
+# steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
+QUEUED, QUEUED_SHORT = 2, 3
+_SHORT_S = 0.002
+_COUNT_MASK = kernels.STATUS_COUNT_MASK.value
+_ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
+_FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the last step wrote at its end: slots active and their features, entries applied, replays ended.
+
+    `rows`: rows that it advanced, negative where the ring had no room. It is written before the rest, so it
+    may be that of a later step.
+    """
+
+    active: int
+    features: int
+    applied: int
+    replays: int
+    rows: int
+
+
+class GraphDecodeLoop(DecodeLoop):
+    """`step` enqueues a replay; its tokens appear in the ring when it has run."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        state: SlotState,
+        rings: SharedRings,
+        memory: HostMemory,
+        options: PassOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(state, rings.mailbox(memory.memory), rings.writer(memory.memory))
+        self._clock = clock
+        self._memory = memory  # registered while the graphs live
+        self._queue = GraphStream(model.device)
+        self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
+        self._graphs = self.step_state.capture()
+        self._queue.drain()
+        self._times = StepTimes()
+        if self._queue.on_chip:
+            self._time_largest()
+        self._enqueued = self._status(0, 0).replays
+        self._status_seen = self._status(0, self._enqueued)
+        # (number of the entry, features) of admissions that no step is known to have applied.
+        self._posted: deque[tuple[int, int]] = deque()
+        self._tail_when_full = -1
+        # Whether a mask was written that no replay enqueued since is sure to see.
+        self._mask_written = False
+        self._watchdog = DeviceWatchdog(clock)
+        self._began_at = clock()  # when the replay that runs could begin, at the earliest
+
+    def _time_largest(self) -> None:
+        """Runs a step of the largest bucket with no slot active, so that an expected duration is known
+        from the start."""
+        began = self._clock()
+        self._graphs[self.shape.rows].samples()
+        self._queue.drain()
+        self._times.add(self._clock() - began)
+
+    def _post(self, entry: Entry) -> None:
+        self._mailbox.post(entry)
+        if int(entry["kind"][0]) == EntryKind.ADMIT:
+            self._posted.append((self._mailbox.posted, int(entry["features"][0])))
+
+    def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
+        super().write_mask(slot, generation, position, bits)
+        self._mask_written = True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._mailbox.pending) or self._look().active > 0
+
+    @property
+    def tokens_decoded(self) -> int:
+        return int(self.ring.device_counters[1])
+
+    @property
+    def expected_step_s(self) -> float:
+        return self._times.expected_s
+
+    @property
+    def nap_s(self) -> float:
+        # A quarter of a step, so that short steps do not leave the device idle until the host polls.
+        longest = super().nap_s
+        return min(longest, self._times.typical_s / 4 or longest)
+
+    def device_hung(self) -> bool:
+        seen = self._look()
+        pending = self._enqueued > seen.replays
+        return self._watchdog.look(
+            pending=pending, progress=seen.replays, expected_step_s=self._times.expected_s
+        )
+
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
+        seen = self._look()
+        queued = self._enqueued - seen.replays
+        most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
+        if queued >= most or not self._would_advance(seen):
+            return False
+        if queued == 0:
+            if not self._ring_has_room():
+                return False
+            self._began_at = self._clock()
+        self._mask_written &= not self._state.sampler.masks.arrived
+        features = seen.features
+        for _, more in self._posted:
+            features |= more
+        bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
+        bucket = min(bucket for bucket in self._graphs if bucket >= bound)
+        graphs = self._graphs[bucket]
+        (graphs.samples if features & ~int(PICKED) else graphs.picks)()
+        self._enqueued += 1
+        return True
+
+    def _would_advance(self, seen: Status) -> bool:
+        """Whether another replay would have an effect. After a step that advanced no row none does,
+        until an entry is posted (an admission, more blocks, an end) or a mask has reached the device."""
+        if self._mailbox.posted > seen.applied:
+            return True
+        if not seen.active:
+            return False
+        return seen.rows != 0 or (self._mask_written and self._state.sampler.masks.arrived)
+
+    def _ring_has_room(self) -> bool:
+        """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""
+        tail = self.ring.tail
+        room = self.ring.capacity - (int(self.ring.device_counters[2]) - tail)
+        if room >= self.shape.words:
+            return True
+        first = tail != self._tail_when_full
+        self._tail_when_full = tail
+        return first
+
+    def _look(self) -> Status:
+        before = self._status_seen
+        self._status_seen = self._status(before.applied, before.replays)
+        if ended := self._status_seen.replays - before.replays:
+            now = self._clock()
+            self._times.add((now - self._began_at) / ended)
+            self._began_at = now
+        while self._posted and self._posted[0][0] <= self._status_seen.applied:
+            self._posted.popleft()
+        return self._status_seen
+
+    def _status(self, applied: int, replays: int) -> Status:
+        """Decodes the status word; its two counts are truncated, and continued from those seen before."""
+        word = int(self.ring.device_counters[0])
+        rows = int(self.ring.device_counters[3].astype(np.int64))
+        now_applied = word >> kernels.STATUS_APPLIED.value & _COUNT_MASK
+        now_replays = word >> kernels.STATUS_REPLAYS.value & _COUNT_MASK
+        return Status(
+            active=word & _ACTIVE_MASK,
+            features=word >> kernels.STATUS_FEATURES.value & _FEATURES_MASK,
+            applied=applied + (now_applied - applied & _COUNT_MASK),
+            replays=replays + (now_replays - replays & _COUNT_MASK),
+            rows=rows,
+        )

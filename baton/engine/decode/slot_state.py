@@ -1,0 +1,104 @@
+"""All that a decode step knows of its slots, as arrays on the device: one row a slot.
+
+A slot's row of `records` is its admission's mailbox entry, copied whole; the steps advance `last_token` and
+`position` in it. So a kernel admits by copying 128 bytes, and every array below is a column of `records`.
+
+The steps write these arrays. The host writes (`SlotWrite`) only for a slot that is not active, before its
+admission is posted, or block table entries of an active one that no step reads before it has applied the
+mailbox entry with the slot's new capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
+from baton.engine.sampling.slot_sampler import SlotSampler
+from baton.engine.step_shape import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWrite:
+    """What the host gives one slot beside its mailbox entry, as plain data: what does not fit into an entry.
+
+    `blocks`: its block table, by cache group; with `first_blocks` only the entries from those places on,
+    else all of the row, whose rest then points at the scratch block. `logit_bias`: (token, bias). `counted`:
+    the tokens of its prompt and of its output, for penalties. `last_logprobs`: of the token that it is
+    admitted with.
+    """
+
+    slot: int
+    blocks: BlockTables | None = None
+    first_blocks: tuple[int, ...] | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    counted: tuple[Sequence[int], Sequence[int]] | None = None
+    last_logprobs: Logprobs | None = None
+
+
+class SlotState:
+    """Arrays of `slots` rows; `max_blocks` is the widest block table, by cache group.
+
+    `records` [slots, 128] uint8; its columns are int32: `generation`, `last_token`, `position` (of
+    last_token, whose KV is not computed yet), `end` (length of the sequence at which it ends), `capacity`
+    (tokens its granted blocks hold), `stop_ids` (unused places negative). `block_tables`: [slots, width]
+    int32 a cache group.
+    """
+
+    def __init__(
+        self, slots: int, max_blocks: tuple[int, ...], vocab_size: int, device: torch.device
+    ) -> None:
+        self.shape = StepShape(slots)
+        self.records = torch.zeros(slots, ENTRY.itemsize, dtype=torch.uint8, device=device)
+        self.active = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.generation = self._column("generation")
+        self.last_token = self._column("last_token")
+        self.position = self._column("position")
+        self.end = self._column("end")
+        self.capacity = self._column("capacity")
+        first_stop = field_offset("stop_ids") // 4
+        self.stop_ids = self.records.view(torch.int32)[:, first_stop : first_stop + MAX_STOP_IDS]
+        self.sampler = SlotSampler(self.records, vocab_size)
+        self.block_tables = tuple(
+            torch.zeros(slots, width, dtype=torch.int32, device=device) for width in max_blocks
+        )
+
+    def _column(self, field: str) -> Tensor:
+        return self.records.view(torch.int32)[:, field_offset(field) // 4]
+
+    def apply(self, write: SlotWrite) -> None:
+        """Copies what the host gives a slot into its arrays."""
+        slot = write.slot
+        if write.blocks is not None:
+            self._write_blocks(slot, write.blocks, write.first_blocks)
+        if write.logit_bias:
+            self.sampler.set_bias(slot, write.logit_bias)
+        if write.counted is not None:
+            self.sampler.counts.set(slot, *write.counted)
+        if write.last_logprobs is not None:
+            self.sampler.set_last_logprobs(slot, write.last_logprobs)
+
+    def _write_blocks(self, slot: int, tables: BlockTables, first: tuple[int, ...] | None) -> None:
+        for group, (mine, blocks) in enumerate(zip(self.block_tables, tables, strict=True)):
+            written = torch.tensor(blocks, dtype=torch.int32)
+            if first is None:
+                row = torch.zeros(mine.shape[1], dtype=torch.int32)
+                row[: len(blocks)] = written
+                mine[slot].copy_(row)
+            else:
+                mine[slot, first[group] : first[group] + len(blocks)].copy_(written)
+
+    def admit(self, entry: Entry) -> None:
+        slot = int(entry["slot"])
+        self.records[slot].copy_(torch.from_numpy(entry.reshape(1).view("u1").copy()))
+        self.active[slot] = True
+
+    def is_current(self, entry: Entry) -> bool:
+        """Whether the entry is for the sequence that its slot has now."""
+        slot = int(entry["slot"])
+        return bool(self.active[slot]) and int(self.generation[slot]) == int(entry["generation"])

@@ -1,0 +1,158 @@
+"""Matrix products: which of four kinds of kernel computes each, and the scratch memory that they share.
+
+A choice is data (`gemm_table`): by GPU, shape and rows. Mode `exact` takes one choice whatever the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
+from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
+from baton.engine.model.modules import Model, Product
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The vendor's library, with norm and SwiGLU as kernels of their own."""
+
+
+Choice = GemvTuning | SkinnyTuning | WideTuning | Library
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKey:
+    """What a choice depends on: the product's name, the rows of x, W's shape [n, k], and the dtypes of W and
+    x as torch spells them."""
+
+    product: str
+    rows: int
+    n: int
+    k: int
+    weight_dtype: str
+    act_dtype: str
+
+    @classmethod
+    def of(cls, product: Product, rows: int, activations: torch.dtype) -> ProductKey:
+        weight = product.linear.weight
+        n, k = weight.shape
+        return cls(product.name, rows, n, k, dtype_name(weight.dtype), dtype_name(activations))
+
+
+class Scratch:
+    """Memory that products of up to R rows need beside their operands, shared by all of a stream.
+
+    `normed` [R, widest normed input], `gate_up` [R, widest gate and up] and `branch` [R, widest output that
+    is normed], all flat; `space` for split products.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        normed: int,
+        gate_up: int,
+        space: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        branch: int = 0,
+    ) -> None:
+        """`normed`, `gate_up`, `branch`: widths; `space`: elements and tiles for split products."""
+        self.normed = torch.empty(rows * normed, device=device, dtype=dtype)
+        self.gate_up = torch.empty(rows * gate_up, device=device, dtype=dtype)
+        self.branch = torch.empty(rows * branch, device=device, dtype=dtype)
+        self.space = SplitSpace(max(1, space[0]), max(1, space[1]), device)
+
+
+class Gemm:
+    """Computes a model's products, each by the kernel that `choose` gives for it and its rows."""
+
+    def __init__(
+        self, model: Model, batches: Iterable[int], choose: Callable[[Product, int], Choice]
+    ) -> None:
+        """`batches`: every number of rows that split products may have; scratch is sized for all of them."""
+        self._choose = choose
+        batches, kinds = list(batches), model.product_kinds()
+        needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
+        self.scratch = Scratch(
+            max(batches),
+            max(kind.inputs for kind in kinds if kind.norm is not None),
+            max(2 * kind.outputs for kind in kinds if kind.epilogue.gated),
+            (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
+            model.device,
+            model.precision.activations,
+            max((kind.outputs for kind in kinds if kind.post_norm is not None), default=0),
+        )
+
+    def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
+        """x [M, K] → out [M, N]."""
+        run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
+
+
+def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]:
+    """Elements and tiles of `Scratch.space` that a product takes."""
+    if isinstance(choice, SkinnyTuning):
+        return split_space_needed(rows, product.outputs, choice, product.epilogue)
+    if isinstance(choice, WideTuning):
+        return wide_space_needed(rows, product.outputs, choice)
+    return 0, 0
+
+
+def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product cannot do goes to the library."""
+    if product.post_norm is None:
+        _run(out, x, product, choice, scratch)
+    else:
+        branch = scratch.branch[: out.numel()].view(out.shape)
+        _run(branch, x, product, choice, scratch)
+        norm_rows(out, branch, product.post_norm, adds=True)
+
+
+def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
+    """`run_product` but for the norm of the result."""
+    linear, epilogue, norm = product.linear, product.epilogue, product.norm
+    if isinstance(choice, GemvTuning):
+        gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)
+        return
+    if norm is not None:
+        normed = scratch.normed[: x.numel()].view(x.shape)
+        norm_rows(normed, x, norm)
+        x = normed
+    if isinstance(choice, SkinnyTuning):
+        skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
+        return
+    if isinstance(choice, WideTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
+        wide_product(out, x, linear.weight, epilogue, choice, scratch.space)
+        return
+    _by_library(out, x, product, scratch)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 → "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _by_library(out: Tensor, x: Tensor, product: Product, scratch: Scratch) -> None:
+    weight, bias, epilogue = product.linear.weight.t(), product.linear.bias, product.epilogue
+    if epilogue is Epilogue.RESIDUAL:
+        out.addmm_(x, weight)
+        if bias is not None:
+            out.add_(bias)
+        return
+    target = out
+    if epilogue.gated:
+        target = scratch.gate_up[: 2 * out.numel()].view(out.shape[0], -1)
+    if bias is None:
+        torch.mm(x, weight, out=target)
+    else:
+        torch.addmm(bias, x, weight, out=target)
+    if epilogue.gated:
+        gated_rows(out, target, epilogue)

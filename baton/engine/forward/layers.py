@@ -1,0 +1,63 @@
+"""The layer program: the launches of a forward pass, for prefill and decode alike.
+
+    embed ─▶ ( norm ─ qkv ─ attend ─ output + residual
+               norm ─ gate, up ─ activation ─ down + residual ) a layer
+
+What differs between prefill and decode is passed in: how attention is computed, and by which kernels
+products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from baton.engine.forward.gemm import Gemm
+from baton.engine.forward.workspace import Workspace
+from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.gpu.step.row_ops import embed, rotary_rows
+from baton.engine.model.modules import Attention, Model
+
+Attend = Callable[[Attention], Tensor]
+"""Computes a layer's attention from the workspace's `qkv`, writing keys and values to the cache → [rows,
+heads · dim]."""
+
+
+def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:
+    """token, position [rows] int32 → the workspace's `hidden` and rotary tables; a token of -1 is a row
+    of zeros."""
+    first, *others = model.ropes
+    embed(
+        workspace.hidden[:rows], workspace.rotary(rows, 0), token, position,
+        model.embedding, first.frequencies, first.scale, model.embedding_scale,
+    )  # fmt: skip
+    for number, rope in enumerate(others, 1):
+        rotary_rows(workspace.rotary(rows, number), position, rope.frequencies, rope.scale)
+
+
+def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, gemm: Gemm) -> None:
+    """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place."""
+    hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.mlp
+        gemm(attention.qkv, qkv, hidden)
+        gemm(attention.output, hidden, attend(attention))
+        gemm(mlp.gate_up, inner, hidden)
+        gemm(mlp.down, hidden, inner)
+
+
+def attention_heads(model: Model) -> list[Heads]:
+    """The shape of attention for each cache group."""
+    config = model.config
+    return [
+        Heads(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.attention_scale,
+            config.rms_norm_eps,
+            group.window,
+        )
+        for group in model.layout.groups
+    ]

@@ -1,0 +1,48 @@
+"""The buffers that a forward pass keeps its activations in; made once, so that launches can be captured."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.model.modules import Model
+
+
+class Workspace:
+    """Activations of up to R rows.
+
+    `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
+    · dim] may have further rows behind them. `inner` [R, intermediate].
+    """
+
+    def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> None:
+        """All zeros. `more_qkv`, `more_attended`: rows of these buffers beyond `rows`."""
+        config = model.config
+
+        def buffer(width: int, rows: int = rows, dtype: torch.dtype = model.precision.activations) -> Tensor:
+            return torch.zeros(rows, width, dtype=dtype, device=model.device)
+
+        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        half = config.head_dim // 2
+        self.hidden = buffer(config.hidden_size)
+        self.qkv = buffer(query_width + 2 * key_width, rows + more_qkv)
+        self.attended = buffer(query_width, rows + more_attended)
+        self.inner = buffer(config.intermediate_size)
+        self._rotary = [
+            (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
+        ]
+
+    def rotary(self, rows: int, rope: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [rows, dim / 2] float32 by the model's rotary embedding of that number."""
+        cos, sin = self._rotary[rope]
+        return cos[:rows], sin[:rows]
+
+    def operands(self, product: str, rows: int) -> tuple[Tensor, Tensor]:
+        """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""
+        output, x = {
+            "qkv": (self.qkv, self.hidden),
+            "output": (self.hidden, self.attended),
+            "gate_up": (self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }[product]
+        return output[:rows], x[:rows]

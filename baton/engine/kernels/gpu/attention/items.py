@@ -1,0 +1,122 @@
+"""What split attention works on: the list of items, the shape of the heads, and how a GPU cuts both; and the
+checks that launchers of attention share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Tokens that a program takes at once: an item is whole tiles.
+TILE = 64
+# Fields of an item, int32 each: one load's width.
+ITEM_ROW = tl.constexpr(0)
+ITEM_SLOT = tl.constexpr(1)
+ITEM_POSITION = tl.constexpr(2)
+ITEM_BEGIN = tl.constexpr(3)
+ITEM_END = tl.constexpr(4)
+ITEM_FIRST = tl.constexpr(5)
+ITEM_PARTS = tl.constexpr(6)
+ITEM_WIDTH = tl.constexpr(8)
+
+
+class Items:
+    """The list of one cache group, and the place where its rows' partial results meet.
+
+    `count` [1]: items that there are. `items` [I, ITEM_WIDTH]: item i is tokens begin:end of a row, begin a
+    multiple of TILE; the row's slot and position; its items are first : first + parts. All int32.
+    `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of zeros, which
+    every layer leaves as zeros.
+    """
+
+    def __init__(
+        self, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device
+    ) -> None:
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        self.count = ints(1)
+        self.items = ints(most, ITEM_WIDTH.value)
+        self.sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
+        self.scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
+        self.arrived = ints(rows, kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the kernel must know of a model's attention. `window`: tokens a row sees, or None."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    norm_eps: float
+    window: int | None = None
+
+    @property
+    def log2_scale(self) -> float:
+        """What scores are multiplied by to be exponents of 2."""
+        return self.scale * 1.4426950408889634
+
+    @property
+    def seen(self) -> int:
+        """Tokens that a row sees: its window, or more than there can be."""
+        return self.window or 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """How the kernel is cut for a GPU."""
+
+    warps: int = 4
+    stages: int = 3
+
+    @classmethod
+    def for_rows(cls, rows: int) -> AttentionTuning:
+        """Measured on an H100: few rows want deep programs, many rows many shallow ones."""
+        return cls(stages=3 if rows <= 16 else 2 if rows < 128 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPolicy:
+    """How a step's attention is cut into items.
+
+    A row's context, from its window's first tile to its own token, is cut into equal parts of whole tiles.
+    Mode `fast` chooses the parts' length so that all rows together make about `wanted` items a KV head, and
+    no part is shorter than `shortest`: a chip is filled by one long row as by many short ones. Mode `exact`
+    uses parts of `fixed` tokens, so that a row's cuts depend on its own length alone. All but `wanted` are
+    multiples of TILE.
+    """
+
+    wanted: int = 12
+    shortest: int = 128
+    fixed: int | None = None
+
+    def most_items(self, rows: int, pool_tokens: int) -> int:
+        """A bound of the items of `rows` rows whose blocks hold `pool_tokens` tokens in all."""
+        return rows + (self.wanted if self.fixed is None else pool_tokens // self.fixed + 1)
+
+
+def check_cache(cache: Tensor, qkv: Tensor, heads: Heads) -> None:
+    """Raises ValueError unless `cache` is a cache group's tensor for these heads, of qkv's dtype."""
+    got = tuple(cache.shape[2:4]) + tuple(cache.shape[5:])
+    if got != (2, heads.kv_heads, heads.dim) or not cache.is_contiguous():
+        raise ValueError(f"the cache is {tuple(cache.shape)}, or not contiguous")
+    if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
+
+
+def check_table(tables: Tensor) -> None:
+    """Raises ValueError unless these are block tables as kernels read them."""
+    if tables.dtype != torch.int32 or tables.stride(1) != 1:
+        raise ValueError("block tables are int32 with contiguous rows")
+
+
+@triton.jit
+def item_span(position, window, TILE: tl.constexpr):
+    """Where a row's items begin, and how many tokens they have (`SplitPolicy`)."""
+    start = tl.maximum(position - window + 1, 0) // TILE * TILE
+    return start, position + 1 - start

@@ -1,0 +1,189 @@
+"""A few rows times a weight matrix on the matrix units: W streams once, and everything else stays near.
+
+    out = x · Wᵀ + bias                         PLAIN
+    out = out + x · Wᵀ + bias                   RESIDUAL
+    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]; GEGLU with gelu
+
+W's rows take the side of the product that the units want long, so 16 rows of x cost no padding. K may be
+split among programs; the last to arrive adds the parts up in their order, so a result does not
+depend on who was fast. A row's result depends on the tiles (`SkinnyTuning`) and on nothing else: not on
+how many rows there are, nor on its place among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.device.ptx import ON_CHIP
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.gemv import gated
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+
+
+@triton.jit(do_not_specialize=["M"])
+def _skinny(
+    x,
+    weight,
+    bias,
+    out,
+    partial,
+    arrived,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    rows_tile = tl.program_id(2)
+    n = tile * BN + tl.arange(0, BN)
+    m = rows_tile * BM + tl.arange(0, BM)
+    # Rows past the end are read from the last, and never stored: no mask on the way.
+    n_safe = tl.minimum(n, N - 1).to(tl.int64)
+    w_rows = weight + n_safe[:, None] * K
+    x_rows = x + tl.minimum(m, M - 1)[None, :] * K
+    per_split = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
+    begin = split * per_split
+    sums = tl.zeros((BN, BM), tl.float32)
+    ups = tl.zeros((BN, BM), tl.float32)
+    for start in tl.range(begin, tl.minimum(begin + per_split, K), BK, num_stages=STAGES):
+        k = start + tl.arange(0, BK)
+        if EVEN:
+            w = tl.load(w_rows + k[None, :])
+            xs = tl.load(x_rows + k[:, None])
+        else:
+            w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
+            xs = tl.load(x_rows + k[:, None], mask=(k < K)[:, None], other=0.0)
+        if UPCAST:
+            w = w.to(tl.float32)
+            xs = xs.to(tl.float32)
+        sums = tl.dot(w, xs, sums, input_precision="ieee")
+        if EPILOGUE >= 2:
+            up_rows = w_rows + N.to(tl.int64) * K
+            if EVEN:
+                u = tl.load(up_rows + k[None, :])
+            else:
+                u = tl.load(up_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
+            if UPCAST:
+                u = u.to(tl.float32)
+            ups = tl.dot(u, xs, ups, input_precision="ieee")
+
+    if SPLITS == 1:
+        _store(sums, ups, bias, out, n, m, M, N, EPILOGUE, HAS_BIAS)
+    else:
+        tiles = tl.num_programs(0) * tl.num_programs(2)
+        which = rows_tile * tl.num_programs(0) + tile
+        halves: tl.constexpr = 2 if EPILOGUE >= 2 else 1
+        inside = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
+        mine = partial + (split * tiles + which).to(tl.int64) * (halves * BN * BM) + inside
+        tl.store(mine, sums)
+        if EPILOGUE >= 2:
+            tl.store(mine + BN * BM, ups)
+        if ON_CHIP:
+            tl.debug_barrier()
+        if tl.atomic_add(arrived + which, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrived + which, 0)
+            sums = tl.zeros((BN, BM), tl.float32)
+            ups = tl.zeros((BN, BM), tl.float32)
+            for part in tl.static_range(SPLITS):
+                theirs = partial + (part * tiles + which).to(tl.int64) * (halves * BN * BM) + inside
+                # Past the first-level cache: another multiprocessor has written them.
+                sums += tl.load(theirs, cache_modifier=".cg")
+                if EPILOGUE >= 2:
+                    ups += tl.load(theirs + BN * BM, cache_modifier=".cg")
+            _store(sums, ups, bias, out, n, m, M, N, EPILOGUE, HAS_BIAS)
+
+
+@triton.jit
+def _store(sums, ups, bias, out, n, m, M, N, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    dtype: tl.constexpr = out.dtype.element_ty
+    mask = (n < N)[:, None] & (m < M)[None, :]
+    place = out + m[None, :].to(tl.int64) * N + n[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if EPILOGUE == 1:
+        sums += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    if EPILOGUE >= 2:
+        if HAS_BIAS:
+            ups += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        sums = gated(sums, ups, dtype, EPILOGUE)
+    tl.store(place, sums.to(dtype), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTuning:
+    """Tiles: `rows` of x, `columns` of W's rows, `width` along K; `splits` of K."""
+
+    rows: int = 16
+    columns: int = 64
+    width: int = 128
+    splits: int = 1
+    stages: int = 4
+    warps: int = 4
+
+
+def split_space_needed(m: int, n: int, tuning: SkinnyTuning, epilogue: Epilogue) -> tuple[int, int]:
+    """Elements and tiles that `skinny_linear` takes of a SplitSpace for out [m, n]; (0, 0) without splits."""
+    if tuning.splits == 1:
+        return 0, 0
+    tiles = triton.cdiv(n, tuning.columns) * triton.cdiv(m, tuning.rows)
+    halves = 2 if epilogue.gated else 1
+    return tiles * tuning.splits * tuning.columns * tuning.rows * halves, tiles
+
+
+def skinny_linear(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    tuning: SkinnyTuning = SkinnyTuning(),
+    space: SplitSpace | None = None,
+) -> None:
+    """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], of one dtype, contiguous.
+
+    With splits, `space` holds at least `split_space_needed`. Raises ValueError for what does not fit.
+    """
+    n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
+    m, k = x.shape
+    if weight.shape[1] != k or tuple(out.shape) != (m, n):
+        raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")
+    if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
+        raise ValueError("x, weight and out must be contiguous")
+    elements, tiles = split_space_needed(m, n, tuning, epilogue)
+    if tiles and (space is None or not space.holds(elements, tiles)):
+        raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
+    _skinny[(triton.cdiv(n, tuning.columns), tuning.splits, triton.cdiv(m, tuning.rows))](
+        x,
+        weight,
+        x if bias is None else bias,
+        out,
+        x if space is None else space.partial,
+        x if space is None else space.arrived,
+        m,
+        n,
+        k,
+        BM=tuning.rows,
+        BN=tuning.columns,
+        BK=tuning.width,
+        SPLITS=tuning.splits,
+        STAGES=tuning.stages,
+        EPILOGUE=int(epilogue),
+        HAS_BIAS=bias is not None,
+        EVEN=k % tuning.width == 0,
+        UPCAST=x.dtype == torch.float32 or not ON_CHIP.value,
+        num_warps=tuning.warps,
+    )

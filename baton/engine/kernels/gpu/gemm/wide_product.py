@@ -1,0 +1,186 @@
+"""A product for some hundreds of rows, on Hopper: CUDA C++, where Triton has no words.
+
+    out = x · Wᵀ                                PLAIN
+    out = out + x · Wᵀ                          RESIDUAL
+    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]
+
+From about 160 rows on the units have as much to do as memory, and what a tile of one multiprocessor reads of
+the cache in between is more than that gives. `wide_product.cu` has two multiprocessors share every tile of W
+(clusters and multicast), which Triton cannot express. 112 columns a tile of gate_up make of 8B's 14,336 a
+number that fills 132 multiprocessors twice.
+
+Where columns are few, K is split among clusters. Each writes its part of a tile's sums, and the one that
+arrives last adds them up, in the order of the splits whichever it is. No cluster waits for another, so a
+product ends however many multiprocessors other kernels hold. Down of 8B (256 rows, N 4,096, K 14,336) reads
+117 MB of memory, 40 µs, and keeps the units busy for 36 to 43. Between cache and chip, which gives 5.5 to
+6.4 MB a µs, W passes once, x once a tile of columns, and parts are written by all S splits and read of S - 1:
+4.2 MB · (2 S - 1). Estimated:
+
+    columns, splits     clusters of 66      W and x     parts
+    128, 2              64                  352 MB      13 MB
+    192, 3              66                  279         21
+    256, 4              64                  235         29
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.device.cuda_source import CudaFunction, can_compile, compile_source, tensor_map
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+
+_SOURCE = Path(__file__).with_suffix(".cu")
+_KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_ROWS, _DEPTH, _THREADS = 128, 64, 384
+_MOST_W_ROWS = 256
+_GROUPS = 4  # of a tile's 256 rows, each of which adds up its own
+_SHARED_BYTES = 227 * 1024
+# Barriers, and what is left before the first tile's place.
+_OTHER_BYTES = 1024 + 512
+
+
+EPILOGUES = (Epilogue.PLAIN, Epilogue.RESIDUAL, Epilogue.SWIGLU)
+
+
+@dataclass(frozen=True, slots=True)
+class WideTuning:
+    """Tiles: `columns` of results; tiles of x and of W on their way; `splits` of K.
+
+    A tile's rows of W are as many as its columns, twice as many of SwiGLU (Gate, Up): a multiple of 16, at
+    most 256.
+    """
+
+    columns: int = 112
+    x_stages: int = 3
+    w_stages: int = 6
+    splits: int = 1
+
+    def w_rows(self, epilogue: Epilogue) -> int:
+        """Rows of W that a tile takes."""
+        return self.columns * (2 if epilogue is Epilogue.SWIGLU else 1)
+
+    def tile_bytes(self, epilogue: Epilogue) -> int:
+        """Bytes of shared memory that a tile takes."""
+        return 2 * _DEPTH * (self.x_stages * _ROWS + self.w_stages * self.w_rows(epilogue))
+
+
+def runs_here() -> bool:
+    """Whether the current device is one that it is for, and can be compiled for."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and can_compile()
+
+
+def wide_space_needed(m: int, n: int, tuning: WideTuning) -> tuple[int, int]:
+    """Elements and tiles that `wide_product` takes of a SplitSpace for out [m, n]; (0, 0) without splits."""
+    if tuning.splits == 1:
+        return 0, 0
+    units = _units(m, n, tuning)
+    return units * tuning.splits * 2 * _ROWS * tuning.columns, units * _GROUPS
+
+
+def wide_product(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    epilogue: Epilogue = Epilogue.PLAIN,
+    tuning: WideTuning = WideTuning(),
+    space: SplitSpace | None = None,
+) -> None:
+    """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], all bfloat16 or all float16, contiguous.
+
+    K is a multiple of 8, N is even. With splits, `space` holds at least `wide_space_needed`; products that
+    share a space follow one another on one stream. The kernel may begin before the one in front of it has
+    ended, and waits for x; so `out` may be what that one reads or writes, not so the weights. Raises
+    ValueError for what does not fit.
+    """
+    (m, k), n = x.shape, weight.shape[0]
+    if epilogue is Epilogue.SWIGLU:
+        n //= 2
+    _refuse_tensors(out, x, weight, (m, n, k), epilogue)
+    _refuse_tuning(tuning, epilogue, k)
+    elements, tiles = wide_space_needed(m, n, tuning)
+    if tiles and (space is None or not space.holds(elements, tiles)):
+        raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
+    clusters = torch.cuda.get_device_properties(x.device).multi_processor_count // 2
+    items = _units(m, n, tuning) * tuning.splits
+    # Rows of the buffer behind x are read as they are, since zeroing them takes longer.
+    behind = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
+    x_map = tensor_map(x, min(behind, -(-m // _ROWS) * _ROWS), (_ROWS, _DEPTH))
+    w_map = tensor_map(weight, weight.shape[0], (tuning.w_rows(epilogue) // 2, _DEPTH))
+    partial, arrived = (out, out) if space is None else (space.partial, space.arrived)
+    function = _function(tuning, epilogue, x.dtype, x.device.index)
+    arguments = (x_map, w_map, out, partial, arrived, m, n, k)
+    function.launch(2 * min(items, clusters), _THREADS, arguments)
+
+
+def _units(m: int, n: int, tuning: WideTuning) -> int:
+    """Tiles of 256 rows."""
+    return -(-n // tuning.columns) * -(-m // (2 * _ROWS))
+
+
+def _refuse_tensors(
+    out: Tensor, x: Tensor, weight: Tensor, shape: tuple[int, int, int], epilogue: Epilogue
+) -> None:
+    m, n, k = shape
+    rows = 2 * n if epilogue is Epilogue.SWIGLU else n
+    if tuple(weight.shape) != (rows, k) or tuple(out.shape) != (m, n) or k % 8 or n % 2:
+        raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")
+    kinds = {t.dtype for t in (x, weight, out)}
+    if x.dtype not in _KINDS or len(kinds) > 1:
+        raise ValueError(f"dtypes {kinds}, not bfloat16 or float16 alone")
+    if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
+        raise ValueError("x, weight and out must be contiguous")
+
+
+def _refuse_tuning(tuning: WideTuning, epilogue: Epilogue, k: int) -> None:
+    if epilogue not in EPILOGUES:
+        raise ValueError(f"there is no code for the epilogue {epilogue.name}")
+    w_rows = tuning.w_rows(epilogue)
+    if w_rows % 16 or tuning.columns % 8 or not 16 <= w_rows <= _MOST_W_ROWS:
+        raise ValueError(f"tiles of {tuning.columns} columns")
+    if not 1 <= tuning.splits <= -(-k // _DEPTH) or (tuning.splits > 1 and epilogue is Epilogue.SWIGLU):
+        raise ValueError(f"{tuning.splits} splits of {k}, {epilogue.name}")
+    if tuning.tile_bytes(epilogue) + _OTHER_BYTES > _SHARED_BYTES:
+        raise ValueError(f"{tuning} takes {tuning.tile_bytes(epilogue)} bytes of shared memory")
+
+
+@cache
+def _function(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype, device: int) -> CudaFunction:
+    code = compile_source(_source(tuning, epilogue, dtype), "sm_90a")
+    with torch.cuda.device(device):
+        return CudaFunction(code, "wide_product", tuning.tile_bytes(epilogue) + 1024)
+
+
+def _source(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype) -> str:
+    defines = {
+        "COLUMNS": tuning.columns,
+        "EPILOGUE": int(epilogue),
+        "SPLITS": tuning.splits,
+        "X_STAGES": tuning.x_stages,
+        "W_STAGES": tuning.w_stages,
+        "KIND": f'"{_KINDS[dtype]}"',
+    }
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return head + _SOURCE.read_text().replace("// MULTIPLY", _multiply(tuning.w_rows(epilogue)))
+
+
+def _multiply(w_rows: int) -> str:
+    """The matrix units' instruction names each register of its sums: 64 rows by `w_rows` are half as many a
+    thread."""
+    count = w_rows // 2
+    names = ", ".join(f"%{i}" for i in range(count))
+    sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""
+__device__ __forceinline__ void multiply(float (&d)[{count}], u64 a, u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{w_rows}k16.f32." KIND "." KIND
+      " {{{names}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}"
+      : {sums} : "l"(a), "l"(b), "r"(add));
+}}
+"""

@@ -1,0 +1,110 @@
+"""Cached blocks: full, computed blocks by the hash of their contents, here called name. Torch-free.
+
+    in use ──add──▶ in use, cached ──last reference released──▶ idle ──evicted──▶ free
+                        ▲──────────────── acquire ───────────────┘
+
+An entry is one block of every cache group: a prefix is only of use where all layers have it. It is evicted
+only while none of its blocks has a reference; the one that was used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from baton.engine.memory.blocks import BlockPool
+
+Entry = tuple[bytes, tuple[int, ...]]
+"""A hash and its blocks, one a cache group."""
+
+
+class CachedBlocks:
+    """The cached blocks of a worker's pools. Not thread-safe: all calls come from the engine's loop."""
+
+    def __init__(self, pools: Sequence[BlockPool]) -> None:
+        self._pools = pools
+        self._entries: dict[bytes, tuple[int, ...]] = {}
+        self._names: tuple[dict[int, bytes], ...] = tuple({} for _ in pools)
+        # Least recently used first.
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        # Called with the evicted entries, before their blocks are free.
+        self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
+        self.evicted = 0
+        for group, pool in enumerate(pools):
+            pool.on_idle = partial(self._became_idle, group)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def idle(self) -> int:
+        """Entries that could be evicted now; each gives every pool a block."""
+        return len(self._idle)
+
+    def hashes(self) -> set[bytes]:
+        """The hashes of all entries."""
+        return set(self._entries)
+
+    def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
+        """Caches blocks in use whose contents are final; False where the name or one of the blocks is cached
+        already."""
+        if name in self._entries or any(
+            block in names for block, names in zip(blocks, self._names, strict=True)
+        ):
+            return False
+        self._entries[name] = blocks
+        for pool, names, block in zip(self._pools, self._names, blocks, strict=True):
+            pool.keep(block)
+            names[block] = name
+        return True
+
+    def acquire(self, name: bytes) -> tuple[int, ...]:
+        """Takes one more reference of each block of an entry."""
+        blocks = self._entries[name]
+        for pool, block in zip(self._pools, blocks, strict=True):
+            pool.retain_kept(block)
+        self._idle.pop(name, None)
+        return blocks
+
+    def evict_for(self, counts: Sequence[int]) -> None:
+        """Evicts until every pool has so many free blocks; there must be enough idle ones."""
+        lacking = max(count - pool.free for count, pool in zip(counts, self._pools, strict=True))
+        if lacking <= 0:
+            return
+        victims = [self._forget(self._idle.popitem(last=False)[0]) for _ in range(lacking)]
+        self.evicted += lacking
+        self.on_evict(victims)
+        for _, blocks in victims:
+            for pool, block in zip(self._pools, blocks, strict=True):
+                pool.free_kept(block)
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where entries, names and idle ones contradict each other or the pools."""
+        for name, blocks in self._entries.items():
+            held = [pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)]
+            if (name in self._idle) != (not any(held)):
+                raise RuntimeError(f"cached blocks {blocks} with {held} references are wrongly idle or not")
+            if any(names.get(block) != name for names, block in zip(self._names, blocks, strict=True)):
+                raise RuntimeError(f"cached blocks {blocks} bear another name")
+        if any(len(names) != len(self._entries) for names in self._names) or len(self._idle) > len(self):
+            raise RuntimeError("a block bears the name of nothing that is cached")
+        if any(pool.kept != set(names) for pool, names in zip(self._pools, self._names, strict=True)):
+            raise RuntimeError("a pool keeps other blocks than those that are cached")
+
+    def _became_idle(self, group: int, block: int) -> None:
+        name = self._names[group][block]
+        blocks = self._entries[name]
+        if not any(pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)):
+            self._idle[name] = None
+
+    def _forget(self, name: bytes) -> Entry:
+        blocks = self._entries.pop(name)
+        for names, block in zip(self._names, blocks, strict=True):
+            del names[block]
+        return name, blocks

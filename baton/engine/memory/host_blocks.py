@@ -1,0 +1,87 @@
+"""KV blocks in host memory, those of swapped-out sequences and cached ones; pinned where there is a GPU, so
+that copies overlap with steps.
+
+The caller owns the blocks of the cache: it must keep them until a copy has ended, and no step may write them
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import numpy as np
+import torch
+
+from baton.device.cuda_stream import compute_stream
+from baton.device.stream import Event
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.memory.kv_cache import KVCache
+
+Saved = NewType("Saved", BlockTables)
+"""Indices in host memory of one sequence's blocks, in token order, by cache group."""
+
+
+class HostBlocks:
+    """Room for as many blocks of every cache group as fit into `budget` bytes; all calls from one thread."""
+
+    def __init__(self, cache: KVCache, budget: int) -> None:
+        device = cache.groups[0].device
+        count = budget // sum(group.block_bytes for group in cache.layout.groups)
+        on_gpu = device.type == "cuda"
+        self._cache = cache
+        self._stream = compute_stream(device)
+        self._room = [
+            torch.empty(count, group.block_bytes, dtype=torch.uint8, pin_memory=on_gpu and count > 0)
+            for group in cache.layout.groups
+        ]
+        self._free = [list(range(count)) for _ in self._room]
+
+    @property
+    def free(self) -> int:
+        """Free blocks of the cache group that has the fewest."""
+        return min(map(len, self._free))
+
+    def fits(self, tables: BlockTables) -> bool:
+        """Whether there is room for these blocks."""
+        return all(len(blocks) <= len(free) for blocks, free in zip(tables, self._free, strict=True))
+
+    def save(self, tables: BlockTables) -> tuple[Saved, Event]:
+        """Starts a copy of blocks of the cache to host memory, milliseconds at most; they must fit. The event
+        completes with the copy."""
+        places = tuple(
+            tuple(free.pop() for _ in blocks) for blocks, free in zip(tables, self._free, strict=True)
+        )
+        return Saved(places), self._copy(places, tables, inward=False)
+
+    def load(self, saved: Saved, tables: BlockTables) -> Event:
+        """Starts a copy of saved blocks into the first blocks of `tables`, which may be more."""
+        return self._copy(saved, tables, inward=True)
+
+    def bytes_of(self, saved: Saved) -> bytes:
+        """The bytes of saved blocks whose copy has ended: block by block, group by group."""
+        pairs = zip(saved, self._room, strict=True)
+        return b"".join(room[place].numpy().tobytes() for places, room in pairs for place in places)
+
+    def save_bytes(self, data: bytes) -> Saved:
+        """Stores the result of `bytes_of` for one block of every group; it must fit."""
+        places, start = [], 0
+        for free, room in zip(self._free, self._room, strict=True):
+            place, size = free.pop(), room.shape[1]
+            room[place].numpy()[:] = np.frombuffer(data, np.uint8, size, start)
+            places.append((place,))
+            start += size
+        return Saved(tuple(places))
+
+    def release(self, saved: Saved) -> None:
+        """Frees the host memory of saved blocks."""
+        for places, free in zip(saved, self._free, strict=True):
+            free.extend(places)
+
+    def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Event:
+        with self._stream.activate():  # the copy is ordered after writes that were enqueued before
+            for group, room in enumerate(self._room):
+                for place, block in zip(places[group], tables[group], strict=False):
+                    here, there = room[place], self._cache.block_bytes_view(group, block)
+                    target, source = (there, here) if inward else (here, there)
+                    target.copy_(source, non_blocking=True)
+            return self._stream.record_event()

@@ -1,0 +1,125 @@
+"""What a chunk of a prompt costs, and how long a step of such chunks takes. Torch-free.
+
+A row costs 1 unit, and attention as much again for every `half_context` tokens that the row attends to. A
+model's arithmetic says where that is: its products take 2 operations a weight and row, its attention 4 a
+layer, query head dimension and token attended to. How long a unit takes is measured while the worker runs,
+and so is how much slower than by that arithmetic attention is: else steps far into a long prompt, which are
+mostly attention, would make short prompts look dear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.tensors import layer_matrices
+
+# What is measured is the median of so many steps: the first of all compiles, and a host has slow moments.
+_STEPS_KEPT = 9
+# How many times slower or faster than by its arithmetic attention may be thought.
+_SLOWEST, _FASTEST = 16.0, 0.25
+# Rows that take a GPU no longer than one: its arithmetic is as fast as its memory's reading of the weights.
+LEAST_ROWS_GPU = 224
+
+# (first position, rows) of a chunk.
+Run = tuple[int, int]
+
+
+class Pace(NamedTuple):
+    """Rows of a step from a prompt's beginning on, and what it took."""
+
+    rows: int
+    seconds: float
+
+
+def half_context(config: ModelConfig) -> float:
+    """Tokens of context at which attention takes as long as the products."""
+    width = config.num_heads * config.head_dim
+    weights = sum(rows * columns for rows, columns in layer_matrices(config).values())
+    return weights / (2 * width * config.num_layers)
+
+
+class PrefillCost:
+    """Units of chunks, and seconds a unit."""
+
+    def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
+        """`least_rows`: a step of fewer takes as long, as far as is known before `begin`."""
+        self._half_context = half_context
+        self._least_rows = least_rows
+        self._paces: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
+
+    def begin(self, few: Pace, most: Pace) -> None:
+        """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.
+
+        The host launches a step of few rows no faster than one of many. So a pace measured with small prompts
+        alone would overestimate the cost of a row, which makes steps smaller, and the overestimate larger.
+        """
+        pace = most.seconds / most.rows
+        self._paces.append(pace)
+        self._least_rows = min(max(self._least_rows, int(few.seconds / pace)), most.rows)
+
+    def of(self, start: int, count: int) -> float:
+        """Units of tokens `start` to `start + count` of a sequence."""
+        return count + count * (start + count / 2) / self._half
+
+    def of_step(self, chunks: Iterable[Run]) -> float:
+        """Units of a step of them."""
+        rows, context = self._shares(chunks)
+        return rows + context * self._attention
+
+    def tokens_within(self, start: int, units: float) -> int:
+        """The most tokens from `start` on that cost at most `units`."""
+        half = self._half
+        if math.isinf(half) or math.isinf(units):
+            return int(min(units, 2**31))
+        slope = 1 + start / half
+        return int(half * (math.sqrt(slope * slope + 2 * units / half) - slope))
+
+    def units_within(self, seconds: float) -> float:
+        """The units that take so long; no bound before anything was measured."""
+        pace = self._pace
+        return seconds / pace if pace > 0 else math.inf
+
+    def seconds_of(self, units: float) -> float:
+        """Predicted seconds of so many units; 0 before anything was measured."""
+        return units * self._pace
+
+    def took(self, chunks: Iterable[Run], seconds: float) -> None:
+        """Records the duration of a step: as a measurement of rows or of attention, whichever took most
+        of it."""
+        rows, context = self._shares(chunks)
+        pace, attention = self._pace, self._attention
+        if not pace or context * attention <= rows:
+            if pace and rows == self._least_rows:
+                return  # the host's launch time, which must not count as the cost of rows
+            of_rows = rows / (rows + context * attention)
+            self._paces.append(seconds * of_rows / rows)
+        else:
+            slowness = (seconds / pace - rows) / context
+            self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
+
+    def _shares(self, chunks: Iterable[Run]) -> tuple[float, float]:
+        """Units of a step's rows, and by arithmetic of its attention."""
+        rows, context = 0, 0.0
+        for start, count in chunks:
+            rows += count
+            context += count * (start + count / 2) / self._half_context
+        return max(rows, self._least_rows), context
+
+    @property
+    def _pace(self) -> float:
+        return median(self._paces) if self._paces else 0.0
+
+    @property
+    def _attention(self) -> float:
+        return median(self._slowness) if self._slowness else 1.0
+
+    @property
+    def _half(self) -> float:
+        """Tokens of context at which attention takes as long as the products, as measured."""
+        return self._half_context / self._attention

@@ -1,0 +1,184 @@
+"""A prefill step's forward pass by the GPU kernels: chunks of any lengths packed into one run of rows.
+
+The layer program of `forward.layers`, with the vendor library's products, and as `attend` the norms and
+rotary embedding of q and k, the write to the cache, and `prefill.attention`. The step's inputs go to the
+device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
+(`prefill.graphs`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Run
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from baton.device.cuda_stream import compute_stream
+from baton.device.stream import ComputeStream
+from baton.device.upload import put_ints
+from baton.engine.forward.gemm import Gemm, Library
+from baton.engine.forward.layers import embed_rows, run_layers
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
+from baton.engine.kernels.gpu.step.row_ops import norm_rows
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Attention, Model
+from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
+from baton.engine.prefill.cost import Pace
+from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
+from baton.engine.prefill.step import PrefillStep
+from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
+
+# Prompts that end in one step and whose head is warmed up.
+_HEAD_ROWS = 8
+# Rows of the small pass whose pace is taken, tries of each pass, and how often its end is looked for.
+_FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
+
+
+class PrefillPass:
+    """Buffers for up to `most_rows` rows, and the launches that fill them. The attention library's plans are
+    built here: a part of a second each, for a few dozen."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        most_rows: int,
+        rule: LibraryRule | None,
+        tuning: PromptTuning | None = None,
+        split: KeySplit | None = None,
+    ) -> None:
+        """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
+        few rows' keys are shared by several programs; None: as is best for a large GPU."""
+        self.most_rows = most_rows
+        self._model = model
+        self._cache = cache
+        self._tuning = tuning
+        self._split = split or KeySplit()
+        self._padding = 0 if rule is None else rule.step
+        self.grain = 1 if rule is None else rule.step
+        self.workspace = prompt_workspace(model, most_rows, rule, self._split)
+        self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: Library())
+        # Rows are normed by the pass itself; logits are taken of some of them.
+        self._head = replace(model.head, norm=None)
+        self._attention = PromptAttention(model, cache, self.workspace, most_rows, rule, self._split)
+        self.refused = self._attention.refused
+        self._graphs = PrefillGraphs(model.device)
+        self.uncaptured = ""
+        self.paces: tuple[Pace, Pace] | None = None
+
+    def warm(self) -> None:
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
+        rule, most = self._attention.rule, self.most_rows
+        runs = [(0, 1), (1, most)]
+        if rule is not None and most >= rule.least_rows:
+            # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
+            runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        runs.append((4 * self._split.least_keys, 1))
+        self._warm_products()
+        for start, rows in runs:
+            self.logits(self.forward(PrefillStep.on_scratch(self._model.layout, start, rows))[-1:])
+
+    def capture(self, bounds: GraphBounds | None = None) -> None:
+        """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
+        is captured in some 100 ms; they share all their memory with passes that are none."""
+        bounds, plans = bounds or GraphBounds(), {}
+        most = min(bounds.rows, self.most_rows)
+        layouts = []
+        for rows in sorted({product_rows(rows) for rows in range(1, most + 1)}, reverse=True):
+            plans[rows] = self._attention.graph_plans(rows, self._tuning)
+            chunks = bounds.chunks(rows)
+            layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))
+        nowhere: list[Run[int]] = [()] * len(self._attention.heads)
+        self.uncaptured = self._graphs.capture(
+            layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere)
+        )
+
+    def take_paces(self) -> None:
+        """Times a small pass and the largest; to be called after `warm` and `capture`."""
+        stream = compute_stream(self._model.device)
+        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), stream), self._pace(self.most_rows, stream)
+
+    def _pace(self, rows: int, stream: ComputeStream) -> Pace:
+        """The median of a few passes, each launched on an idle device."""
+        step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
+        for _ in range(_TRIES):
+            with stream.activate():
+                begun = stream.record_event()
+                self.forward(step)
+                end = stream.record_event()
+            while not end.query():
+                time.sleep(_POLL_S)
+            took.append(end.seconds_since(begun))
+        return Pace(rows, median(took))
+
+    def _warm_products(self) -> None:
+        """Runs each product with each number of rows that passes have, and the head with a few."""
+        *of_layers, _ = self._model.product_kinds()
+        for rows in sorted({product_rows(rows) for rows in range(1, self.most_rows + 1)}):
+            for product in of_layers:
+                self._gemm(product, *self.workspace.operands(product.name, rows))
+        for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
+            self.logits(self.workspace.hidden[:rows])
+
+    def forward(self, step: PrefillStep) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order; a view of a buffer, valid until the next pass. Raises ValueError where the step
+        has more rows than the pass is made for."""
+        if not 0 < step.rows <= self.most_rows:
+            raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
+        attention = self._attention
+        plans = [attention.plan(step.runs, heads, self._tuning) for heads in attention.heads]
+        inputs = StepInputs(step, product_rows(step.rows), plans)
+        if not self._graphs.replay(inputs):
+            self._run_eagerly(inputs)
+        return self._normed(inputs.rows)[: step.rows]
+
+    def _run_eagerly(self, step: StepInputs) -> None:
+        """Launches the step without a graph."""
+        if any(plan.attention.by_library for plan in step.plans):
+            # The library reads behind the rows, and a NaN of an earlier pass would spread.
+            self.workspace.qkv[step.rows : step.rows + self._padding].zero_()
+        layout = step.layout
+        there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)
+        put_ints(step.values(layout), there)
+        self._launch(layout.places(there), step.plans, step.lines)
+
+    def _launch(self, there: Places[Tensor], plans: Run[GroupPlan], lines: Run[Run[int]]) -> None:
+        """All of a pass, over inputs on the device; a graph is what this launches. Rows without a token are
+        padding for the products: zeros, or what layers make of zeros."""
+        rows = there.token.shape[0]
+        groups = [
+            PlannedRows(plan, places, there.tables, line)
+            for plan, places, line in zip(plans, there.groups, lines, strict=True)
+        ]
+        model, workspace = self._model, self.workspace
+        self._attention.begin(rows)
+        embed_rows(model, workspace, rows, there.token, there.position)
+
+        def attend(attention: Attention) -> Tensor:
+            planned, heads = groups[attention.group], self._attention.heads[attention.group]
+            prompt_qkv(
+                workspace.qkv[:rows], self._cache.groups[attention.group], attention.index, there.tables,
+                planned.places.line, there.position, workspace.rotary(rows, attention.rope), heads,
+                attention.head_norms,
+            )  # fmt: skip
+            return self._attention.run(attention, rows, planned)
+
+        run_layers(model, workspace, rows, attend, self._gemm)
+        norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm)
+
+    def _normed(self, rows: int) -> Tensor:
+        """[rows, hidden]: the buffer of a pass's result."""
+        width = self.workspace.hidden.shape[1]
+        return self._gemm.scratch.normed[: rows * width].view(rows, width)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
+        logits = hidden.new_empty(hidden.shape[0], self._head.outputs)
+        self._gemm(self._head, logits, hidden)
+        return logits

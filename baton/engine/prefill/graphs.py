@@ -1,0 +1,80 @@
+"""Prefill steps of few rows as graphs, one for each number of rows that products have.
+
+A step of a few hundred rows takes the host longer to launch, kernel by kernel, than a GPU to run. A graph is
+one launch; what differs from step to step is in memory, where one copy puts it before the replay. A step
+that has more than its graph has room for, or uses the attention library, is launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.device.graphs import Graph, Recorder
+from baton.device.upload import put_ints
+from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBounds:
+    """Which steps are graphs: those of up to `rows` rows, of `least_chunks` chunks and one more for every
+    `rows_a_chunk` rows, with up to `entries` of block tables in all their cache groups together.
+
+    A graph's attention has programs for the items that such a step may have; those that one has not end at
+    once, but thousands of them would be felt.
+    """
+
+    rows: int = 1024
+    least_chunks: int = 8
+    rows_a_chunk: int = 16
+    entries: int = 16384
+
+    def chunks(self, rows: int) -> int:
+        """The most of a step of so many rows."""
+        return self.least_chunks + rows // self.rows_a_chunk
+
+
+class PrefillGraphs:
+    """Owns the inputs that graphs read, and the graphs. All run on one stream, so that the inputs of a
+    step are copied after the one before has read its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._inputs = torch.zeros(0, dtype=torch.int32, device=device)
+        self._graphs: dict[int, tuple[InputLayout, Graph]] = {}
+
+    def capture(
+        self, layouts: Iterable[InputLayout], launch: Callable[[InputLayout, Places[Tensor]], None]
+    ) -> str:
+        """Captures one graph for each layout, of what `launch` does with inputs that stand there. It runs
+        once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory
+        for them there are none; returns why, or an empty string."""
+        layouts = list(layouts)
+        recorder = Recorder(self._device)
+        size = max((layout.size for layout in layouts), default=0)
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=self._device)
+        try:
+            for layout in layouts:
+                graph = recorder.capture(partial(launch, layout, layout.places(self._inputs)))
+                graph()  # the first also brings it to the GPU
+                self._graphs[layout.rows] = layout, graph
+        except RuntimeError as error:
+            self._graphs.clear()
+            return str(error) or type(error).__name__
+        return ""
+
+    def replay(self, step: StepInputs) -> bool:
+        """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
+        found = self._graphs.get(step.rows)
+        if found is None or any(plan.attention.by_library for plan in step.plans):
+            return False
+        layout, graph = found
+        if not step.fits(layout):
+            return False
+        put_ints(step.values(layout), self._inputs)
+        graph()
+        return True

@@ -1,0 +1,280 @@
+"""The prefill loop: plans steps, launches them, and samples first tokens of prompts that are complete.
+
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ finalize: blocks and durations
+
+On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
+has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
+complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.device.stream import ComputeStream, TimedEvent
+from baton.device.upload import put_values
+from baton.engine.device_watchdog import DeviceWatchdog
+from baton.engine.prefill.cost import Pace
+from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
+from baton.engine.prefill.step import PrefillStep
+from baton.engine.rings.logprob_records import Logprobs
+
+# Steps launched and not ended, on a GPU: one runs, one is queued.
+_AHEAD = 2
+# The next step is launched so long before the last should end; not earlier, since prompts that arrive
+# meanwhile wait for both. A device starts on the first kernels while the rest are still being launched.
+_LEAD_S = 0.002
+# The loop may turn again as late as it last did; a longer turn than this counts as an exception.
+_LONGEST_TURN_S = 0.01
+# Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
+_UNMEASURED_STEP_S = 5.0
+
+
+class PromptPass(Protocol):
+    """A model's forward pass over chunks of prompts; chunks that end at multiples of `grain` cost least.
+
+    `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
+    could not be captured, or empty; results are the same without, only slower. `paces`: durations of a pass
+    of few rows and of one of the most, measured at start-up; None where nothing was measured.
+    """
+
+    grain: int
+    refused: int
+    uncaptured: str
+
+    @property
+    def paces(self) -> tuple[Pace, Pace] | None: ...
+
+    def forward(self, step: PrefillStep) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order; valid until the next pass."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] → [M, vocab] in the model's dtype."""
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    """A computed chunk, and the first output token where it was its sequence's last and a token is drawn.
+
+    `logprobs`: the token's, where requested. `prompt_logprobs`: those of the prompt's tokens from
+    chunk.start + 1 on, where requested.
+    """
+
+    chunk: Chunk
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether the chunk yields its sequence's first output token."""
+        return self.chunk.is_last and self.chunk.sequence.draws
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was launched. `tokens`: of the results that draw one, valid once the step has ended."""
+
+    results: list[ChunkResult]
+    runs: list[tuple[int, int]]
+    units: float
+    tokens: Tensor
+    begun: TimedEvent
+    end: TimedEvent
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [result.chunk for result in self.results]
+
+
+class PrefillLoop:
+    """Runs the chunks that the scheduler picks, packed into one batch a step."""
+
+    def __init__(
+        self,
+        prompt_pass: PromptPass,
+        scheduler: PrefillScheduler,
+        stream: ComputeStream,
+        clock: Callable[[], float] = time.monotonic,
+        before_step: Callable[[float], None] | None = None,
+    ) -> None:
+        """`before_step` is called with `expected_step_s` before a step is begun: one that the host computes
+        itself blocks its caller."""
+        self._pass = prompt_pass
+        self._stream = stream
+        self._clock = clock
+        self.scheduler = scheduler
+        self.prompts_run = 0
+        self.tokens_run = 0
+        self.steps_ended = 0
+        # When the step that `ended` last returned was last seen to be running.
+        self.ended_after_ns = 0
+        self._looked_ns = 0
+        self.device_s = 0.0  # what steps took of the device's time
+        self.host_s = 0.0  # and the host to say them; on a CPU, to do them
+        self._under_way: deque[_Step] = deque()
+        self._watchdog = DeviceWatchdog(clock)
+        self._begun_s = 0.0  # what the step begun last should take
+        self._before_step = before_step
+        self._unfinalized: list[_Step] = []
+        # When all that is under way should have ended, and when it was last asked for the next.
+        self._ends_at = self._looked_at = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step was launched whose results `ended` has not returned."""
+        return bool(self._under_way)
+
+    @property
+    def expected_step_s(self) -> float:
+        """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
+        measured."""
+        return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
+
+    def device_hung(self) -> bool:
+        """Whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn, after
+        `begin`."""
+        expected_s = self.expected_step_s or _UNMEASURED_STEP_S
+        return self._watchdog.look(
+            pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
+        )
+
+    @property
+    def ends_in_s(self) -> float:
+        """Seconds until all that is under way should have ended; negative where it is late."""
+        return self._ends_at - self._clock()
+
+    def ending(self, within_s: float) -> tuple[list[Chunk], TimedEvent] | None:
+        """The chunks of the step that ends next and the event of its end, where that is expected within so
+        many seconds or is overdue; else None."""
+        if not self._under_way:
+            return None
+        first, *others = self._under_way
+        cost = self.scheduler.cost
+        if not cost.seconds_of(first.units):  # nothing has been measured
+            return None
+        behind = cost.seconds_of(sum(step.units for step in others))
+        return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
+
+    def begin(self) -> bool:
+        """Plans and launches the next step; False where there is nothing to compute or no step is due."""
+        if not self._is_due():
+            return False
+        chunks = self.scheduler.plan()
+        if not chunks:
+            return False
+        cost = self.scheduler.cost
+        step = step_of(chunks)
+        units = cost.of_step(step.runs)
+        self._begun_s = cost.seconds_of(units)
+        if self._before_step is not None:
+            self._before_step(self._begun_s)
+        now = self._clock()
+        with torch.inference_mode(), self._stream.activate():
+            begun = self._stream.record_event()
+            hidden = self._pass.forward(step)
+            results = [ChunkResult(chunk) for chunk in chunks]
+            tokens = self._draw(results, hidden)
+            self._add_prompt_logprobs(results, hidden)
+            end = self._stream.record_event()
+        if self._stream.asynchronous:
+            for chunk in chunks:
+                self.scheduler.begun(chunk)
+            self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
+        self._looked_at = self._clock()
+        self.host_s += self._looked_at - now
+        self._under_way.append(_Step(results, step.runs, units, tokens, begun, end))
+        if len(self._under_way) == 1:  # else the one that runs was polled before
+            self._looked_ns = time.monotonic_ns()
+        return True
+
+    def await_end(self, most_s: float) -> bool:
+        """Busy-polls for up to `most_s` seconds until the oldest step has ended; returns whether it has."""
+        now = time.monotonic_ns()
+        until = now + int(most_s * 1e9)
+        while self._under_way and not self._under_way[0].end.query():
+            self._looked_ns, now = now, time.monotonic_ns()
+            if now > until:
+                return False
+        return True
+
+    def ended(self) -> list[ChunkResult]:
+        """The results of all steps that have ended since; of sequences that were removed there are none.
+        `finalize` must be called next, so that results can be sent before it."""
+        results: list[ChunkResult] = []
+        self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        while self._under_way and self._under_way[0].end.query():
+            step = self._under_way.popleft()
+            self.steps_ended += 1
+            self._unfinalized.append(step)
+            results += self._results(step)
+        return results
+
+    def finalize(self) -> None:
+        """Accounts for the steps whose results were collected: unpins their blocks and records their
+        durations."""
+        if not self._unfinalized:
+            return
+        for step in self._unfinalized:
+            took = step.end.seconds_since(step.begun)
+            self.device_s += took
+            self.scheduler.cost.took(step.runs, took)
+            for chunk in step.chunks:
+                self.tokens_run += chunk.count
+                self.prompts_run += chunk.is_last
+                self.scheduler.computed(chunk)
+        self._unfinalized.clear()
+        # The steps that are left run from now on, however long they were expected to wait.
+        left = sum(step.units for step in self._under_way)
+        self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
+
+    def _is_due(self) -> bool:
+        """Whether to launch a step: at once where none runs, else shortly before that one ends."""
+        now = self._clock()
+        turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
+        if not self._under_way:
+            return True
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
+
+    def _results(self, step: _Step) -> list[ChunkResult]:
+        """The results of a step that has ended, except those of sequences that were removed."""
+        drawing = (result for result in step.results if result.draws)
+        for result, token in zip(drawing, step.tokens.tolist(), strict=True):
+            result.token = token
+        return [result for result in step.results if result.chunk.sequence in self.scheduler]
+
+    def _draw(self, results: list[ChunkResult], hidden: Tensor) -> Tensor:
+        """Draws the first token of every sequence whose last chunk this is, and adds its logprobs to the
+        result. hidden [N, hidden]: the step's rows → tokens on the host, valid once the step has ended."""
+        ends = accumulate(result.chunk.count for result in results)
+        last_rows = {end - 1: result for end, result in zip(ends, results, strict=True) if result.draws}
+        if not last_rows:
+            return torch.empty(0, dtype=torch.int64)
+        logits = self._pass.logits(hidden[put_values(list(last_rows), torch.int64, hidden.device)])
+        sequences = [result.chunk.sequence for result in last_rows.values()]
+        tokens = draw_first(logits, sequences)
+        found = first_logprobs(logits, tokens, sequences)
+        for result, logprobs in zip(last_rows.values(), found, strict=True):
+            result.logprobs = logprobs
+        return self._stream.copy_to_host(tokens)
+
+    def _add_prompt_logprobs(self, results: list[ChunkResult], hidden: Tensor) -> None:
+        """Adds the logprobs of the prompts' own tokens, where requested. Waits for the device."""
+        row = 0
+        for result in results:
+            chunk, sequence = result.chunk, result.chunk.sequence
+            if sequence.prompt_logprobs:
+                rows = hidden[row : row + chunk.count]
+                found = prompt_logprobs(rows, self._pass.logits, sequence, chunk.start)
+                result.prompt_logprobs = tuple(found)
+            row += chunk.count

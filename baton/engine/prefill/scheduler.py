@@ -1,0 +1,267 @@
+"""Which prompt tokens the next prefill step computes. Torch-free.
+
+A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
+comes first, so that a long one does not delay the others: it gets what they leave, and while others arrive at
+most half of a step, since an arrival waits for the whole step that runs and for the whole step that it is
+in. The oldest, once it has waited longer than the age cap, is guaranteed a share of the steps, so that none
+starves.
+
+A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
+starts; and once it has waited for the age cap none starts before it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.step import PrefillStep, StepChunk
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.sequence import Sequence
+from baton.errors import BatonError, ErrorKind
+
+# A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
+LEAST_UNITS = 128.0
+# Of every fourth step the oldest prompt has a right to half, if the three before gave it nothing: it takes at
+# most eight times as long as alone. With more, short prompts beside a very long one wait longer, at loads
+# that leave the long one more anyway.
+AGED_SHARE, AGED_PASSES = 1 / 2, 3
+# Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
+# end in that step, since they wait for all of it, or have come lately, since more may come while it runs.
+BESIDE_SHARE = 1 / 2
+LATELY_S = 1.0
+# How much longer a step may be for a prompt to end in it: what it would leave behind is a step of its own.
+SLACK = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `start + count` of one sequence."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.start + self.count == self.sequence.length
+
+    def inputs(self) -> StepChunk:
+        """What a forward pass needs of it. Raises ValueError where the sequence has no blocks."""
+        sequence = self.sequence
+        if sequence.blocks is None:
+            raise ValueError("a chunk's sequence has no blocks")
+        token_ids = sequence.token_ids[self.start : self.start + self.count]
+        return StepChunk(self.start, token_ids, sequence.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `grain`: chunks
+    that are longer, and not their sequence's last, end at a multiple of it."""
+
+    tokens: int
+    seconds: float = 0.025
+    age_cap_s: float = 2.0
+    grain: int = 1
+
+
+def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
+    """The step that computes these chunks."""
+    return PrefillStep(tuple(chunk.inputs() for chunk in chunks))
+
+
+class PrefillScheduler:
+    """Sequences that wait or run; the owner of their blocks until `remove`."""
+
+    def __init__(
+        self,
+        pools: BlockPools,
+        bounds: StepBounds,
+        *,
+        max_sequences: int,
+        cost: PrefillCost | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        self._prefixes = prefixes
+        self._pools = pools
+        self._bounds = bounds
+        self._max_sequences = max_sequences
+        self._clock = clock
+        self.cost = cost or PrefillCost()
+        # When each was added, in that order.
+        self._sequences: dict[Sequence, float] = {}
+        # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
+        self._passes = 0
+        # The last to come, here or gone.
+        self._last: deque[tuple[Sequence, float]] = deque(maxlen=2)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._sequences
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        return tuple(self._sequences)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens not computed yet."""
+        return sum(sequence.length - sequence.computed for sequence in self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises BatonError: INVALID where the prompt can never fit, OVERLOADED where the queue is full."""
+        if sequence.blocks is None and not self._pools.fits_ever(sequence.length):
+            raise BatonError(
+                ErrorKind.INVALID, f"a prompt of {sequence.length} tokens exceeds this worker's KV cache"
+            )
+        if len(self._sequences) >= self._max_sequences:
+            raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
+        self._sequences[sequence] = self._clock()
+        self._last.append((sequence, self._clock()))
+
+    def plan(self) -> list[Chunk]:
+        """The next step's chunks (`step_of` has their data); the caller computes all, then calls `computed`.
+
+        A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
+        """
+        waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
+        runnable = self._with_blocks(waiting)
+        step = _Step(self.cost, self._bounds)
+        aged = self._aged(runnable)
+        if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
+            step.give(aged, AGED_SHARE)
+        since = self._clock() - LATELY_S
+        for sequence in runnable:
+            step.give(sequence, crowded=any(at > since and one is not sequence for one, at in self._last))
+        passed = aged is not None and aged not in step.given
+        self._passes = self._passes + 1 if passed else 0
+        return step.chunks
+
+    def begun(self, chunk: Chunk) -> None:
+        """Records that the chunk was launched. The blocks that it writes stay pinned until it is computed,
+        even if their owner frees them."""
+        chunk.sequence.begun = chunk.start + chunk.count
+        for pool, block in self._written(chunk):
+            pool.pin(block)
+
+    def computed(self, chunk: Chunk) -> bool:
+        """The chunk's tokens have KV; False where its sequence has been removed meanwhile."""
+        sequence = chunk.sequence
+        if sequence.begun:
+            for pool, block in self._written(chunk):
+                pool.unpin(block)
+        if sequence not in self._sequences:
+            return False
+        sequence.computed = chunk.start + chunk.count
+        if self._prefixes is not None:
+            self._prefixes.computed(sequence)
+        return True
+
+    def _written(self, chunk: Chunk) -> Iterator[tuple[BlockPool, int]]:
+        assert chunk.sequence.blocks is not None
+        for pool, group, table in zip(
+            self._pools.pools, self._pools.layout.groups, chunk.sequence.blocks, strict=True
+        ):
+            first = chunk.start // group.block_tokens
+            for block in table[first : group.blocks_for(chunk.start + chunk.count)]:
+                yield pool, block
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forgets a sequence and frees its blocks, borrowed ones excepted; idempotent."""
+        if sequence not in self._sequences:
+            return
+        del self._sequences[sequence]
+        if sequence.blocks is not None and not sequence.borrowed:
+            self._pools.release(sequence.blocks)
+
+    def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
+        """The sequences that have blocks or can be given them, the shortest remaining first."""
+        short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
+        aged = self._aged(waiting)
+        may_start = aged is None or self._has_blocks(aged)
+        runnable = []
+        for sequence in short_first:
+            if sequence.borrowed:  # to find it a prefix takes nothing from those that wait for blocks
+                self._has_blocks(sequence)
+            elif not self._has_started(sequence):
+                may_start = may_start and self._has_blocks(sequence)
+            if self._has_started(sequence):
+                runnable.append(sequence)
+        return runnable
+
+    def _aged(self, sequences: list[Sequence]) -> Sequence | None:
+        """The oldest, if it has waited longer than the cap."""
+        oldest = min(sequences, key=self._sequences.__getitem__, default=None)
+        if oldest is None or self._clock() - self._sequences[oldest] < self._bounds.age_cap_s:
+            return None
+        return oldest
+
+    def _block_seconds(self) -> float:
+        """Seconds to compute a block's tokens; infinite before any were measured."""
+        tokens = self._pools.layout.groups[0].block_tokens
+        return self.cost.seconds_of(tokens) or math.inf
+
+    def _has_started(self, sequence: Sequence) -> bool:
+        """Whether its blocks are there, and what is cached of it in them."""
+        return sequence.blocks is not None and (self._prefixes is None or sequence.claimed)
+
+    def _has_blocks(self, sequence: Sequence) -> bool:
+        if self._prefixes is not None:
+            sequence.claimed = sequence.claimed or self._prefixes.claim(sequence, self._block_seconds())
+            return sequence.claimed
+        if sequence.blocks is None:
+            try:
+                sequence.blocks = self._pools.allocate(sequence.length)
+            except OutOfBlocksError:
+                return False
+        return True
+
+
+class _Step:
+    """A step that is being filled with chunks."""
+
+    def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
+        self._cost = cost
+        self._tokens = bounds.tokens
+        self._grain = bounds.grain
+        self._whole = max(cost.units_within(bounds.seconds), LEAST_UNITS)
+        self._used = 0.0
+        self.given: dict[Sequence, int] = {}
+        self._ends = False
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
+
+    def give(self, sequence: Sequence, share: float = 1.0, *, crowded: bool = False) -> None:
+        """Gives a sequence what is left of the step, or a share of it, beside what it has already; `crowded`:
+        others have come lately."""
+        has = self.given.get(sequence, 0)
+        start = sequence.reached + has
+        left = sequence.length - start
+        units = max(0.0, self._whole - self._used) * share
+        longest, needed = self._whole * (1 + SLACK), self._cost.of(start, left)
+        if (self._ends or crowded) and needed > longest:
+            units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
+        elif needed <= (longest - self._used) * share:
+            units = max(units, needed)
+        most = min(left, math.ceil(self._tokens * share))
+        count = min(most, self._cost.tokens_within(start, max(0.0, units)))
+        if not self.given:
+            count = max(count, 1)  # whatever it costs, a step gets on
+        elif count < left and units < LEAST_UNITS:
+            count = 0  # mostly overhead
+        if self._grain < count < left:
+            count -= (start + count) % self._grain
+        if count > 0:
+            self.given[sequence] = has + count
+            self._tokens -= count
+            self._used += self._cost.of(start, count)
+            self._ends = self._ends or count == left

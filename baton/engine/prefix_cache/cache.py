@@ -1,0 +1,253 @@
+"""The prefix cache of a worker: computed blocks on the device, and a store of evicted ones behind it.
+Torch-free.
+
+    claim ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
+             into the sequence's own blocks ─▶ the rest is computed
+    computed ─▶ each block that became full is cached by its hash: other sequences may share it from now on
+    reserved ─▶ at a decode worker: blocks on the device are shared, the rest is transferred
+    evicted ─▶ kept by the store, where there is one with room; else lost
+
+Blocks are known by their hashes (`baton.block_hash`), here called names. At least one token of a prompt is
+always computed, since its logits are needed. A hit needs the blocks of all cache groups, those with a
+sliding window included: blocks behind a window are not freed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Protocol
+
+from baton.block_hash import BlockHasher
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
+from baton.engine.memory.cached_blocks import Entry
+from baton.engine.sequence import Sequence
+
+DEVICE = "device"
+# The longest time for which a prompt waits for blocks that are being read from disk; then they are computed.
+PATIENCE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that a store has in each tier; blocks dropped since the disk was too slow; corrupt files."""
+
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    disk_dropped: int = 0
+    disk_corrupt: int = 0
+
+
+class BlockStore(Protocol):
+    """Keeps the contents of evicted blocks by their hashes, as many as it has room for."""
+
+    # Called with the hash of a block that the store has lost.
+    on_lost: Callable[[bytes], None]
+
+    def __contains__(self, name: bytes) -> bool:
+        """Whether the block can be loaded, at once or after it was read from disk."""
+
+    def hashes(self) -> set[bytes]:
+        """The hashes of all blocks that can be loaded."""
+
+    def put(self, entries: list[Entry]) -> None:
+        """Copies as many blocks as it has room for; the blocks may be overwritten when this returns."""
+
+    def ready(self, names: Run[bytes]) -> tuple[int, bool]:
+        """How many of the first `names` can be loaded now, and whether more are being read."""
+
+    @property
+    def seconds_each(self) -> float:
+        """Recent average seconds to read a block from disk; 0 before one was read."""
+
+    def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
+        """Copies blocks that are ready into those of `tables`; returns the tier that each came from."""
+
+    def poll(self) -> bool:
+        """Collects finished reads and writes; False where there were none."""
+
+    @property
+    def stored(self) -> Stored:
+        """Counts for metrics."""
+
+    def close(self) -> None:
+        """Stops background threads."""
+
+
+class PrefixCache:
+    """The prefix cache of one engine. Not thread-safe: all calls come from the engine's loop."""
+
+    def __init__(
+        self,
+        pools: BlockPools,
+        hasher_of: Callable[[str], BlockHasher],
+        store: BlockStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`hasher_of`: the block hasher of a tenant, by its name."""
+        self._pools = pools
+        self._cached = pools.cached
+        self._hasher_of = hasher_of
+        self._store = store
+        self._clock = clock
+        # Block hash → whether this worker has it, in any tier: changes that were not published yet.
+        self._changes: dict[bytes, bool] = {}
+        self._cached.on_evict = self._evicted
+        if store is not None:
+            store.on_lost = self._lost
+        self.hit_tokens = 0
+        self.missed_tokens = 0
+        self.hit_blocks: Counter[str] = Counter()
+
+    def hashes(self) -> set[bytes]:
+        """The hashes of all blocks that this worker has, in any tier."""
+        return self._cached.hashes() | (self._store.hashes() if self._store is not None else set())
+
+    @property
+    def stored(self) -> Stored:
+        """Counts of the store behind the device."""
+        return Stored() if self._store is None else self._store.stored
+
+    def poll(self) -> bool:
+        """Does a bounded amount of the store's work; False where there was none."""
+        return self._store is not None and self._store.poll()
+
+    def close(self) -> None:
+        """To be called once, at shutdown."""
+        if self._store is not None:
+            self._store.close()
+
+    def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
+        """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
+        wait: blocks are being read from disk, in less time than the `computed_s` seconds that computing each
+        takes."""
+        wanted = self._wanted(sequence)
+        held = self._held(wanted)
+        if not self._is_ready(sequence, wanted[held:], computed_s):
+            return False
+        prefix = self._acquire(wanted[:held])
+        try:
+            sequence.blocks = self._with_rest(sequence, prefix)
+        except OutOfBlocksError:
+            self._pools.release(prefix)
+            return False
+        loaded = self._load(wanted[held:], sequence.blocks, held)
+        self.hit_blocks[DEVICE] += held
+        sequence.named = held
+        self._count(sequence, held + loaded)
+        return True
+
+    def computed(self, sequence: Sequence) -> None:
+        """Caches the blocks of a sequence that have become full."""
+        full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
+        if sequence.blocks is not None and full > sequence.named:
+            tables = tuple(table[sequence.named : full] for table in sequence.blocks)
+            self.add(sequence.hashes[sequence.named : full], tables)
+            sequence.named = full
+
+    def allocate(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
+        """Allocates blocks for `tokens` tokens, the first of which are shared ones with the first of
+        `names`, not to be written; returns them and the number shared. Raises OutOfBlocksError, taking
+        none."""
+        held = self._held(names)
+        prefix = self._acquire(names[:held])
+        try:
+            more = self._pools.allocate_more(prefix, tokens)
+        except OutOfBlocksError:
+            self._pools.release(prefix)
+            raise
+        self.hit_blocks[DEVICE] += held
+        return tuple(mine + new for mine, new in zip(prefix, more, strict=True)), held
+
+    def hashes_of(self, token_ids: Run[int], tenant: str = "", known: Run[bytes] = ()) -> tuple[bytes, ...]:
+        """The hashes of the full blocks of `token_ids`; `known`: those of the first blocks, if known
+        already."""
+        return self._hasher_of(tenant).hashes(token_ids, known)
+
+    def add(self, names: Run[bytes], tables: BlockTables) -> None:
+        """Caches the first blocks of `tables`, whose contents are final, by `names`. A block whose hash is
+        cached already is skipped."""
+        for name, *blocks in zip(names, *tables, strict=False):
+            if self._cached.add(name, tuple(blocks)):
+                self._changes[name] = True
+
+    def _held(self, names: Run[bytes]) -> int:
+        """How many of the first `names` are on the device."""
+        return sum(1 for _ in takewhile(self._cached.__contains__, names))
+
+    def _acquire(self, names: Run[bytes]) -> BlockTables:
+        hits = [self._cached.acquire(name) for name in names]
+        return tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
+
+    def take_changes(self, limit: int) -> tuple[list[bytes], list[bytes]]:
+        """Hashes of blocks added and of blocks lost since the last call, at most `limit` together."""
+        part = dict(islice(self._changes.items(), limit))
+        for name in part:
+            del self._changes[name]
+        came = [name for name, here in part.items() if here]
+        return came, [name for name, here in part.items() if not here]
+
+    def _wanted(self, sequence: Sequence) -> Run[bytes]:
+        """The hashes to look for. None where prompt logprobs are requested, which need all rows to be
+        computed."""
+        if sequence.prompt_logprobs or (sequence.borrowed and sequence.lend is None):
+            return ()
+        usable = (sequence.length - 1) // self._pools.layout.groups[0].block_tokens
+        return sequence.hashes[:usable]
+
+    def _is_ready(self, sequence: Sequence, names: Run[bytes], computed_s: float) -> bool:
+        """Whether to start without waiting for reads. Reads that are not waited for go on, for later
+        prompts."""
+        if self._store is None or not names:
+            return True
+        _, coming = self._store.ready(names)
+        if not coming or self._store.seconds_each > computed_s:
+            return True
+        if sequence.patience_ends is None:
+            sequence.patience_ends = self._clock() + PATIENCE_S
+        return self._clock() >= sequence.patience_ends
+
+    def _with_rest(self, sequence: Sequence, prefix: BlockTables) -> BlockTables:
+        """All blocks of a sequence, beginning with those of `prefix`. Raises OutOfBlocksError."""
+        if sequence.blocks is None:
+            more = self._pools.allocate_more(prefix, sequence.length)
+            return tuple(mine + new for mine, new in zip(prefix, more, strict=True))
+        if sequence.lend is None or not prefix[0]:
+            return sequence.blocks
+        return sequence.lend(prefix)
+
+    def _load(self, names: Run[bytes], tables: BlockTables, start: int) -> int:
+        """Loads blocks from index `start` on from the store and caches them; returns how many."""
+        if self._store is None or not names:
+            return 0
+        count, _ = self._store.ready(names)  # making room for these blocks may have evicted some of them
+        if count:
+            filled = tuple(table[start : start + count] for table in tables)
+            self.hit_blocks.update(self._store.load(names[:count], filled))
+            self.add(names[:count], filled)
+        return count
+
+    def _count(self, sequence: Sequence, blocks: int) -> None:
+        tokens = blocks * self._pools.layout.groups[0].block_tokens
+        sequence.computed = sequence.cached = tokens
+        if not sequence.prompt_logprobs:
+            self.hit_tokens += tokens
+            self.missed_tokens += sequence.length - tokens
+
+    def _evicted(self, entries: list[Entry]) -> None:
+        if self._store is not None:
+            self._store.put(entries)
+        for name, _ in entries:
+            stored = self._store is not None and name in self._store
+            if not stored or name in self._changes:  # it may have been lost, and put again
+                self._changes[name] = stored
+
+    def _lost(self, name: bytes) -> None:
+        if name not in self._cached:
+            self._changes[name] = False

@@ -1,0 +1,1 @@
+"""Measures KV links between processes and GPUs. Imports `bench.decode`, `bench.cluster` and `bench.nccl`."""

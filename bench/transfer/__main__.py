@@ -1,0 +1,239 @@
+"""How fast blocks travel: gathered, checksummed, sent, verified, scattered; and raw bytes for comparison.
+
+    python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
+    python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
+    python -m bench.transfer --transport grpc|ipc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
+    python -m bench.transfer --transport grpc|ipc|nccl --decode 64 [--device cuda [--peer 1]] [--shape tiny]
+        [--steps 512] [--rounds 2] [--json]
+
+Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
+first push until the receiver has verified and scattered the last and found the commit right, by the clock
+that both share; `acknowledged_gb_s`: until the sender has heard so. `raw_gb_s` is grpc alone: as many
+messages of a piece's size over one stream, in the same rounds; over ipc, as many pieces copied into a window
+of shared memory. Each figure is the median of the rounds', in 10^9 bytes a second.
+
+On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names
+(0: to itself); raw is one copy of as many bytes between the two, over nccl one send (`bench/nccl/raw.py`).
+`final_gb_s` counts from when the blocks are final, as a handoff's do when its prompt's last step ends: they
+were handed over a millisecond before, as prefill does it, and only the commit is sent then. What arrived last
+is compared with what was sent.
+
+With streams: a router, a prefill and a decode worker with fake engines (`bench/cluster/fake_engine.py`)
+serve so many closed-loop clients in this process, and a sender in another keeps transferring to that decode
+worker, one transfer after the other, for as long as they run. A transfer's time ends when the worker's
+engine has verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations
+included, and `--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
+
+With --decode: the receiver's process decodes meanwhile, so many sequences of 1,024 tokens on random weights
+of `--shape`, and 1,024 tokens' KV goes from this process to spare blocks of the very same cache: no transfer,
+as many as keep the batch (Poisson), two under way at all times; `bench/transfer/decode_windows.py` has the
+windows.
+Steps are timed by the GPU's own clock, on a CPU by the host's. The receiver's GPU is the one that `--peer`
+names, the sender's is the first, but for grpc: there what is sent lies in the host's memory. `--peer 0` is
+one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
+and the last one of a window compared byte by byte; where one fails there are no figures.
+
+How much of a handoff stands behind a prompt's last step `python -m bench.cluster.gpu --handoffs` tells.
+With --json one object a case goes to stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from statistics import median
+from typing import TYPE_CHECKING
+
+import grpc
+
+from bench.case_output import show
+from bench.shapes import SHAPES
+from bench.transfer.ends import (
+    TRANSFER,
+    ReceiverProcess,
+    block_bytes_on,
+    blocks_for,
+    receiver_process,
+    ticket_for,
+)
+from bench.transfer.sending import SendingEnd
+from kvtransfer.sender.transfer import Transfer
+
+if TYPE_CHECKING:
+    from bench.transfer.devices import HeldStep
+
+
+def two_processes(
+    megabytes: int, rounds: int, transport: str, device: str = "cpu", peer: str = "cpu"
+) -> dict[str, float]:
+    """Measures one case; a warm-up round, which opens the link and touches the memory, is not counted."""
+    blocks = blocks_for(megabytes, device)
+    size = blocks * block_bytes_on(device) / 1e9
+    with receiver_process(blocks, transport, peer) as receiver, ExitStack() as ends:
+        sending = SendingEnd(blocks, device=device, transport=transport)
+        raw = _raw(ends, receiver, megabytes, transport, device, peer)
+        numbers = count(1)
+
+        def begin() -> Transfer:
+            number = next(numbers)
+            receiver.expect(number, blocks)
+            return sending.begin(*ticket_for(receiver.ready_line["address"], number, blocks))
+
+        step = None if device == "cpu" else _held_step(device)
+        seconds: list[float] = []
+        final: list[float] = []
+        acknowledged: list[float] = []
+        raw_seconds: list[float] = []
+        for _ in range(rounds + 1):
+            begun, heard = sending.commit(begin())
+            seconds.append(receiver.verified_at() - begun)
+            acknowledged.append(heard - begun)
+            if step is not None:
+                begun, _ = sending.commit_ahead(begin(), step)
+                final.append(receiver.verified_at() - begun)
+            raw_seconds.append(raw())
+        receiver.compare(blocks)
+        if sending.transport != transport:
+            raise RuntimeError(f"the link went over {sending.transport}")
+        sending.close()
+    found = {
+        "gb_s": size / median(seconds[1:]),
+        "raw_gb_s": size / median(raw_seconds[1:]),
+        "best_gb_s": size / min(seconds[1:]),
+        "acknowledged_gb_s": size / median(acknowledged[1:]),
+    }
+    return found | ({"final_gb_s": size / median(final[1:])} if final else {})
+
+
+def _held_step(device: str) -> HeldStep:
+    import torch
+
+    from bench.transfer.devices import HeldStep
+
+    return HeldStep(torch.device(device))
+
+
+def _raw(
+    ends: ExitStack, receiver: ReceiverProcess, megabytes: int, transport: str, device: str, peer: str
+) -> Callable[[], float]:
+    """The time in s of as many bytes over the transport alone; `ends` closes what that needs."""
+    if device == "cpu":
+        return partial(receiver.raw_seconds, megabytes)
+    size = blocks_for(megabytes, device) * block_bytes_on(device)
+    if transport == "nccl":
+        from bench.nccl.raw import RawNccl
+
+        alone = RawNccl(receiver, size, device)
+        ends.callback(alone.close)
+        return alone.seconds
+    from bench.transfer.devices import RawCopies
+
+    return RawCopies(size, device, peer).seconds
+
+
+def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, float]) -> dict[str, object]:
+    return {
+        "transport": arguments.transport,
+        "mb": megabytes,
+        "streams": arguments.streams,
+        "rounds": arguments.rounds,
+        "pace": arguments.pace,
+        "block_bytes": block_bytes_on(arguments.device),
+        "piece_bytes": TRANSFER.piece_bytes if arguments.device == "cpu" else None,
+        "peer": arguments.peer if arguments.device == "cuda" else None,
+        "window_pieces": TRANSFER.window_pieces,
+        **{name: round(value, 3) for name, value in figures.items()},
+        "device": _device(arguments.device),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {"grpc": grpc.__version__, "python": platform.python_version()}
+
+
+def _device(name: str) -> str:
+    if name == "cpu":
+        return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+
+
+def decode(arguments: argparse.Namespace) -> None:
+    """Prints one JSON object for each kind of window, or a table of them."""
+    from bench.transfer.decode_windows import beside_decode, table
+
+    asked = ("transport", "shape", "output_len", "rounds")
+    about: dict[str, object] = {"batch": arguments.decode} | {name: vars(arguments)[name] for name in asked}
+    about |= {"peer": arguments.peer if arguments.device == "cuda" else None}
+    about |= {"device": _device(arguments.device), "versions": _versions()}
+    found = [about | case for case in beside_decode(arguments)]
+    if not arguments.json:
+        table(found)
+        return
+    for case in found:
+        show(case, as_json=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
+    parser.add_argument("--transport", choices=["grpc", "ipc", "nccl"], default="grpc")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the blocks lie")
+    parser.add_argument(
+        "--peer", type=int, default=0, help="with cuda: the receiver's GPU; the sender's is 0"
+    )
+    parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="transfers of each size, and raw ones; with decode: of windows"
+    )
+    parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
+    parser.add_argument("--decode", type=int, default=0, metavar="BATCH", help="sequences decoded meanwhile")
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES), help="with decode")
+    parser.add_argument("--steps", type=int, default=512, help="with decode: of a window")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="with streams: time of one engine step")
+    parser.add_argument(
+        "--output-len", type=int, help="tokens of each request; with streams 200, with decode 256"
+    )
+    parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
+    parser.add_argument("--json", action="store_true", help="one object a case on stdout")
+    arguments = parser.parse_args()
+    if arguments.streams and (arguments.decode or arguments.device == "cuda"):
+        parser.error("--streams goes with neither --decode nor --device cuda")
+    if arguments.device == "cuda" and arguments.transport == "grpc" and not arguments.decode:
+        parser.error("--device cuda goes with --transport ipc or nccl, or with --decode")
+    if arguments.transport == "nccl" and (arguments.device != "cuda" or not arguments.peer):
+        parser.error("--transport nccl goes with --device cuda and another GPU as --peer")
+    if arguments.decode and (arguments.rounds < 2 or arguments.steps < 2):
+        parser.error("--decode wants two rounds of two steps at least")
+    arguments.output_len = arguments.output_len or (256 if arguments.decode else 200)
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
+    sizes = [int(part) for part in arguments.mb.split(",")]
+    if arguments.decode:
+        decode(arguments)
+        return
+    if arguments.streams:
+        from bench.transfer.streams import beside_streams
+
+        for megabytes, figures in beside_streams(arguments, sizes):
+            show(report(arguments, megabytes, figures), arguments.json)
+        return
+    for megabytes in sizes:
+        print(f"{megabytes} MB …", file=sys.stderr)
+        where = ("cuda:0", f"cuda:{arguments.peer}") if arguments.device == "cuda" else ("cpu", "cpu")
+        figures = two_processes(megabytes, arguments.rounds, arguments.transport, *where)
+        show(report(arguments, megabytes, figures), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Blocks on a GPU for `bench.transfer`, and copies of as many bytes by a copy engine alone."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+
+import torch
+from torch import Tensor
+
+from baton.device.cuda_link_device import CudaLinkDevice
+from baton.device.cuda_runtime import call, cuda_driver
+from baton.device.cuda_stream import CudaStream
+from baton.device.stream import Event
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.device.mover import warm
+
+# 64 tokens of an 8B model in 16 bits.
+GPU_BLOCK_BYTES = 8 << 20
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_AWAKE_CYCLES = 5_000_000  # 2.5 ms of an H200's
+
+
+class GpuBlocks:
+    """A pool of blocks on a GPU; the place of a transfer's nth block is drawn in advance."""
+
+    def __init__(self, count: int, device: torch.device, block_bytes: int = GPU_BLOCK_BYTES) -> None:
+        self._pool = _random_pool(count, device, block_bytes)
+        self._places = random.Random(1).sample(range(count), count)
+        self.blocks = DeviceBlocks(CudaLinkDevice(device), [self._pool])
+        warm(self.blocks)
+
+    def sink(self) -> DeviceSink:
+        """The pool as a receiver's sink; clears it."""
+        self._pool.zero_()
+        torch.cuda.synchronize(self._pool.device)
+        return DeviceSink(self.blocks, lambda transfer, group, ordinal: self._places[ordinal])
+
+    def place(self, ordinal: int) -> int:
+        """The pool's number of a sender's nth block."""
+        return self._places[ordinal]
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        return self._pool[block, offset : offset + length].cpu().numpy().data
+
+    def unpin(self, group: int, block: int) -> None:
+        """Does nothing: blocks are not shared."""
+
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._pool[self._places[ordinal], offset : offset + len(data)].copy_(source)
+
+    def equal(self, blocks: int) -> bool:
+        """Whether the last transfer's blocks equal those of a sender's pool; clears the pool."""
+        sent = _random_pool(len(self._pool), self._pool.device, self._pool.shape[1])
+        same = all(torch.equal(self._pool[place], sent[place]) for place in self._places[:blocks])
+        self._pool.zero_()
+        torch.cuda.synchronize(self._pool.device)
+        return same
+
+
+def gpu_blocks(count: int, device: str, block_bytes: int = GPU_BLOCK_BYTES) -> GpuBlocks:
+    """A pool on `device`, cuda:N."""
+    there = torch.device(device)
+    torch.cuda.set_device(there)
+    return GpuBlocks(count, there, block_bytes)
+
+
+def _random_pool(count: int, device: torch.device, block_bytes: int) -> Tensor:
+    """A pool of random bytes, equal in every process."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (count, block_bytes // 4)
+    numbers = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device=device, generator=generator)
+    return numbers.view(torch.uint8)
+
+
+class HeldStep:
+    """A stand-in for a prefill step, whose end event completes when the host releases it. One kernel thread
+    keeps the otherwise idle GPU warm meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._step = CudaStream(int(device.index or 0), [])
+        self._word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._seen = self._word.numpy()
+        self._count = 0
+
+    def begin(self) -> Event:
+        """Starts a step; the event of its end."""
+        self._count += 1
+        torch.cuda._sleep(_AWAKE_CYCLES)  # type: ignore[no-untyped-call]
+        call(
+            cuda_driver(), "cuStreamWaitValue64_v2", ctypes.c_void_p(self._step.handle),
+            ctypes.c_uint64(self._word.data_ptr()), ctypes.c_uint64(self._count), _AT_LEAST,
+        )  # fmt: skip
+        return self._step.record_event()
+
+    def end(self) -> float:
+        """Ends the step; the time just before, by the monotonic clock in s."""
+        at = time.monotonic()
+        self._seen[0] = self._count
+        return at
+
+
+class RawCopies:
+    """A copy of `size` bytes between two GPUs, or within one, timed on the GPU."""
+
+    def __init__(self, size: int, source: str, destination: str) -> None:
+        self._from = torch.empty(size, dtype=torch.uint8, device=source)
+        self._to = torch.empty(size, dtype=torch.uint8, device=destination)
+        self._from.fill_(7)
+
+    def seconds(self) -> float:
+        torch.cuda.synchronize(self._from.device)
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begun.record()
+        self._to.copy_(self._from, non_blocking=True)
+        ended.record()
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) / 1e3

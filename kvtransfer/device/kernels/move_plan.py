@@ -1,0 +1,21 @@
+"""Constants and modes of moves between blocks and staging. Torch-free, so that a process whose links have no
+device need not load torch."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+WORD_BYTES = 4
+# The columns of a run: source, destination, length, piece, place. In a table of one piece's rows, the first
+# row's `piece` column has the initial value of the piece's sum.
+ROW_WORDS = 5
+# The maximum number of programs that share a piece; each writes one partial sum.
+SUM_PARTS = 128
+
+
+class Direction(Enum):
+    """Where a piece's words go; their sum is computed in any case."""
+
+    GATHER = 0  # from blocks into staging
+    SCATTER = 1  # from staging into blocks
+    READ = 2  # nowhere

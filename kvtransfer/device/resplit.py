@@ -1,0 +1,104 @@
+"""Blocks between workers that split KV heads over different numbers of ranks.
+
+A rank of n holds heads / n consecutive KV heads of every layer and plane, so its block is
+
+    [layer][plane][its heads][token][dim]
+
+and what sender rank s of S and receiver rank r of R have in common is, for each layer and plane, one run of
+heads that is contiguous on both sides. Between the two only their common part travels, packed: run after run,
+layer after layer, in pieces as any block. Rank counts must divide the number of heads; more ranks than heads,
+which would need replicated heads, are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.layout import DTYPE_BYTES, CacheGroup
+from kvtransfer.device.kernels.move_plan import WORD_BYTES
+from kvtransfer.device.reference import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rank `rank` of `count`."""
+
+    rank: int
+    count: int
+
+    def heads(self, heads: int) -> range:
+        """Which of all heads this rank has; ValueError where they cannot be split evenly."""
+        if not 0 <= self.rank < self.count or heads % self.count:
+            raise ValueError(f"rank {self.rank} of {self.count} cannot have an equal part of {heads} heads")
+        each = heads // self.count
+        return range(self.rank * each, (self.rank + 1) * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The common part of one block of two ranks, in words. `group` describes a block with all heads."""
+
+    group: CacheGroup
+    sender: Split
+    receiver: Split
+
+    def __post_init__(self) -> None:
+        if len({(plane.dtype, plane.heads, plane.dim) for plane in self.group.planes}) != 1:
+            raise ValueError("the planes of a cache group must have one shape and dtype")
+        if self._head_bytes % WORD_BYTES:
+            raise ValueError(f"a head of {self._head_bytes} bytes is not a whole number of words")
+
+    @property
+    def heads(self) -> range:
+        """The heads that both have; empty where the two need no link."""
+        total = self.group.planes[0].heads
+        ours, theirs = self.sender.heads(total), self.receiver.heads(total)
+        return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
+
+    @property
+    def words(self) -> int:
+        """Words of one block's packed common part."""
+        return self._rows * len(self.heads) * self._head_words
+
+    def gather(self, block: int, staging: int, piece_words: int, first_piece: int) -> list[Run]:
+        """Runs from the sender's `block` into staging from word `staging` on, cut into pieces of at most
+        `piece_words`, numbered from `first_piece`; a piece follows the one before it without a gap."""
+        return self._runs(block, self.sender, staging, piece_words, first_piece, to_staging=True)
+
+    def scatter(self, block: int, staging: int, piece_words: int, first_piece: int) -> list[Run]:
+        """Runs from staging into the receiver's `block`; the arguments are those of `gather`."""
+        return self._runs(block, self.receiver, staging, piece_words, first_piece, to_staging=False)
+
+    @property
+    def _head_bytes(self) -> int:
+        plane = self.group.planes[0]
+        return self.group.block_tokens * plane.dim * DTYPE_BYTES[plane.dtype]
+
+    @property
+    def _head_words(self) -> int:
+        return self._head_bytes // WORD_BYTES
+
+    @property
+    def _rows(self) -> int:
+        return len(self.group.layers) * len(self.group.planes)
+
+    def _runs(
+        self, block: int, side: Split, staging: int, piece_words: int, first_piece: int, *, to_staging: bool
+    ) -> list[Run]:
+        own, common = side.heads(self.group.planes[0].heads), self.heads
+        row_words = len(own) * self._head_words
+        skipped = (common.start - own.start) * self._head_words
+        length = len(common) * self._head_words
+        runs = []
+        for row in range(self._rows):
+            place = (block * self._rows + row) * row_words + skipped
+            # A row that crosses the end of a piece is two runs, or more.
+            packed, end = row * length, (row + 1) * length
+            while packed < end:
+                piece, within = divmod(packed, piece_words)
+                part = min(end - packed, piece_words - within)
+                there = staging + packed
+                source, destination = (place, there) if to_staging else (there, place)
+                runs.append(Run(source, destination, part, first_piece + piece, within))
+                packed, place = packed + part, place + part
+        return runs

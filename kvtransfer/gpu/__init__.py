@@ -1,1 +1,0 @@
-"""Triton kernels that move blocks; `kvtransfer.moving` has what they do in plain torch, and chooses."""

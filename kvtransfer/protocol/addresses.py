@@ -1,0 +1,53 @@
+"""Endpoints: where a receiver listens, one for each transport it offers, the preferred one first.
+
+    transport  address                    as text
+    ipc        NAMESPACE/NAME             ipc:NAMESPACE/NAME     a socket of the same host
+    nccl       HOST:PORT                  nccl:HOST:PORT         between GPUs
+    grpc       HOST:PORT                  HOST:PORT
+
+The text form is for logs and command lines; on the wire endpoints are messages (`baton.v1.Endpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from baton.v1 import types_pb2
+
+IPC, NCCL, GRPC = "ipc", "nccl", "grpc"
+
+
+class Endpoint(NamedTuple):
+    """Where one rank of a receiver listens over one transport."""
+
+    transport: str
+    address: str
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return self.address if self.transport == GRPC else f"{self.transport}:{self.address}"
+
+    def message(self) -> types_pb2.Endpoint:
+        """As it goes on the wire."""
+        return types_pb2.Endpoint(transport=self.transport, address=self.address, rank=self.rank)
+
+
+def from_messages(messages: Iterable[types_pb2.Endpoint]) -> tuple[Endpoint, ...]:
+    """The endpoints of a ticket, in their order."""
+    return tuple(Endpoint(one.transport, one.address, one.rank) for one in messages)
+
+
+def to_text(endpoints: Iterable[Endpoint]) -> str:
+    """All of them, separated by spaces."""
+    return " ".join(map(str, endpoints))
+
+
+def from_text(text: str) -> tuple[Endpoint, ...]:
+    """Parses what `to_text` made; ranks are 0."""
+    return tuple(map(_parse, text.split()))
+
+
+def _parse(word: str) -> Endpoint:
+    scheme, _, rest = word.partition(":")
+    return Endpoint(scheme, rest) if scheme in (IPC, NCCL) else Endpoint(GRPC, word)

@@ -1,0 +1,196 @@
+"""The receiving end: verifies pieces in staging, scatters them, and reports when a transfer is complete.
+
+    transfers.expect ─▶ (MetadataReceived) ─▶ TransferStarted ─▶ (CommitPending) ─▶ Committed ─▶ acknowledge,
+                                                   └──────────▶ Withdrawn                        refuse
+    transfers.forget at any time
+
+One thread, the engine's loop, calls everything here. It calls `poll` whenever `wake` was called, and at least
+every 100 ms, since deadlines are checked nowhere else. The sink gets bytes only while their transfer is
+expected, and each byte once: after `forget` or `Withdrawn` not one more, so the blocks may be reused at once.
+It gets a piece after its checksum was verified; a device computes the sum while it writes, so there a corrupt
+piece has been written before its transfer is withdrawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import LinkAudit
+from kvtransfer.device.blocks import DeviceSink
+from kvtransfer.link.interfaces import Listener
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import FrameError
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import ReceiverCounters, ReceiverEvent
+from kvtransfer.receiver.link import ReceivingLink
+from kvtransfer.receiver.link_table import MAX_LINKS, LinkGrants, LinkTable
+from kvtransfer.receiver.transfers import BlockSink, InboundTransfers
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.registry import start_listeners
+
+
+class Receiver:
+    """The listeners, links and expected transfers of one receiver."""
+
+    def __init__(
+        self,
+        *,
+        identity: WorkerIdentity,
+        fingerprint: bytes,
+        signer: TicketSigner,
+        block_bytes: Sequence[int],
+        piece_bytes: int,
+        window_pieces: int,
+        sink: BlockSink,
+        wake: Callable[[], None],
+        peer_timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        device: DeviceSink | None = None,
+    ) -> None:
+        """`device`: where blocks lie in device memory, to which a sender's device may write."""
+        self.counters = ReceiverCounters([0] * len(block_bytes))
+        self.transfers = InboundTransfers(
+            signer, identity.incarnation, sink, self.counters, peer_timeout_s, clock
+        )
+        grants = LinkGrants(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
+        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, self.transfers.link_broke)
+        self._piece_bytes = piece_bytes
+        self._device = None if device is None else device.blocks.device
+        self._wake = wake
+        self._timeout = peer_timeout_s
+
+    def listen(
+        self,
+        host: str,
+        port: int = 0,
+        transport: str = "grpc",
+        nccl: NcclEndpoint | None = None,
+        auth: LinkAuth | None = None,
+        frames_port: int = 0,
+    ) -> tuple[Endpoint, ...]:
+        """Starts `start_listeners` of a transport; the endpoints for tickets, the preferred one first.
+        `auth`: what senders must prove to know."""
+        bounds = self._piece_bytes, self._timeout, MAX_LINKS
+        started = start_listeners(
+            transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port
+        )
+        for listener in started:
+            self._links.attach(listener)
+        return tuple(listener.endpoint for listener in started)
+
+    def attach(self, listener: Listener) -> None:
+        """Takes requests from this listener too, and owns it from now on."""
+        self._links.attach(listener)
+
+    def poll(self, max_pieces: int) -> list[ReceiverEvent]:
+        """Does what can be done at once, handling at most `max_pieces` frames; never blocks on a peer."""
+        self._collect_all_moved()
+        if not self.transfers.has_commits:
+            self._keep_warm()
+            self._handle_frames(max_pieces)
+        if self.transfers.has_commits:
+            self._wake()  # the engine admits the sequence before anything else is done here
+        else:
+            self._return_credits()
+        return self.transfers.take_events()
+
+    def progress(self, max_pieces: int) -> None:
+        """As `poll`, but events wait for the next `poll`."""
+        self._collect_all_moved()
+        self._handle_frames(max_pieces)
+        self._return_credits()
+
+    def _keep_warm(self) -> None:
+        """Keeps the device from going idle while a transfer is expected; one link's kernel is enough."""
+        if self._device is None or not len(self.transfers):
+            return
+        for link in self._links:
+            if link.scatter is not None:
+                link.scatter.keep_warm()
+                return
+
+    def _collect_all_moved(self) -> None:
+        for link in self._links:
+            self._collect_moved(link)
+
+    def _collect_moved(self, link: ReceivingLink) -> None:
+        """Collects what the link's device has moved, and starts it on what has arrived."""
+        try:
+            self.transfers.collect_moved(link)
+        except FrameError as error:
+            self._links.break_off(link, error)
+
+    def _handle_frames(self, max_pieces: int) -> None:
+        """Handles at most `max_pieces` frames, one of each link in turn."""
+        self._return_credits()
+        self._links.take_requests()
+        budget = max_pieces
+        ready = deque(self._links)
+        while ready and budget > 0:
+            link = ready.popleft()
+            if self._handle_one(link):
+                ready.append(link)
+                budget -= 1
+        # A link with unread frames is not judged yet: the awaited answer may be among them.
+        self._links.break_overdue([link for link in self._links if link not in ready])
+        self._links.free_fenced()
+        if ready:
+            self._wake()
+        self._links.rotate()
+
+    def _return_credits(self) -> None:
+        """Returns freed credits, except on links all of whose transfers have their commits: building the
+        frame takes time, which would delay an admission. Those go with the answer to a commit."""
+        for link in self._links:
+            if not self.transfers.all_commits_received(link):
+                link.flush()
+
+    def _handle_one(self, link: ReceivingLink) -> bool:
+        """Handles one frame of a link; False if it had none."""
+        if link in self._links:  # between frames, so that arrived pieces do not wait for announced ones
+            self._collect_moved(link)
+        if link not in self._links:
+            return False
+        failure = link.wire.failure()  # checked first: frames received before it count
+        frame = link.wire.receive()
+        if frame is not None:
+            try:
+                self.transfers.handle(link, frame)
+            except FrameError as error:
+                self._links.break_off(link, error)
+            return True
+        if failure is not None:
+            self._links.break_off(link, failure)
+        return False
+
+    @property
+    def links(self) -> list[LinkAudit]:
+        """The state of every link, quarantined ones included."""
+        return self._links.audit()
+
+    @property
+    def busy_poll(self) -> bool:
+        """Whether to poll again within microseconds: a device's work will end without a wake-up."""
+        expecting = len(self.transfers) > 0
+        return any(link.busy_poll(expecting=expecting) for link in self._links)
+
+    @property
+    def moving(self) -> bool:
+        """Whether a device moves pieces, or is about to."""
+        return any(link.scatter is not None and link.scatter.busy for link in self._links)
+
+    @property
+    def poll_soon(self) -> bool:
+        """Whether a device may write for an expected transfer: a wake-up takes some hundred microseconds, so
+        polling sooner pays even where `busy_poll` is False."""
+        return len(self.transfers) > 0 and any(link.scatter is not None for link in self._links)
+
+    def close(self) -> None:
+        """Breaks every link and ends every thread."""
+        self._links.close()
+        self.transfers.take_events()  # there will be no further poll
+        self._links.free_fenced()

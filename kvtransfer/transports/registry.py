@@ -1,0 +1,107 @@
+"""The transports there are, by the names that a configuration uses for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from baton.device.link_device import LinkDevice
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.protocol.addresses import GRPC, IPC, NCCL
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.transports.grpc.connector import GrpcConnector
+from kvtransfer.transports.grpc.listener import GrpcListener
+from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.ipc.listener import IpcListener
+from kvtransfer.transports.nccl.connector import NcclConnector
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.nccl.listener import NcclListener
+
+T = TypeVar("T")
+
+# What `auto` uses, the best first. NCCL is to go between the two once it is proven (docs/decisions/0015).
+AUTO: tuple[str, ...] = (IPC, GRPC)
+
+_NEEDS = {
+    IPC: "a processor with ordered stores",
+    NCCL: "KV blocks on a GPU, and NCCL",
+}
+
+
+def transports_of(transport: str) -> tuple[str, ...]:
+    """The transports that the setting `transport` stands for, the best first: itself, or for `auto` all that
+    this process can use of `AUTO`."""
+    return AUTO if transport == "auto" else (transport,)
+
+
+def make_connectors(
+    transport: str,
+    wake: Callable[[], None],
+    blocks: DeviceBlocks | None = None,
+    nccl: NcclEndpoint | None = None,
+    auth: LinkAuth | None = None,
+) -> tuple[Connector, ...]:
+    """A sender's connectors for the setting `transport`. `blocks`: where its blocks lie in device memory;
+    `nccl`: this process's NCCL; `auth`: of its cluster. BatonError(INVALID) where this process cannot use the
+    transport."""
+    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake, auth)}
+    if STORES_IN_ORDER:
+        makers[IPC] = partial(IpcConnector, wake, blocks, auth)
+    if nccl is not None and blocks is not None:
+        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth)
+    return tuple(make() for make in _usable(transport, makers))
+
+
+def start_listeners(
+    transport: str,
+    host: str,
+    port: int,
+    piece_bytes: int,
+    peer_timeout_s: float,
+    max_links: int,
+    wake: Callable[[], None],
+    device: LinkDevice | None = None,
+    nccl: NcclEndpoint | None = None,
+    auth: LinkAuth | None = None,
+    frames_port: int = 0,
+) -> list[Listener]:
+    """Starts a receiver's listeners for the setting `transport`, the best first. `device`: where blocks are
+    to go; `nccl`, `auth`: as for `make_connectors`. Of several, grpc uses `port`; `frames_port` is nccl's
+    second port.
+
+    BatonError(INVALID) where one cannot bind, or this process cannot use the transport.
+    """
+    bounds: dict[str, Any] = {
+        "peer_timeout_s": peer_timeout_s,
+        "max_links": max_links,
+        "wake": wake,
+        "auth": auth,
+    }
+    makers: dict[str, Callable[[], Listener]] = {
+        GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, **bounds)
+    }
+    if STORES_IN_ORDER:
+        makers[IPC] = partial(IpcListener, device=device, **bounds)
+    if nccl is not None:
+        own_port = port if transport == NCCL else 0
+        makers[NCCL] = partial(NcclListener, host, own_port, nccl=nccl, frames_port=frames_port, **bounds)
+    started: list[Listener] = []
+    try:
+        for make in _usable(transport, makers):
+            started.append(make())
+    except BatonError:
+        for listener in started:
+            listener.close()
+        raise
+    return started
+
+
+def _usable(transport: str, makers: Mapping[str, T]) -> Iterator[T]:
+    """The makers of the setting's transports that this process can use."""
+    if transport != "auto" and transport not in makers:
+        raise BatonError(ErrorKind.INVALID, f"transport {transport} needs {_NEEDS[transport]}")
+    return (makers[name] for name in transports_of(transport) if name in makers)

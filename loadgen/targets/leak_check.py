@@ -1,0 +1,67 @@
+"""The leak check after a run: whether the server has released everything. A slot that a cancelled request
+keeps is leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
+from baton.v1.worker_pb2 import Audit
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.admin_port import AdminPort, NoAdminError
+
+# A router promises 1 s; a busy machine gets more.
+PATIENCE_S = 5.0
+_ANSWER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeakCheck:
+    """What is still in use after the run; None, with the reason, where it was not checked."""
+
+    held: list[str] | None
+    not_checked: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as `about.json` stores it."""
+        return {"leaks": self.held, "leaks_not_checked": self.not_checked}
+
+
+async def check_leaks(target: TargetSettings) -> LeakCheck:
+    """Polls until nothing is in use or PATIENCE_S have passed. Never raises."""
+    until = time.monotonic() + PATIENCE_S
+    async with AdminPort(target) as admin:
+        while True:
+            try:
+                status = await admin.status(_ANSWER_S, check_integrity=True)
+            except NoAdminError as error:
+                return LeakCheck(None, str(error))
+            found = judge(status)
+            if found.held == [] or time.monotonic() > until:
+                return found
+            await asyncio.sleep(0.25)
+
+
+def judge(status: AdminServiceGetStatusResponse) -> LeakCheck:
+    """What router and workers have in use; not checked where a worker gives no audit."""
+    held = [f"router: {status.router.running} requests run"] if status.router.running else []
+    silent = [] if status.workers else ["no worker is known"]
+    for one in status.workers:
+        name = one.worker.identity.name or one.worker.address
+        held += [f"{name}: {what}" for what in _held(one.worker.audit)]
+        if one.worker.error:
+            silent.append(f"no audit of {name}: {one.worker.error}")
+    return LeakCheck(None, silent[0]) if silent and not held else LeakCheck(held)
+
+
+def _held(audit: Audit) -> list[str]:
+    counts = {
+        "slots in use": audit.load.slots - audit.load.free_slots,
+        "live tickets": audit.live_tickets,
+        "pinned blocks": audit.pinned_blocks,
+    }
+    held = [f"{count} {what}" for what, count in counts.items() if count]
+    return [*held, audit.integrity_error] if audit.integrity_error else held

@@ -1,0 +1,49 @@
+"""Configuration of the process that starts and supervises the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from services.common.config.types import DRAIN_S, LogLevel, StrictModel
+from services.common.config.worker import WorkerConfig
+
+
+class SupervisionSettings(StrictModel):
+    """The operator's settings of how workers are started and supervised."""
+
+    # local: start a Ray cluster; none: run without Ray.
+    ray_address: str = Field("local", min_length=1)
+    # A worker without a heartbeat for so long is killed.
+    hang_timeout_s: float = Field(5.0, gt=0)
+    # Absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; where an existing Ray
+    # cluster is joined (ray_address), each machine needs it, or the environment variables.
+    secrets_file: Path | None = None
+
+    @property
+    def on_another_ray(self) -> bool:
+        """Whether workers run on an existing Ray cluster, and so possibly on other machines."""
+        return self.ray_address not in ("local", "none")
+
+    @field_validator("secrets_file")
+    @classmethod
+    def _same_everywhere(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            raise ValueError("secrets_file must be an absolute path")
+        return path
+
+
+class ClusterConfig(SupervisionSettings):
+    """Configuration of the process that starts the workers, on Ray or as children."""
+
+    # Random, so that several clusters can share one Ray.
+    cluster_id: str = Field(pattern="^[0-9a-z-]+$")
+    workers: tuple[WorkerConfig, ...]
+    # Unset: python -m services.worker.
+    worker_program: tuple[str, ...] = ()
+    # Secrets that are read on a worker's machine.
+    secret_names: tuple[str, ...] = ()
+    start_timeout_s: float = Field(600.0, gt=0)
+    drain_s: float = Field(DRAIN_S, ge=0)
+    log_level: LogLevel = "info"

@@ -1,0 +1,32 @@
+"""Configuration of the soft state in Redis."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.common.config.types import StrictModel
+
+# In place of Redis's URL: neither registry nor journal.
+NO_STATE = "none"
+
+
+class StateSettings(StrictModel):
+    """The operator's settings of the soft state in Redis."""
+
+    # Unset: an embedded server; none: no state.
+    redis_url: str | None = Field(None, repr=False)
+    # Processes with one namespace form one cluster; unset: a random one.
+    namespace: str | None = Field(None, pattern="^[A-Za-z0-9_-]{1,64}$")
+
+
+class StateConfig(StrictModel):
+    """Where a process finds the cluster's soft state. Its repr shows no secret."""
+
+    redis_url: str = Field(repr=False)
+    namespace: str
+    # Precedes the names of its workers in the registry.
+    cluster_id: str = ""
+    # The server is the embedded one of `baton up`.
+    embedded: bool = False
+    # Hex; empty: a random one, so that no other router can read the journal.
+    journal_key: str = Field("", repr=False)

@@ -1,0 +1,23 @@
+"""What several configurations share: the base of every model, types, fields."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StrictModel(BaseModel):
+    """Frozen; an unknown key is an error. Validation errors never repeat the rejected value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+Role = Literal["prefill", "decode", "both"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+DRAIN_S = 20.0  # how long running requests may take to end at a stop
+
+ClusterSecret = Field("", repr=False)
+"""Authenticates a process's internal RPCs and links. Shared by the cluster's processes; empty only where all
+of them listen on loopback."""

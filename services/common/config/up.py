@@ -1,0 +1,98 @@
+"""Configuration of `baton up`: the file an operator writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from baton.cluster_auth import MIN_SECRET_LENGTH
+from services.common.config.cluster import SupervisionSettings
+from services.common.config.router import RouterSettings
+from services.common.config.state import StateSettings
+from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
+from services.common.config.worker import EngineConfig, TransferConfig
+
+
+class UpConfig(StrictModel):
+    """Configuration of `baton up`, from which `baton.cli` makes those of its children."""
+
+    # Folder, hub id, demo or random; unset: demo.
+    model: str | None = None
+    # Unset: the folder's name or the hub id.
+    served_model_name: str | None = None
+    # Prefill workers.
+    prefill: int | None = Field(None, ge=0)
+    # Decode workers.
+    decode: int | None = Field(None, ge=0)
+    # Workers of both roles.
+    both: int | None = Field(None, ge=0)
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterSettings = RouterSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
+    state: StateSettings = StateSettings()
+    # Keys the hashes of cached blocks, which are found on disk after a restart with the same secret; unset:
+    # derived from cluster_secret.
+    prefix_secret: str | None = Field(None, min_length=16, repr=False)
+    # Metrics port of the first worker, each further one has the next; 0: any free port.
+    worker_metrics_port: int = Field(0, ge=0, le=65535)
+    # Authenticates router and workers to each other; unset: random. A `baton worker` that joins needs the
+    # same.
+    cluster_secret: str | None = Field(None, min_length=MIN_SECRET_LENGTH, repr=False)
+    # File with the cluster secret.
+    cluster_secret_file: Path | None = None
+    # Consecutive restarts of a router that runs for less than a minute; then all is stopped.
+    router_restarts: int = Field(8, ge=0)
+    # Longest start of one process.
+    start_timeout_s: float = Field(600.0, gt=0)
+    # Longest drain at a stop.
+    drain_s: float = Field(DRAIN_S, ge=0, le=24)
+    log_level: LogLevel = "info"
+
+    @property
+    def role_counts(self) -> dict[Role, int]:
+        """Workers of each role: one prefill and one decode by default, otherwise only those configured."""
+        if self.prefill is None and self.decode is None and self.both is None:
+            return {"prefill": 1, "decode": 1, "both": 0}
+        return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
+
+    def engine_of(self, role: Role) -> EngineConfig:
+        """The engine configuration of a role, with `gpu_links` for its peers in this cluster."""
+        if self.engine.gpu_links is not None:
+            return self.engine
+        counts = self.role_counts
+        # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
+        sent_to = counts["decode"] if self.transfer.transport == "nccl" else 0
+        peers = {"prefill": sent_to, "decode": counts["prefill"], "both": 0}[role]
+        links = 0 if self.transfer.through_host else peers
+        return self.engine.model_copy(update={"gpu_links": links})
+
+    @model_validator(mode="after")
+    def _ports_do_not_overlap(self) -> UpConfig:
+        counts = self.role_counts
+        listening, everyone = counts["decode"], sum(counts.values())
+        fixed = (
+            ("transfer.transfer_port", self.transfer.transfer_port, listening),
+            ("transfer.frames_port", self.transfer.frames_port, listening),
+            ("worker_metrics_port", self.worker_metrics_port, everyone),
+        )
+        taken: dict[int, str] = {}
+        for name, first, count in fixed:
+            for port in range(first, first + count) if first else ():
+                if port > 65535:
+                    raise ValueError(f"{name} {first} leaves too few ports for {count} workers")
+                if port in taken:
+                    raise ValueError(f"{taken[port]} and {name} both need port {port}")
+                taken[port] = name
+        return self
+
+    @model_validator(mode="after")
+    def _can_serve(self) -> UpConfig:
+        counts = self.role_counts
+        for role in ("prefill", "decode"):
+            if not counts["both"] and not counts[role]:
+                raise ValueError(
+                    f"these workers cannot serve: none does {role} (add one of role {role} or both)"
+                )
+        return self

@@ -1,0 +1,188 @@
+"""Configuration of a worker: its engine, its links, and itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from services.common.config.state import StateConfig
+from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, Role, StrictModel
+
+Device = Literal["auto", "cpu", "cuda"]
+_DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def _dtype_name(value: object) -> object:
+    return _DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
+Numerics = Literal["auto", "exact", "fast"]
+Transport = Literal["auto", "grpc", "ipc", "nccl"]
+KVWire = Literal["native", "fp8", "int8"]
+Weights = Literal["file", "random"]
+
+# Default slots of a decode worker: on a CPU, and the most on a GPU.
+CPU_SLOTS, MOST_DEFAULT_SLOTS = 16, 256
+
+
+class EngineConfig(StrictModel):
+    """Configuration of an engine process, of any role."""
+
+    device: Device = "auto"
+    # Index among the GPUs that CUDA shows; unset: round robin, the first for a single worker.
+    device_index: int | None = Field(None, ge=0)
+    dtype: DType = "auto"
+    numerics: Numerics = "auto"
+    weights: Weights = "file"
+    # Seed of --weights random, the same on every worker.
+    weights_seed: int = Field(0, ge=0)
+    # Folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache.
+    kernel_cache: str | None = None
+    # Tokens of a KV block; unset: 64 on a GPU, 16 on a CPU.
+    block_tokens: int | None = Field(None, ge=1, le=1024)
+    # Share of a GPU's memory that its workers use together, in equal parts.
+    gpu_memory: float = Field(0.9, gt=0, le=1)
+    # Most workers that share a GPU; unset: one, or all of them where there is one GPU.
+    gpu_workers: int | None = Field(None, ge=1)
+    # Links to other workers that GPU memory is reserved for, up to 256 MiB each; unset: one to each worker
+    # that hands sequences over to it, with NCCL also to each that it hands over to.
+    gpu_links: int | None = Field(None, ge=0)
+    # Memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves.
+    kv_memory_mb: int | None = Field(None, ge=1)
+    # KV blocks of each cache group; unset: by memory.
+    kv_blocks: int | None = Field(None, ge=2)
+    # Most concurrent sequences of a decode worker; unset: 16 on a CPU, on a GPU as many of 1,024 tokens as
+    # its KV blocks have room for, from 16 to 256.
+    slots: int | None = Field(None, ge=1, le=4096)
+    # Most prompt tokens of a prefill step; unset: 256, on a GPU 2048.
+    chunk_tokens: int | None = Field(None, ge=1)
+    # Longest expected duration of a prefill step; while others arrive, a prompt that needs several steps gets
+    # half of each.
+    prefill_step_ms: float = Field(25.0, gt=0)
+    # A prompt that has waited so long gets at least an eighth of the steps' time.
+    prefill_age_cap_ms: float = Field(2000.0, ge=0)
+    # Run prefill steps of up to 1,024 rows as CUDA graphs on a GPU.
+    prefill_graphs: bool = True
+    # Unset: the model's own.
+    max_context_tokens: int | None = Field(None, ge=2)
+    # Most top logprobs that a request may ask for; 0: no logprobs.
+    max_logprobs: int = Field(20, ge=0, le=20)
+    # Host memory for KV blocks of swapped-out sequences; 0: sequences are preempted instead.
+    host_kv_mb: int = Field(512, ge=0)
+    # Output tokens to reserve KV blocks for; more are allocated as the sequence grows; unset: the 90th
+    # percentile of recent output lengths.
+    reserve_output_tokens: int | None = Field(None, ge=1)
+    # Reuse the KV blocks of common prompt prefixes.
+    prefix_cache: bool = True
+    # Host memory for cached blocks that are evicted from the device; 0: none.
+    prefix_host_mb: int = Field(0, ge=0)
+    # Folder for cached blocks that are evicted from host memory; unset: none.
+    prefix_disk_dir: str | None = None
+    # Disk space for them, for each worker.
+    prefix_disk_mb: int = Field(4096, ge=1)
+    # Most prefills of a worker, queued or running.
+    prefill_queue: int = Field(256, ge=1)
+
+    @model_validator(mode="after")
+    def _disk_is_behind_the_host(self) -> EngineConfig:
+        if self.prefix_disk_dir is not None and not self.prefix_host_mb:
+            raise ValueError("prefix_disk_dir needs prefix_host_mb: blocks on disk pass through host memory")
+        return self
+
+    @property
+    def most_slots(self) -> int:
+        """An upper bound of the slots that is known before the engine knows its device and memory; it sizes
+        the memory that a worker's two processes share."""
+        return self.slots or MOST_DEFAULT_SLOTS
+
+    def block_tokens_on(self, device: str) -> int:
+        """Tokens of a KV block on a device type, `cuda` or `cpu`."""
+        return self.block_tokens or (64 if device == "cuda" else 16)
+
+    def chunk_tokens_on(self, device: str) -> int:
+        """Most tokens of a prefill step on a device type, `cuda` or `cpu`."""
+        return self.chunk_tokens or (2048 if device == "cuda" else 256)
+
+
+class TransferConfig(StrictModel):
+    """Links between workers."""
+
+    # ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both workers can use it, else
+    # grpc.
+    transport: Transport = "auto"
+    # Wire quantization of KV: native: none, fp8 and int8: eight bits an element with a scale for each token
+    # and head, which halves the bytes of 16-bit KV and loses some precision; quantized KV is sent through
+    # host memory.
+    kv_wire: KVWire = "native"
+    piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
+    # Staging pieces of a link at its receiver.
+    window_pieces: int = Field(32, ge=2, le=65536)
+    # Longest wait for a peer's answer.
+    peer_timeout_s: float = Field(10.0, gt=0)
+    # Where a decode worker listens for links over grpc or nccl; 0: any free port. The first worker of `baton
+    # up` gets this port, each further one the next.
+    transfer_port: int = Field(0, ge=0, le=65535)
+    # Where a decode worker listens for the frames of nccl links; 0: any free port; further workers as above.
+    frames_port: int = Field(0, ge=0, le=65535)
+
+    def of_worker(self, index: int) -> TransferConfig:
+        """The configuration of the `index`-th of several workers, whose ports are higher by `index`."""
+        ports = {"transfer_port": self.transfer_port, "frames_port": self.frames_port}
+        return self.model_copy(update={name: port and port + index for name, port in ports.items()})
+
+    @property
+    def through_host(self) -> bool:
+        """Whether blocks are always sent through host memory, even where they are on GPUs."""
+        return self.transport == "grpc" or self.kv_wire != "native"
+
+    @model_validator(mode="after")
+    def _quantized_is_sent_through_the_host(self) -> TransferConfig:
+        if self.kv_wire != "native" and self.transport == "nccl":
+            raise ValueError(f"kv_wire {self.kv_wire} is sent through the host, transport nccl is not")
+        return self
+
+
+class WorkerConfig(StrictModel):
+    """One worker: a gRPC front process and one engine process."""
+
+    # It names a folder of the disk cache, and begins with a letter or digit so that it is no path such as
+    # "..".
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
+    role: Role
+    model: str
+    # The cluster within which its name is unique.
+    cluster_id: str = ""
+    host: str = "127.0.0.1"
+    # 0: any free port, reported when ready.
+    port: int = Field(0, ge=0, le=65535)
+    # 0: any free port; null: no metrics.
+    metrics_port: int | None = Field(0, ge=0, le=65535)
+    # The model's name in the API; a router uses only workers with its own name; unset: the folder's name.
+    served_model_name: str | None = None
+    # How often its supervisor has restarted this worker.
+    restarts: int = Field(0, ge=0)
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    # Unset: the worker is not registered.
+    state: StateConfig | None = None
+    # Keys the hashes of cached blocks; unset: random.
+    prefix_secret: str = Field("", repr=False)
+    cluster_secret: str = ClusterSecret
+    # Longest drain at a stop.
+    drain_s: float = Field(DRAIN_S, ge=0)
+    log_level: LogLevel = "info"
+
+    @property
+    def served_name(self) -> str:
+        """The name of the model in the API."""
+        return self.served_model_name or Path(self.model).name
+
+    def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
+        """The worker placed on a GPU of its host, which `workers` share unless the configuration states
+        a number."""
+        engine = self.engine
+        placed = {"device_index": index, "gpu_workers": engine.gpu_workers or workers}
+        return self.model_copy(update={"engine": engine.model_copy(update=placed)})

@@ -1,0 +1,79 @@
+"""Structured logs on stderr, one line for each event; stdout is for the protocol with the parent process.
+
+A line may have ids, counts, addresses and kinds of error, never a prompt, an output or a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+
+class _Stderr:
+    """Stderr, one write for each line. A closed stderr is ignored: logging must not fail a process."""
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+class _Forward(logging.Handler):
+    """Forwards records of the standard library's loggers, so that all lines have one format."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {name: value for name, value in record.__dict__.items() if name not in _RECORD_FIELDS}
+        level = max((known for known in _LEVELS if known <= record.levelno), default=logging.DEBUG)
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        get_log(record.name).log(level, record.getMessage(), **fields)
+
+
+_RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "event", "part"}
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+# Packages whose loggers write from the configured level on; those of libraries write from WARNING on.
+_PACKAGES = ("baton", "kvtransfer", "services")
+
+
+def configure_logs(level: str, **bound: str) -> None:
+    """Writes all logs of this process, structlog's and the standard library's, to stderr from `level` up,
+    with the fields `bound` on each line."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+
+    def add_bound(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Adds the bound fields; context variables are not inherited by other threads."""
+        for name, value in bound.items():
+            event.setdefault(name, value)
+        return event
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            add_bound,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(**bound)
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Forward()], force=True)
+    for name in _PACKAGES:
+        logging.getLogger(name).setLevel(threshold)
+
+
+def get_log(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger whose lines have `part=name`."""
+    log: structlog.stdlib.BoundLogger = structlog.get_logger(part=name)
+    return log

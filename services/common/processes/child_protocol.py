@@ -1,0 +1,147 @@
+"""The protocol between a child process of `baton up` and its parent, on the child's side.
+
+stdin    its configuration, one JSON document, read to the end
+stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
+         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 2, or 3 from a process that has
+         drained and asks to be restarted
+stderr   logs
+SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
+the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from baton.errors import BatonError, ErrorKind
+from baton.parent_death import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+
+EXIT_REFUSED = 2
+EXIT_RESTART = 3
+EXIT_AT_ONCE = 130
+
+# The argument of a process that outlives its parent: `baton worker` as an operator starts it.
+DETACHED = "--detached"
+
+_LINE_BYTES = 1024 * 1024
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+class RestartNeededError(BatonError):
+    """This process has drained since it is no longer fit to serve, and should be restarted."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(ErrorKind.UNAVAILABLE, why)
+
+
+class StopSignal:
+    """The parent's request to end this process: `await stop.wait()`, then drain."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Returns at the first SIGTERM or SIGINT."""
+        await self._requested.wait()
+
+    def request(self) -> None:
+        """Requests the end: the first call starts the drain, the second exits the process at once."""
+        if self._requested.is_set():
+            os._exit(EXIT_AT_ONCE)
+        self._requested.set()
+
+    def install(self) -> None:
+        """Handles SIGTERM and SIGINT of this process; to be called within a running event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request)
+
+
+def parse_config(model: type[ConfigT], text: str) -> ConfigT:
+    """The configuration in a JSON text. Raises BatonError(INVALID), which names the first invalid key."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "configuration"
+        raise BatonError(ErrorKind.INVALID, f"{where}: {first['msg']}") from error
+
+
+def report_ready(addresses: Mapping[str, str]) -> None:
+    """Reports to the parent where this process serves; the first line on stdout unless that is an error."""
+    report({"ready": dict(addresses)})
+
+
+def report_error(error: BatonError) -> None:
+    """Reports to the parent why this process does not run, in one line."""
+    message = " ".join(error.message.split())
+    report({"error": {"kind": error.kind.name.lower(), "message": message}})
+
+
+def run_child(
+    config_model: type[ConfigT],
+    main: Callable[[ConfigT, StopSignal], Coroutine[None, None, None]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
+    """Reads the configuration, runs `main` until it returns, and returns the exit code.
+
+    A BatonError from `main` is reported to the parent and becomes exit code 2; a `RestartNeededError` code 3.
+    """
+    try:
+        if DETACHED not in sys.argv:
+            die_with_parent()
+        config = parse_config(config_model, _first_line())
+
+        async def serve() -> None:
+            stop = StopSignal()
+            stop.install()
+            await main(config, stop)
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(serve())
+    except BatonError as error:
+        report_error(error)
+        return EXIT_RESTART if isinstance(error, RestartNeededError) else EXIT_REFUSED
+    return 0
+
+
+def _first_line() -> str:
+    """The configuration. Read unbuffered, so that later lines on stdin are left for
+    `messages_from_parent`."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        return stdin.readline().decode()
+
+
+async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects that the parent writes to stdin after the configuration, one a line, until it closes
+    stdin; none where stdin is not a pipe. Raises BatonError(INTERNAL) for a line that is not JSON."""
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while line := await reader.readline():
+            yield json.loads(line)
+    except ValueError as error:
+        raise BatonError(ErrorKind.INTERNAL, f"the parent wrote a line that is not JSON: {error}") from error
+    finally:
+        transport.close()
+
+
+def report(document: Mapping[str, Any]) -> None:
+    """Writes one JSON line to the parent."""
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,4 @@
+"""gRPC servers and channels as every process makes them: limits, keepalive, health, the cluster's token.
+
+Used by the router and the workers' fronts; torch-free.
+"""

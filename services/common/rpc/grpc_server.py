@@ -1,0 +1,164 @@
+"""gRPC servers with health, reflection, limits and an exclusive port; the options of channels to them."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Literal
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.addresses import join_address
+from baton.cluster_auth import RpcToken
+from baton.errors import BatonError, ErrorKind
+from services.common.rpc.internal_rpc import TokenCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.common.config.router import ConnectionLimits
+
+# A prompt of a million tokens in a repeated uint32 is under 4 MB; KV blocks go over links of their own.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+_LIMITS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+# The connections of a frozen or unreachable worker break within the sum of the two. gRPC's own threads answer
+# pings, however busy the event loop is.
+PING_EVERY_S = 1.0
+PING_ANSWER_S = 1.25
+
+_SERVER_OPTIONS = (
+    *_LIMITS,
+    # With SO_REUSEPORT two servers could bind one port without an error.
+    ("grpc.so_reuseport", 0),
+    # The channels of `channel_options` ping idle connections every second, which must not count as abuse.
+    ("grpc.http2.min_ping_interval_without_data_ms", int(PING_EVERY_S * 1000) // 4),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # The streams of a frozen or unreachable client end within 15 s, not within hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
+
+
+def public_options(
+    limits: ConnectionLimits, max_connections: int, max_message_bytes: int
+) -> list[tuple[str, int]]:
+    """Server options of a public listener; they take precedence over the defaults.
+
+    `max_connections`: as many as the process has descriptors for. A message above `max_message_bytes` ends
+    its call with RESOURCE_EXHAUSTED before it is read.
+    """
+    handshake_ms, idle_ms = int(limits.head_timeout_s * 1000), int(limits.idle_timeout_s * 1000)
+    return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        # From TCP's handshake to the client's HTTP/2 settings.
+        ("grpc.server_handshake_timeout_ms", handshake_ms),
+        ("grpc.http2.settings_timeout", handshake_ms),
+        # Closes connections without a call; clients reconnect with their next call.
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.max_concurrent_streams", 1_024),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_metadata_size", limits.max_head_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_head_bytes),
+    ]
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """Options of a channel to a `GrpcServer`: limits, quick reconnects, detection of dead peers."""
+    return [
+        *_LIMITS,
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.keepalive_time_ms", int(PING_EVERY_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(PING_ANSWER_S * 1000)),
+        # This one applies to a frozen peer: without it a lost ping is noticed after a minute.
+        ("grpc.http2.ping_timeout_ms", int(PING_ANSWER_S * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        # Otherwise the channels of one process share connections, and with them their failures.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+class GrpcServer:
+    """A grpc.aio server with `grpc.health.v1` and reflection; NOT_SERVING until `set_serving`.
+
+    Register servicers on `.server`, then `start`. `service_names` are the full names of those
+    services; health knows each of them and the empty name.
+    """
+
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        cluster_secret: str = "",
+        use: Literal["rpc", "admin"] = "rpc",
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
+        UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
+        the defaults."""
+        checks = [TokenCheck(RpcToken(cluster_secret, use))] if cluster_secret else []
+        merged = {**dict(_SERVER_OPTIONS), **dict(options)}
+        self.server = grpc.aio.server(options=list(merged.items()), interceptors=checks)
+        self._names = (*service_names, "")
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
+        )
+
+    async def start(self, host: str, port: int) -> str:
+        """Binds and serves; returns `host:port` with the bound port.
+
+        Raises BatonError(INVALID) where the address cannot be bound.
+        """
+        check_port_free(host, port)
+        try:
+            bound = self.server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)}") from error
+        await self.set_serving(False)
+        await self.server.start()
+        return join_address(host, bound)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets the status in `grpc.health.v1`."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        state = status.SERVING if serving else status.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets running ones end for `grace_s`, then cancels them."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises BatonError(INVALID) where it cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Asyncio disables Nagle's algorithm only where the protocol is stated: 40 ms for each answer.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        reason = (error.strerror or str(error)).lower()
+        message = f"cannot listen on {join_address(host, port)}: {reason}"
+        raise BatonError(ErrorKind.INVALID, message) from error
+    return bound
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises BatonError(INVALID) where the port is in use; gRPC's own error does not state the reason."""
+    if port:
+        bind_socket(host, port).close()

@@ -1,0 +1,248 @@
+"""The output of decode's sequences, and how much of it each router has been sent.
+
+An output stream belongs to one sequence: its attempt, its slot and generation, every output token from its
+first number on. It is kept until `LINGER_S` after its end. Each stream has a watermark; `collect` returns
+what is beyond it in messages of bounded size, so a slow router gets fewer, larger messages and delays no
+other. A router that opens its stream again states the position of each of its sequences and receives the
+rest; it drops duplicates by (attempt, number).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from baton.engine.rings.output_ring import Finish, Record
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import types_pb2
+from baton.v1.decode_pb2 import Position, SubscribeResponse
+from baton.v1.types_pb2 import Attempt, FinishReason
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.logprobs import logprobs_message
+
+# How long an ended output, or one whose router is disconnected, is kept.
+LINGER_S = 10.0
+TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's connection
+# The most bytes that one message should have; a token with 20 logprobs takes 229.
+MESSAGE_BYTES = 1 << 18
+# Bytes of a token without logprobs, and of an output without tokens.
+_TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
+
+
+@dataclass(slots=True, eq=False)
+class OutputStream:
+    """The output of one sequence."""
+
+    attempt: Attempt
+    router_id: bytes
+    slot: int
+    generation: int
+    first_number: int
+    token_ids: list[int] = field(default_factory=list)
+    # Where asked for, one for each token; serialised, which takes a fifth of the memory.
+    logprobs: list[bytes] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    ended_at: float | None = None
+    # The watermark: how many of token_ids the router has been sent, and whether the finish reason.
+    sent: int = 0
+    sent_finish: bool = False
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there is output beyond the watermark."""
+        return self.sent < len(self.token_ids) or (self.finish is not Finish.NONE and not self.sent_finish)
+
+
+@dataclass(slots=True, eq=False)
+class _Router:
+    connection: int = 0  # number of its latest Follow call; only that is served
+    # The router has discarded this id; the sequences of it are to end.
+    discarded: bool = False
+    lost_at: float | None = None
+    dirty: dict[AttemptKey, OutputStream] = field(default_factory=dict)
+
+
+class OutputStreams:
+    """All output streams of a worker, by attempt, by slot and by router."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_key: dict[AttemptKey, OutputStream] = {}
+        self._by_slot: dict[tuple[int, int], OutputStream] = {}
+        self._routers: dict[bytes, _Router] = {}
+
+    @property
+    def live(self) -> int:
+        """Streams whose slot may still emit."""
+        return len(self._by_slot)
+
+    def reserve(
+        self, attempt: Attempt, router_id: bytes, first_number: int, slot: int, generation: int
+    ) -> None:
+        """Registers a reservation; idempotent."""
+        if AttemptKey.of(attempt) in self._by_key:
+            return
+        stream = OutputStream(attempt, router_id, slot, generation, first_number)
+        self._by_key[AttemptKey.of(attempt)] = stream
+        self._by_slot[slot, generation] = stream
+        self._router(router_id)
+
+    def emit(self, record: Record) -> list[int] | None:
+        """Adds one record of the output ring; the sequence's whole output where it was the last one, else
+        None.
+        Raises RuntimeError for a slot that is not reserved."""
+        stream = self._by_slot.get((record.slot, record.generation))
+        if stream is None:
+            raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
+        if record.has_token:
+            if record.logprobs is not None:
+                stream.logprobs.append(logprobs_message(record.logprobs).SerializeToString())
+            stream.token_ids.append(record.token)
+        if record.finish is not Finish.NONE:
+            self._finish(stream, record.finish)
+        self._mark(stream)
+        return None if record.finish is Finish.NONE else stream.token_ids
+
+    def end_unused(self, attempt: Attempt) -> None:
+        """Ends the stream of a reservation whose slot was never active."""
+        stream = self._by_key.get(AttemptKey.of(attempt))
+        if stream is not None and stream.finish is Finish.NONE:
+            self._finish(stream, Finish.CANCELLED)
+            self._mark(stream)
+
+    def attach(self, attempt: Attempt, router_id: bytes, next_number: int) -> None:
+        """Moves a stream to another router, which receives it from `next_number` on. Raises BatonError:
+        NOT_FOUND for an unknown attempt, INVALID for a token that is neither emitted nor next."""
+        stream = self._by_key.get(AttemptKey.of(attempt))
+        if stream is None:
+            raise BatonError(ErrorKind.NOT_FOUND, "this worker has no such attempt")
+        behind = next_number - stream.first_number
+        if not 0 <= behind <= len(stream.token_ids):
+            raise BatonError(ErrorKind.INVALID, f"token {next_number} is neither emitted nor next")
+        self._router(stream.router_id).dirty.pop(AttemptKey.of(attempt), None)
+        stream.router_id = router_id
+        stream.sent, stream.sent_finish = behind, False
+        self._mark(stream)
+
+    def follow(
+        self, router_id: bytes, positions: Iterable[Position] = (), former: Iterable[bytes] = ()
+    ) -> tuple[int, list[Attempt]]:
+        """Opens a router's connection. `positions`: where to continue its sequences; any other of its
+        sequences is sent from its first number on. `former`: ids that the router has discarded.
+
+        Returns the connection's number, and the attempts of `positions` that are unknown here.
+        """
+        for one in former:
+            self._discard(one)
+        router = self._router(router_id)
+        router.connection += 1
+        router.lost_at = None
+        wanted = {AttemptKey.of(position.attempt): position for position in positions}
+        for key, stream in self._by_key.items():
+            if stream.router_id == router_id:
+                position = wanted.pop(key, None)
+                behind = 0 if position is None else position.next_number - stream.first_number
+                # Prefill may have sent it a token that has not been emitted here yet.
+                stream.sent, stream.sent_finish = min(max(behind, 0), len(stream.token_ids)), False
+                self._mark(stream)
+        return router.connection, [position.attempt for position in wanted.values()]
+
+    def _discard(self, router_id: bytes) -> None:
+        """Ends the connection of a discarded router id; the next `sweep` cancels its sequences."""
+        router = self._routers.get(router_id)
+        if router is not None:
+            router.connection += 1
+            router.discarded, router.lost_at = True, self._clock()
+
+    def is_current(self, router_id: bytes, connection: int) -> bool:
+        """Whether this is the router's latest connection and its id has not been discarded."""
+        router = self._routers.get(router_id)
+        return router is not None and router.connection == connection
+
+    def unfollow(self, router_id: bytes, connection: int) -> None:
+        """Records that a router's connection was closed; nothing where it was not the latest."""
+        if self.is_current(router_id, connection):
+            self._routers[router_id].lost_at = self._clock()
+
+    def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
+        """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None
+        where there is none. The rest follows with the next call."""
+        dirty = self._routers[router_id].dirty
+        if not dirty:
+            return None
+        message, room = SubscribeResponse(step=step), MESSAGE_BYTES
+        while dirty and room > 0:
+            key = next(iter(dirty))
+            stream = dirty.pop(key)
+            room -= _add_output(message, stream, room)
+            self._mark(stream)  # the rest of it behind the others
+        return message
+
+    def sweep(self) -> list[Attempt]:
+        """Drops ended streams after `LINGER_S`; returns the attempts to cancel since their router is gone."""
+        now = self._clock()
+        orphans = []
+        for key, stream in list(self._by_key.items()):
+            router = self._router(stream.router_id)
+            lost_for = 0.0 if router.lost_at is None else now - router.lost_at
+            if stream.ended_at is not None:
+                if now - stream.ended_at > LINGER_S:
+                    self._drop(key, stream)
+            elif router.discarded or lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
+                orphans.append(stream.attempt)
+        self._forget_idle_routers(now)
+        return orphans
+
+    def _finish(self, stream: OutputStream, finish: Finish) -> None:
+        stream.finish = finish
+        stream.ended_at = self._clock()
+        self._by_slot.pop((stream.slot, stream.generation), None)
+
+    def _mark(self, stream: OutputStream) -> None:
+        if stream.has_unsent:
+            self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
+
+    def _drop(self, key: AttemptKey, stream: OutputStream) -> None:
+        del self._by_key[key]
+        self._router(stream.router_id).dirty.pop(key, None)
+
+    def _router(self, router_id: bytes) -> _Router:
+        router = self._routers.get(router_id)
+        if router is None:
+            # Not following yet: its grace starts now.
+            router = self._routers[router_id] = _Router(lost_at=self._clock())
+        return router
+
+    def _forget_idle_routers(self, now: float) -> None:
+        used = {stream.router_id for stream in self._by_key.values()}
+        for router_id, router in list(self._routers.items()):
+            gone = router.lost_at is not None and now - router.lost_at > LINGER_S
+            if gone and router_id not in used:
+                del self._routers[router_id]
+
+
+def _add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> int:
+    """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
+    added."""
+    until, taken = len(stream.token_ids), _OUTPUT_BYTES
+    if stream.logprobs:
+        for at in range(stream.sent, until):
+            if taken >= room and at > stream.sent:
+                until = at
+                break
+            taken += _TOKEN_BYTES + len(stream.logprobs[at])
+    else:
+        until = min(until, stream.sent + max(1, (room - taken) // _TOKEN_BYTES))
+        taken += (until - stream.sent) * _TOKEN_BYTES
+    output = message.outputs.add(
+        attempt=stream.attempt,
+        first_number=stream.first_number + stream.sent,
+        token_ids=stream.token_ids[stream.sent : until],
+        logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent : until]),
+    )
+    stream.sent = until
+    if until == len(stream.token_ids) and stream.finish is not Finish.NONE:
+        output.finish_reason = FinishReason.ValueType(stream.finish.value)
+        stream.sent_finish = True
+    return taken

@@ -1,0 +1,139 @@
+"""RouterService, the public gRPC API."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import (
+    DESCRIPTOR,
+    GenerateResponse,
+    GetStatusRequest,
+    GetStatusResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    Usage,
+)
+from baton.v1.types_pb2 import Logprobs
+from services.common.errors import abort
+from services.router.formats.generate_message import MessageT, parse_message
+from services.router.request.sizes import LARGE_BYTES
+
+if TYPE_CHECKING:
+    from services.router.lifecycle.admission import Admission
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.observability.status import Status
+    from services.router.request.request import Delta, Request
+
+SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GrpcApi:
+    """Implements RouterService. Parses messages itself, so that malformed ones get INVALID_ARGUMENT."""
+
+    def __init__(
+        self, admission: Admission, dispatcher: Dispatcher, status: Status, read_grace_s: float
+    ) -> None:
+        """`read_grace_s`: how long after a request's deadline its client may take to read the rest."""
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._status = status
+        self._read_grace_s = read_grace_s
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server that is not started yet."""
+        handlers = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate, response_serializer=GenerateResponse.SerializeToString
+            ),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.list_models, response_serializer=ListModelsResponse.SerializeToString
+            ),
+            "GetStatus": grpc.unary_unary_rpc_method_handler(
+                self.get_status, response_serializer=GetStatusResponse.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def generate(self, data: bytes, context: Context) -> None:
+        """Runs one request and streams its output. The end of the call cancels the request.
+
+        Writes instead of yielding: a cancel while a write waits for a slow client is then raised here, and
+        not only when the suspended generator is garbage-collected.
+        """
+        tokens, cached = 0, 0
+        try:
+            requests = await self._admission.generate(data, context.time_remaining())
+            read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
+            async with read_by, self._dispatcher.stream(requests) as deltas:
+                unfinished = len(requests)
+                cached = len(requests[0].prompt_ids)
+                async for index, delta in deltas:
+                    response = to_response(requests[index], delta)
+                    tokens += len(delta.token_ids)
+                    unfinished -= delta.finish is not None
+                    if delta.usage is not None:  # what every output of the prompt found cached
+                        cached = min(cached, delta.usage.cached_tokens)
+                    if not unfinished:
+                        prompt = len(requests[0].prompt_ids)
+                        response.usage.CopyFrom(
+                            Usage(prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached)
+                        )
+                    await context.write(response)
+        except TimeoutError:
+            await abort(context, BatonError(ErrorKind.DEADLINE, "the answer was not read in time"))
+        except BatonError as error:
+            error.tokens_sent = tokens > 0  # of any output
+            await abort(context, error)
+
+    async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:
+        """The served model."""
+        try:
+            _parse(ListModelsRequest, data)
+        except BatonError as error:
+            await abort(context, error)
+        model = self._admission.model
+        return ListModelsResponse(models=[Model(id=model.name, max_context_tokens=model.max_context_tokens)])
+
+    async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:
+        """Readiness, model, rates and latencies, without addresses or workers."""
+        try:
+            request = _parse(GetStatusRequest, data)
+        except BatonError as error:
+            await abort(context, error)
+        return GetStatusResponse(router=self._status.totals(request.window_s))
+
+
+def to_response(request: Request, delta: Delta) -> GenerateResponse:
+    """Converts a delta, without its usage: the stream reports the usage of all outputs together."""
+    response = GenerateResponse(
+        request_id=request.id,
+        first_number=delta.first_number,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        logprobs=[Logprobs.FromString(one) for one in delta.logprobs],
+        trace=delta.trace,
+        index=request.choice,
+        resumable=delta.resumable,
+    )
+    if delta.opening:
+        response.prompt_logprobs.extend(Logprobs.FromString(one) for one in delta.prompt_logprobs)
+        if request.echo is not None:
+            response.text = request.echo.text + delta.text
+    if delta.finish is not None:
+        response.finish_reason = delta.finish.value
+    return response
+
+
+def _parse(message: type[MessageT], data: bytes) -> MessageT:
+    """Parses a message other than GenerateRequest, which has to be small."""
+    if len(data) > LARGE_BYTES:
+        raise BatonError(ErrorKind.INVALID, f"a {message.DESCRIPTOR.name} has at most {LARGE_BYTES} bytes")
+    return parse_message(message, data)

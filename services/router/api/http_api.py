@@ -1,0 +1,154 @@
+"""The public HTTP API: OpenAI's completions, chat completions and models, and vLLM's tokenize endpoints."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from baton.errors import ErrorKind, FieldError
+from services.router.api.openai_response import CompletionResponse, Formatter
+from services.router.formats.openai_chat import ChatFormatter
+from services.router.formats.openai_completions import CompletionFormatter
+from services.router.http.body import CancelOnDisconnect
+from services.router.http.errors import HANDLERS
+from services.router.http.server import http_app
+from services.router.request import sizes
+from services.router.tokenization import helper_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request as HttpRequest
+    from starlette.routing import BaseRoute
+    from starlette.types import Send
+
+    from services.router.formats.openai_fields import SamplingBody
+    from services.router.lifecycle.admission import Admission
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.readiness import Readiness
+    from services.router.request.request import Request
+
+
+class HttpApi:
+    """The ASGI application `app`."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        readiness: Readiness,
+        more_routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        """`more_routes` are served in addition to those of the API."""
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._created = int(time.time())
+        posts = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        limit = admission.reader.max_body_bytes
+        routes: list[BaseRoute] = [
+            *(Route(at, CancelOnDisconnect(handle, limit), methods=["POST"]) for at, handle in posts.items()),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+            *health_routes(readiness),
+            Route("/version", JSONResponse({"version": _installed_version()}), methods=["GET"]),
+            *more_routes,
+        ]
+        self.app = http_app(routes, HANDLERS)
+
+    async def completions(self, request: HttpRequest, send: Send) -> None:
+        """POST /v1/completions."""
+        body, requests = await self._admission.completion(request.state.body)
+        formatter = CompletionFormatter(body, self._admission.tokenizer.token_texts)
+        await self._respond(request, send, body, requests, formatter)
+
+    async def chat(self, request: HttpRequest, send: Send) -> None:
+        """POST /v1/chat/completions."""
+        body, requests = await self._admission.chat(request.state.body)
+        formatter = ChatFormatter(body, self._admission.tokenizer.token_texts)
+        await self._respond(request, send, body, requests, formatter)
+
+    async def models(self, request: HttpRequest) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """GET /v1/models/{model}."""
+        if request.path_params["model"] != self._admission.model.name:
+            message = "the model does not exist"
+            raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: HttpRequest, send: Send) -> None:
+        """POST /tokenize: the tokens of a text, without any worker."""
+        await self._convert(helper_jobs.tokenize, request, send)
+
+    async def detokenize(self, request: HttpRequest, send: Send) -> None:
+        """POST /detokenize: the text of tokens, without any worker."""
+        await self._convert(helper_jobs.detokenize, request, send)
+
+    async def _convert(self, job: helper_jobs.Job, request: HttpRequest, send: Send) -> None:
+        """Responds with the result of a job."""
+        parts = await self._admission.reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
+        response = Response(bytes(parts[0]), media_type="application/json")
+        await response(request.scope, request.receive, send)
+
+    async def _respond(
+        self,
+        request: HttpRequest,
+        send: Send,
+        body: SamplingBody,
+        requests: Sequence[Request],
+        formatter: Formatter,
+    ) -> None:
+        """Runs the requests. Their deadline bounds how long the client may take to read (see
+        `http.protocol`)."""
+        request.state.deadline = requests[0].deadline
+        response = CompletionResponse(
+            self._dispatcher, self._admission.model.name, requests, formatter, body.stream_options
+        )
+        await (response.stream(send) if body.stream else response.whole(send))
+
+    def _model(self) -> dict[str, object]:
+        model = self._admission.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "baton",
+            "max_model_len": model.max_context_tokens,
+        }
+
+
+def health_routes(readiness: Readiness) -> list[Route]:
+    """Routes of liveness and readiness probes.
+
+    `/health` is 200 as long as the event loop runs, whatever the state of the workers: restart the process if
+    it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
+    """
+
+    async def ready(request: HttpRequest) -> Response:
+        reason = readiness.reason()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+    return [
+        Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+    ]
+
+
+def _installed_version() -> str:
+    try:
+        return importlib.metadata.version("baton-serve")
+    except importlib.metadata.PackageNotFoundError:  # run from a bare checkout
+        return "unknown"

@@ -1,0 +1,158 @@
+"""The response to a completion or chat completion, whole or streamed. Each request of it is a choice."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from baton.errors import BatonError
+from services.common.errors import openai_body
+from services.router.formats.json_bodies import encode, send_json
+from services.router.formats.openai_fields import StreamOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Send
+
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.request.request import Delta, Request
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Formatter(Protocol):
+    """The response format of one API."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
+        """One choice of a response that is not streamed. Its long lists may be iterators."""
+        ...
+
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
+        """The choice of each chunk that reports this delta, in order."""
+        ...
+
+
+class CompletionResponse:
+    """Runs admitted requests and formats their output. Cancelling a method cancels all requests."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        model: str,
+        requests: Sequence[Request],
+        formatter: Formatter,
+        options: StreamOptions | None = None,
+    ) -> None:
+        """`model`: the served model's name."""
+        self._dispatcher = dispatcher
+        self._model = model
+        self._requests = requests
+        self._formatter = formatter
+        self._options = options or StreamOptions()
+        self._id = formatter.id_prefix + secrets.token_hex(16)
+        self._created = int(time.time())
+        # Prompt tokens that each request found in a prefix cache, once it has ended.
+        self._cached = [0] * len(requests)
+
+    async def whole(self, send: Send) -> None:
+        """Sends one body once all outputs have ended; raises the first error of a request.
+
+        The body is encoded while it is sent, so a large one is never in memory as a whole.
+        """
+        outputs = await self._dispatcher.collect(self._requests)
+        for index, delta in enumerate(outputs):
+            self._record_cached(index, delta)
+        usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
+        choices = (
+            self._formatter.whole(index, request, delta)
+            for index, (request, delta) in enumerate(zip(self._requests, outputs, strict=True))
+        )
+        document = {**self._head(self._formatter.whole_object), "choices": choices, "usage": usage}
+        await send_json(send, document)
+
+    async def stream(self, send: Send) -> None:
+        """Sends server-sent events: one for each chunk, then the usage if asked for, then [DONE].
+
+        The status is sent with the first event. So an error before any token is raised, and gets its own
+        status; a later one ends the stream with an error event.
+        """
+        events = _Events(send)
+        tokens = 0
+        head = self._head(self._formatter.chunk_object)
+        try:
+            async with self._dispatcher.stream(self._requests) as deltas:
+                async for index, delta in deltas:
+                    tokens += len(delta.token_ids)
+                    self._record_cached(index, delta)
+                    for choice in self._formatter.chunks(index, self._requests[index], delta):
+                        await events.send({**head, "choices": [choice], **self._chunk_usage(tokens)})
+            if self._options.include_usage:
+                await events.send({**head, "choices": [], "usage": self._usage(tokens)})
+            await events.write(b"data: [DONE]\n\n", last=True)
+        except BatonError as error:
+            if not events.started:
+                raise
+            await events.send(openai_body(error))
+            await events.write(b"", last=True)
+
+    def _head(self, kind: str) -> dict[str, object]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": None,
+        }
+
+    def _record_cached(self, index: int, delta: Delta) -> None:
+        if delta.usage is not None:
+            self._cached[index] = delta.usage.cached_tokens
+
+    def _chunk_usage(self, completion: int) -> dict[str, object]:
+        """The `usage` field of a chunk: absent, null, or the usage so far, as the stream options ask."""
+        if self._options.continuous_usage_stats:
+            return {"usage": self._usage(completion)}
+        return {"usage": None} if self._options.include_usage else {}
+
+    def _usage(self, completion: int) -> dict[str, object]:
+        """Usage of the whole response. A prompt counts once for all of its outputs; as cached counts what
+        every one of them found."""
+        prompt, cached, least = 0, 0, 0
+        for request, found in zip(self._requests, self._cached, strict=True):
+            if request.choice == 0:
+                prompt += len(request.prompt_ids)
+                cached, least = cached + least, found
+            least = min(least, found)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached + least},
+        }
+
+
+class _Events:
+    """A stream of server-sent events. The status is sent with the first event."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def send(self, document: object) -> None:
+        await self.write(f"data: {encode(document, default=list)}\n\n".encode())
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})

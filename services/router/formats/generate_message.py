@@ -1,0 +1,44 @@
+"""GenerateRequest as a `ParsedRequest`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ParsedRequest
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2 import GenerateRequest
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def parse_message(message: type[MessageT], data: bytes) -> MessageT:
+    """Parses a message of this type; BatonError(INVALID) if the bytes are not one."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise BatonError(ErrorKind.INVALID, f"not a {message.DESCRIPTOR.name} message") from error
+
+
+def parsed_request(request: GenerateRequest) -> ParsedRequest:
+    """Converts the message; FieldError if it has no prompt."""
+    prompt = request.WhichOneof("prompt")
+    if prompt is None:
+        raise FieldError("the prompt is empty", param="prompt")
+    turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
+    return ParsedRequest(
+        model=request.model,
+        text=request.text if prompt == "text" else None,
+        token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
+        chat=Chat(turns) if prompt == "chat" else None,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in request.logit_bias),
+        stop_token_ids=tuple(request.stop_token_ids),
+        stop=tuple(request.stop),
+        ignore_eos=request.ignore_eos,
+        echo=request.echo,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
+    )

@@ -1,0 +1,84 @@
+"""JSON bodies: parses them, and encodes large ones piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from baton.errors import FieldError
+
+if TYPE_CHECKING:
+    from starlette.types import Send
+
+# List items encoded at once. With 20 logprobs each that takes about 1 ms.
+_BATCH = 32
+# A part of a body is sent once it has so many bytes.
+_PART_BYTES = 32 * 1024
+
+encode = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def parse_json(body: bytes | bytearray) -> object:
+    """Parses a body; FieldError if it is not JSON."""
+    try:
+        document: object = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
+    return document
+
+
+def _no_constant(name: str) -> float:
+    """Refuses NaN and Infinity, which are not JSON though Python's parser accepts them."""
+    raise ValueError(name)
+
+
+def json_pieces(document: object) -> Iterator[str]:
+    """Encodes a document piece by piece. An iterator in it is encoded as a list, read as it is encoded."""
+    if isinstance(document, dict):
+        opening = "{"
+        for key, value in document.items():
+            yield f"{opening}{encode(key)}:"
+            yield from json_pieces(value)
+            opening = ","
+        yield "}" if document else "{}"
+    elif isinstance(document, Iterator):
+        yield from _list_pieces(document)
+    else:
+        yield encode(document)
+
+
+def _list_pieces(items: Iterator[object]) -> Iterator[str]:
+    opening = "["
+    for first in items:
+        if isinstance(first, dict) and any(isinstance(value, dict | Iterator) for value in first.values()):
+            yield opening
+            yield from json_pieces(first)
+        else:
+            batch = [first, *itertools.islice(items, _BATCH - 1)]
+            yield opening + encode(batch, default=list)[1:-1]
+        opening = ","
+    yield "]" if opening == "," else "[]"
+
+
+async def send_json(send: Send, document: object) -> None:
+    """Responds with status 200 and the document, encoded while it is sent and other tasks run."""
+    content_type = (b"content-type", b"application/json")
+    part = bytearray()
+    started = False
+    for piece in json_pieces(document):
+        part += piece.encode()
+        if len(part) >= _PART_BYTES:
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
+                started = True
+            await send({"type": "http.response.body", "body": bytes(part), "more_body": True})
+            await asyncio.sleep(0)
+            part.clear()
+    if not started:
+        headers = [content_type, (b"content-length", b"%d" % len(part))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(part)})

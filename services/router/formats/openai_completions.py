@@ -1,0 +1,95 @@
+"""POST /v1/completions: the request body and the response format."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from baton.errors import FieldError
+from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id
+from services.router.formats.openai_logprobs import legacy_logprobs
+from services.router.request.request import Delta, ParsedRequest, Request
+from services.router.request.sizes import MAX_PROMPTS
+
+if TYPE_CHECKING:
+    from services.router.text.token_texts import TokenTexts
+
+MAX_CHOICES = 1024
+
+# Text, token ids, or a list of either. What a list is, is decided by its items.
+Prompt = str | list[Any]
+
+
+class CompletionBody(SamplingBody):
+    """The body of POST /v1/completions."""
+
+    neutral: ClassVar[Neutral] = {**NEUTRAL, "suffix": ("",)}
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+    def parsed_requests(self) -> list[ParsedRequest]:
+        """Converts the body: one request for each prompt."""
+        common = dataclasses.replace(
+            self.sampling(),
+            add_special_tokens=self.add_special_tokens is not False,
+            echo=self.echo is True,
+            logprobs=self.logprobs,
+            best_of=self.best_of,
+        )
+        prompts = _prompts(self.prompt)
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            raise FieldError(f"at most {MAX_CHOICES} choices in one request", param="n")
+        return [
+            dataclasses.replace(common, text=prompt)
+            if isinstance(prompt, str)
+            else dataclasses.replace(common, token_ids=prompt)
+            for prompt in prompts
+        ]
+
+
+class CompletionFormatter:
+    """Formats deltas as choices of a text completion, the same way for whole responses and chunks."""
+
+    id_prefix = "cmpl-"
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, body: CompletionBody, texts: TokenTexts) -> None:
+        self._with_ids = body.return_token_ids is True
+        self._texts = texts
+
+    def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
+        """One choice of a response or of a chunk."""
+        text = delta.text
+        if delta.opening and request.echo is not None:
+            text = request.echo.text + text
+        choice: dict[str, object] = {"index": index, "text": text, "logprobs": None}
+        if request.wants_logprobs:
+            choice["logprobs"] = legacy_logprobs(self._texts, request, delta)
+        choice["finish_reason"] = delta.finish.reason if delta.finish is not None else None
+        if self._with_ids:
+            choice["token_ids"] = iter(delta.token_ids)
+        return choice
+
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
+        """One choice for a chunk of its own."""
+        return [self.whole(index, request, delta)]
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise FieldError("the prompt is empty", param="prompt")
+    if all(is_token_id(item) for item in prompt):
+        return [tuple(prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise FieldError(f"at most {MAX_PROMPTS} prompts in one request; got {len(prompt)}", param="prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return list(prompt)
+    if all(isinstance(item, list) and all(is_token_id(token) for token in item) for item in prompt):
+        return [tuple(item) for item in prompt]
+    raise FieldError("prompt must be a text, token ids, or a list of either", param="prompt")

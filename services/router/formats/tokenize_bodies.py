@@ -1,0 +1,91 @@
+"""POST /tokenize and /detokenize: request bodies and responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, model_validator
+
+from baton.errors import FieldError
+from services.router.formats.json_bodies import encode
+from services.router.formats.openai_chat import ChatFields, Messages
+from services.router.formats.openai_fields import Body, Neutral
+from services.router.request import sizes, validate
+from services.router.request.request import ParsedRequest
+
+if TYPE_CHECKING:
+    from services.router.request.validate import RequestLimits
+    from services.router.text.tokenizer import ModelTokenizer
+
+
+class TokenizeBody(ChatFields):
+    """The body of /tokenize: a prompt or messages."""
+
+    neutral: ClassVar[Neutral] = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = Field(default_factory=list)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one_given(self) -> TokenizeBody:
+        if (self.prompt is None) == (not self.messages):
+            raise ValueError("needs either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:
+    """The JSON response with the ids that a completion would use; FieldError if there are too many."""
+    _check_model(body.model, limits)
+    ids = _ids(tokenizer, body)
+    if len(ids) > _max_listed(limits):
+        message = f"the prompt has {len(ids)} tokens; at most {_max_listed(limits)} are listed"
+        raise FieldError(
+            message,
+            param="prompt" if body.prompt is not None else "messages",
+            code="context_length_exceeded",
+        )
+    response = {
+        "count": len(ids),
+        "max_model_len": limits.max_context_tokens,
+        "tokens": ids,
+        "token_strs": tokenizer.spellings(ids) if body.return_token_strs else None,
+    }
+    return encode(response).encode()
+
+
+def detokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: DetokenizeBody) -> bytes:
+    """The JSON response with the text of the ids, special tokens included."""
+    _check_model(body.model, limits)
+    if len(body.tokens) > _max_listed(limits):
+        raise FieldError(f"at most {_max_listed(limits)} tokens; got {len(body.tokens)}", param="tokens")
+    ids = validate.check_token_ids("tokens", body.tokens, limits.vocab_size)
+    return encode({"prompt": tokenizer.decode(ids, skip_special_tokens=False)}).encode()
+
+
+def _ids(tokenizer: ModelTokenizer, body: TokenizeBody) -> list[int]:
+    if body.prompt is not None:
+        return tokenizer.encode_text(body.prompt, special=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        message = "add_special_tokens with messages is not supported: the template writes them"
+        raise FieldError(message, param="add_special_tokens", code="unsupported_parameter")
+    return tokenizer.encode_chat(body.chat())
+
+
+def _check_model(name: str | None, limits: RequestLimits) -> None:
+    if name is not None:
+        validate.check_model(ParsedRequest(model=name), limits.served_name)
+
+
+def _max_listed(limits: RequestLimits) -> int:
+    """Tokens that one request may have."""
+    return max(limits.max_context_tokens, sizes.MAX_LISTED_TOKENS)

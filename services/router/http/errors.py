@@ -1,0 +1,54 @@
+"""Error responses of the HTTP API, all with OpenAI's error body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from baton.errors import BatonError, ErrorKind
+from services.common.errors import http_status, openai_body
+from services.common.observability.logs import get_log
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+_RETRY_AFTER_S = "1"
+
+_log = get_log("http")
+
+
+def error_response(error: BatonError, status: int | None = None) -> Response:
+    """OpenAI's error body, and the status of the error's kind unless another one is given."""
+    headers = {"retry-after": _RETRY_AFTER_S} if error.kind.retryable else None
+    return JSONResponse(openai_body(error), status or http_status(error), headers)
+
+
+async def _baton_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, BatonError)
+    return error_response(error)
+
+
+async def _http_exception(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own errors, such as 404 and 405, with OpenAI's body."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        converted = BatonError(ErrorKind.NOT_FOUND, "there is nothing at this path")
+    elif error.status_code == 405:
+        converted = BatonError(ErrorKind.INVALID, f"{request.method} is not allowed here")
+    else:
+        converted = BatonError(ErrorKind.INVALID, error.detail)
+    return JSONResponse(openai_body(converted), error.status_code, error.headers)
+
+
+async def _internal_error(request: HttpRequest, error: Exception) -> Response:
+    _log.error("http_internal_error", error=type(error).__name__)
+    return error_response(BatonError(ErrorKind.INTERNAL, "the router failed"))
+
+
+HANDLERS: dict[Any, Any] = {
+    BatonError: _baton_error,
+    HTTPException: _http_exception,
+    Exception: _internal_error,
+}

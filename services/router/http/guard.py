@@ -1,0 +1,75 @@
+"""Refuses requests that a web page may have a browser send: foreign Host names, and bodies other than JSON.
+
+A page may send a POST with a form's content type to 127.0.0.1 without a preflight request, and may read
+responses of its own domain that it resolves to 127.0.0.1 (DNS rebinding). So a listener on loopback serves
+only the names of loopback and configured ones, and bodies must be declared as JSON. There are no CORS
+headers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+
+from baton.addresses import is_loopback
+from baton.errors import BatonError, ErrorKind
+from services.router.http.errors import error_response
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s\[\]:/@]+)(?::\d+)?", re.ASCII)
+_ANY = "*"
+_JSON = "application/json"
+
+
+class HttpGuard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str] = ()) -> None:
+        """`allowed_hosts`: host names, `.example.com` for a domain and its subdomains, `*` for any."""
+        self._app = app
+        self._allowed = tuple(name.lower().rstrip(".") for name in allowed_hosts)
+        self._checks_host = bool(allowed_hosts) and _ANY not in allowed_hosts
+
+    def listens_on(self, host: str) -> None:
+        """Sets the listener's address: on loopback only its names are served, unless others are
+        configured."""
+        if is_loopback(host) and not self._allowed:
+            self._checks_host = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> Response | None:
+        host = headers.get("host")
+        if self._checks_host and host is not None and not self._is_allowed(host):
+            return error_response(BatonError(ErrorKind.FORBIDDEN, "this Host is not served here"))
+        if method != "POST":
+            return None
+        content_type = headers.get("content-type")
+        if content_type is None:
+            if "origin" in headers:  # a browser: curl and API clients send none
+                return error_response(BatonError(ErrorKind.FORBIDDEN, "a content-type is required"))
+        elif content_type.partition(";")[0].strip().lower() != _JSON:
+            error = BatonError(ErrorKind.INVALID, f"the content-type must be {_JSON}")
+            return error_response(error, 415)
+        return None
+
+    def _is_allowed(self, host: str) -> bool:
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name = match[1].rstrip(".")
+        if is_loopback(name):
+            return True
+        return any(
+            name == allowed.removeprefix(".") or (allowed.startswith(".") and name.endswith(allowed))
+            for allowed in self._allowed
+        )

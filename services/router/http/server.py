@@ -1,0 +1,108 @@
+"""Uvicorn on the router's event loop, without its signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+
+from baton.addresses import join_address
+from services.common.config.router import ConnectionLimits
+from services.common.rpc.grpc_server import bind_socket
+from services.router.http.connections import Connections
+from services.router.http.guard import HttpGuard
+from services.router.http.protocol import LimitedProtocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp
+
+_START_POLL_S = 0.005
+_GRACE_S = 2
+# How old the Date header of a response may be.
+_DATE_S = 1.0
+# The kernel's backlog. All of it may be accepted before the first connection is counted.
+_BACKLOG = 256
+
+
+def http_app(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any] | None = None) -> Starlette:
+    """An application with these routes and exception handlers, without redirects of trailing slashes."""
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        """Waits for `stop`, where uvicorn's own loop polls ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._stopping.wait()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+
+class HttpServer:
+    """Serves one application on one socket."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        connections: Connections | None = None,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard."""
+        self.connections = connections or Connections(ConnectionLimits())
+        self._guard = HttpGuard(app, allowed_hosts)
+        config = uvicorn.Config(
+            self._guard,
+            http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, self.connections)),
+            ws="none",
+            proxy_headers=False,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _Server(config)
+        self._socket: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def bind(self, host: str, port: int) -> str:
+        """Binds the port and returns `host:port`. BatonError(INVALID) if it is in use."""
+        self._guard.listens_on(host)
+        self._socket = bind_socket(host, port)
+        return join_address(host, self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Starts to serve; returns once connections are accepted."""
+        assert self._socket is not None
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        # Uvicorn has a flag and no event. This takes one or two iterations of the loop.
+        while not (self._server.started or self._serving.done()):  # noqa: ASYNC110
+            await asyncio.sleep(_START_POLL_S)
+
+    async def stop(self) -> None:
+        """Stops listening, gives running responses a moment to end, and closes the rest."""
+        self._server.stop()
+        if self._serving is not None:
+            await self._serving

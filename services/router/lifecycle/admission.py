@@ -1,0 +1,169 @@
+"""Admission of requests: from the body of a client call to requests that may run.
+
+A request is checked in three places and nowhere else, each before the work that it bounds:
+
+1. sizes, before anything is built of the body (`RequestReader`, `sizes`)
+2. fields, before the prompt is tokenised (`validate.check_fields`)
+3. token ids and token limits, once it is tokenised (`validate.check_prompt`), and the size of the response
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from baton.errors import BatonError
+from services.router.request import validate
+from services.router.request.request import Echo, ParsedRequest, Request
+from services.router.request.sizes import check_response_size, shorten
+from services.router.text.stop_strings import automaton_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from services.router.formats.openai_chat import ChatBody
+    from services.router.formats.openai_completions import CompletionBody
+    from services.router.lifecycle.observations import Observations
+    from services.router.text.model_info import ModelInfo
+    from services.router.tokenization.request_reader import Body, RequestReader
+    from services.router.tokenization.tokenizer_pool import TokenizerPool
+    from services.router.workers.pools import Pools
+
+# Stop strings of more characters take a while to compile, so that it is done in a thread.
+_LONG_STOPS = 1024
+_NO_LIMIT = 2**62
+
+
+class ServedModel:
+    """Combines the limits of the model's files with those of the workers that serve it."""
+
+    def __init__(self, name: str, info: ModelInfo, pools: Pools) -> None:
+        self.name = name
+        self._limits = info.limits
+        self._pools = pools
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens that prompt and output may have together: the least of the model's limit and the
+        workers'."""
+        return min(self._limits.max_positions, self._pools.max_context_tokens or _NO_LIMIT)
+
+    def limits(self) -> validate.RequestLimits:
+        """The limits that apply to a request now."""
+        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or _NO_LIMIT)
+        return validate.RequestLimits(
+            self.name, self._limits.eos_token_ids, vocab_size, self.max_context_tokens
+        )
+
+
+class _Arrival(NamedTuple):
+    """When a call arrived, in monotonic nanoseconds, and its deadline on the event loop's clock, in
+    seconds."""
+
+    at_ns: int
+    deadline: float
+
+
+class Admission:
+    """Admits the requests of both public APIs.
+
+    Every method raises FieldError where a request is invalid, BatonError(OVERLOADED) where too many requests
+    wait to be tokenised; what is refused is counted.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        reader: RequestReader,
+        tokenizer: TokenizerPool,
+        observations: Observations,
+        timeout_s: float,
+        max_response_values: int,
+    ) -> None:
+        """`timeout_s`: the longest that a request may take. `max_response_values`: see `sizes`."""
+        self.model = model
+        self.reader = reader
+        self.tokenizer = tokenizer
+        self._observations = observations
+        self._timeout_s = timeout_s
+        self._max_response_values = max_response_values
+
+    async def completion(self, body: Body) -> tuple[CompletionBody, list[Request]]:
+        """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
+        with self._arrival() as arrival:
+            parsed, prompts = await self.reader.completion(body)
+            return parsed, await self._admit(prompts, arrival)
+
+    async def chat(self, body: Body) -> tuple[ChatBody, list[Request]]:
+        """POST /v1/chat/completions: the body, and a request for each output."""
+        with self._arrival() as arrival:
+            parsed, prompt = await self.reader.chat(body)
+            return parsed, await self._admit([prompt], arrival)
+
+    async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
+        """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
+        with self._arrival(remaining_s) as arrival:
+            return await self._admit([await self.reader.generate(data)], arrival)
+
+    @contextlib.contextmanager
+    def _arrival(self, remaining_s: float | None = None) -> Iterator[_Arrival]:
+        """Opened when a call arrives. Counts the call if it is refused within."""
+        left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
+        try:
+            yield _Arrival(time.monotonic_ns(), asyncio.get_running_loop().time() + left_s)
+        except BatonError as error:
+            self._observations.refused(error.kind)
+            raise
+
+    async def _admit(self, prompts: Sequence[ParsedRequest], arrival: _Arrival) -> list[Request]:
+        """The requests of one client call."""
+        requests: list[Request] = []
+        for parsed in prompts:
+            admitted = await self._outputs(parsed, arrival)
+            if parsed.fills_context and parsed.max_tokens is None:
+                admitted = shorten(admitted, self._max_response_values)
+            requests += admitted
+        check_response_size(requests, self._max_response_values)
+        return requests
+
+    async def _outputs(self, parsed: ParsedRequest, arrival: _Arrival) -> list[Request]:
+        """A request for each output of one prompt."""
+        fields = validate.check_fields(parsed, self.model.limits())
+        if sum(map(len, fields.stop)) > _LONG_STOPS:
+            await self.tokenizer.run(lambda: automaton_of(fields.stop))
+        prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
+        limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
+        echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
+        return [
+            Request(
+                id=secrets.token_bytes(16),
+                prompt_ids=prompt_ids,
+                sampling=validate.with_seed_of(fields.sampling, choice),
+                max_tokens=limits.max_tokens,
+                stop_token_ids=fields.stop_token_ids,
+                stop=fields.stop,
+                skip_special_tokens=parsed.skip_special_tokens is not False,
+                arrived_ns=arrival.at_ns,
+                deadline=arrival.deadline,
+                min_tokens=limits.min_tokens,
+                echo=echo,
+                choice=choice,
+                call=parsed.call,
+            )
+            for choice in range(fields.choices)
+        ]
+
+    async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
+        """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from
+        it."""
+        skip, limits = parsed.skip_special_tokens is not False, self.model.limits()
+        if parsed.logprobs is None:
+            text = parsed.text or await self.tokenizer.decode(prompt_ids, limits, skip_special_tokens=skip)
+            return Echo(text)
+        decoded, offsets = await self.tokenizer.decode_with_offsets(
+            prompt_ids, limits, skip_special_tokens=skip
+        )
+        return Echo(parsed.text or decoded, offsets)

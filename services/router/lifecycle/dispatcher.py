@@ -1,0 +1,109 @@
+"""Runs this router's requests, each in a task of its own and those of one client call together; drains
+them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError, ErrorKind
+from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
+from services.router.request.request import Delta, Request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    from services.router.lifecycle.outbox import Outbox
+
+_CANCELS_S = 5.0
+
+
+class Dispatcher:
+    """Starts requests and cancels them. A client that reads slowly delays no other."""
+
+    def __init__(self, deps: LifecycleDeps) -> None:
+        self._deps = deps
+        # At most as many as the waiting queue and the workers' slots hold.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.draining = False
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        """How many requests run or wait."""
+        return len(self._tasks)
+
+    @contextlib.asynccontextmanager
+    async def run(self, request: Request, available: asyncio.Event) -> AsyncIterator[Outbox]:
+        """Runs the request while the context is open; leaving it cancels what still runs, at the workers too.
+
+        `available` is set whenever the outbox has something. Raises BatonError(UNAVAILABLE) while draining;
+        later errors come through the outbox.
+        """
+        if self.draining:
+            raise BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
+        lifecycle = RequestLifecycle(self._deps, request, available)
+        task = asyncio.create_task(lifecycle.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            yield lifecycle.outbox
+        finally:
+            lifecycle.outbox.close()
+            task.cancel()
+            await asyncio.wait((task,))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:
+        """Yields the deltas of all requests as they come, each with the index of its request. The first
+        failure is raised. Leaving the context cancels whatever still runs."""
+        available = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            outboxes = [await stack.enter_async_context(self.run(one, available)) for one in requests]
+            yield await stack.enter_async_context(contextlib.aclosing(_deltas(outboxes, available)))
+
+    async def collect(self, requests: Sequence[Request]) -> list[Delta]:
+        """Runs all requests to their ends. Returns each whole output as one delta, which is compact: ids and
+        offsets take four bytes each, logprobs stay serialised."""
+        outputs = [Delta(0, token_ids=array("I"), offsets=array("I"), opening=True) for _ in requests]
+        texts: list[list[str]] = [[] for _ in requests]
+        async with self.stream(requests) as deltas:
+            async for index, delta in deltas:
+                whole = outputs[index]
+                whole.token_ids.extend(delta.token_ids)
+                whole.offsets.extend(delta.offsets)
+                whole.logprobs += delta.logprobs
+                whole.prompt_logprobs += delta.prompt_logprobs
+                whole.finish, whole.usage = delta.finish, delta.usage
+                texts[index].append(delta.text)
+        for whole, parts in zip(outputs, texts, strict=True):
+            whole.text = "".join(parts)
+        return outputs
+
+    def set_draining(self, draining: bool) -> None:
+        """Refuses new requests, or accepts them again unless the router stops; running ones continue."""
+        self.draining = draining or self._stopping
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests, gives running ones `timeout_s` to end, then cancels the rest."""
+        self.draining = self._stopping = True
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self._deps.cancels.drain(_CANCELS_S)
+
+
+async def _deltas(outboxes: Sequence[Outbox], available: asyncio.Event) -> AsyncGenerator[tuple[int, Delta]]:
+    unfinished = dict(enumerate(outboxes))
+    while unfinished:
+        await available.wait()
+        available.clear()
+        for index, outbox in list(unfinished.items()):
+            while (delta := outbox.take()) is not None:
+                if delta.finish is not None:
+                    del unfinished[index]
+                yield index, delta

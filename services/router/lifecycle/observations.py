@@ -1,0 +1,104 @@
+"""Counts and latencies of this router's requests, as plain numbers.
+
+Updated when a request delivers tokens or ends; `observability` reads them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.common.observability.histogram import Histogram, tokens_histogram
+from services.common.observability.logs import get_log
+from services.router.request.request import Finish
+
+if TYPE_CHECKING:
+    from baton.errors import ErrorKind
+    from baton.v1.router_pb2 import RequestTrace, Usage
+    from services.router.lifecycle.timeline import RequestTimeline
+
+# The outcome of a request whose client disconnected or cancelled.
+CANCELLED = "cancelled"
+_NOT_ERRORS = (*(finish.name.lower() for finish in Finish), CANCELLED)
+
+# The stages that a request's time is divided into, and the latencies that its client sees.
+STAGES = ("admission", "queue", "reserve", "prefill", "handoff", "decode")
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+
+_log = get_log("request")
+
+
+def _seconds(names: tuple[str, ...]) -> dict[str, Histogram]:
+    return {name: Histogram() for name in names}
+
+
+@dataclass
+class Observations:
+    """One router's. All counts are since its start."""
+
+    stages: dict[str, Histogram] = field(default_factory=lambda: _seconds(STAGES))
+    latencies: dict[str, Histogram] = field(default_factory=lambda: _seconds(LATENCIES))
+    prompt_lengths: Histogram = field(default_factory=tokens_histogram)
+    completion_lengths: Histogram = field(default_factory=tokens_histogram)
+    # By finish reason or kind of error; includes requests that were not admitted.
+    outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_NOT_ERRORS, 0)))
+    errors: int = 0
+    attempts: int = 0
+    failed_attempts: Counter[str] = field(default_factory=Counter)
+    # Of requests that ran. Output counts as it is delivered, the prompt when the request ends.
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    batches: int = 0
+
+    def delivered(self, tokens: int, gap_ns: int | None) -> None:
+        """A batch of tokens goes to a client, `gap_ns` after the batch before it."""
+        self.batches += 1
+        self.completion_tokens += tokens
+        if gap_ns is not None:
+            self.latencies["itl"].observe(gap_ns / 1e9)
+
+    def attempt_failed(self, kind: ErrorKind) -> None:
+        """An attempt failed; another one may follow."""
+        self.failed_attempts[kind.name.lower()] += 1
+
+    def refused(self, kind: ErrorKind) -> None:
+        """A request was not admitted."""
+        self.outcomes[kind.name.lower()] += 1
+        self.errors += 1
+
+    def ended(
+        self, request_id: bytes, outcome: str, usage: Usage, trace: RequestTrace, timeline: RequestTimeline
+    ) -> None:
+        """Counts and logs a request that ran: ids, counts and times, no content.
+
+        `outcome`: a finish reason or kind of error in lower case, or CANCELLED.
+        """
+        stages, latencies = timeline.stages_s(), timeline.latencies_s(usage.completion_tokens)
+        for name, seconds in stages.items():
+            self.stages[name].observe(seconds)
+        for name, seconds in latencies.items():
+            self.latencies[name].observe(seconds)
+        self.prompt_lengths.observe(usage.prompt_tokens)
+        self.completion_lengths.observe(usage.completion_tokens)
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.outcomes[outcome] += 1
+        self.errors += outcome not in _NOT_ERRORS
+        self.attempts += trace.attempts
+        milliseconds = {f"{name}_ms": round(s * 1e3, 3) for name, s in (stages | latencies).items()}
+        _log.info(
+            "request_ended",
+            request=request_id.hex(),
+            outcome=outcome,
+            stage=timeline.last_stage,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            attempts=trace.attempts,
+            prefill=trace.prefill_worker,
+            decode=trace.decode_worker,
+            kv_bytes=trace.kv_bytes_shipped,
+            **milliseconds,
+        )

@@ -1,0 +1,161 @@
+"""The table of the router's metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.v1.admin_pb2 import WorkerState
+from baton.v1.types_pb2 import WorkerRole
+from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
+from services.router.workers.worker import Worker, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request as HttpRequest
+
+    from baton.state import State
+    from services.common.observability.metrics import Samples
+    from services.router.observability.status import Status
+
+
+def _by_key(counts: Counter[str]) -> Samples:
+    return [((key,), count) for key, count in sorted(counts.items())]
+
+
+def _by_worker(router: Status, read: Callable[[Worker], int]) -> Samples:
+    return [((worker.name,), read(worker)) for worker in router.directory.workers]
+
+
+def _workers(router: Status) -> Samples:
+    counts: Counter[tuple[str, ...]] = Counter()
+    for address in router.directory.peers:
+        worker = router.directory.at(address)
+        role = "unknown" if worker is None else WorkerRole.Name(worker.identity.role)
+        state = WorkerState.Name(state_of(worker))
+        counts[role.removeprefix("WORKER_ROLE_").lower(), state.removeprefix("WORKER_STATE_").lower()] += 1
+    return sorted(counts.items())
+
+
+def _of_state(read: Callable[[State], float], router: Status) -> float | None:
+    """A metric that exists only with a state store."""
+    return None if router.store.state is None else read(router.store.state)
+
+
+# fmt: off
+FAMILIES: tuple[Metric[Status], ...] = (
+    Metric("baton_router_requests_total",
+           "Requests that ended, by finish reason (stop, length), cancelled, or kind of error.",
+           lambda router: _by_key(router.observations.outcomes), ("outcome",)),
+    Metric("baton_router_stage_seconds",
+           "Time in each stage of a request: admission (checks, tokenising), queue (for a pair with room), "
+           "reserve (a slot at decode), prefill (to the first token), handoff (the rest of the KV and the "
+           "commit), decode.",
+           lambda router: [((stage,), histogram) for stage,
+           histogram in router.observations.stages.items()], ("stage",)),
+    Metric("baton_router_ttft_seconds", "Time to first token: from a request's arrival to its first token.",
+           lambda router: router.observations.latencies["ttft"]),
+    Metric("baton_router_tpot_seconds",
+           "Time per output token: (last token - first token) / (tokens - 1) of a request.",
+           lambda router: router.observations.latencies["tpot"]),
+    Metric("baton_router_itl_seconds",
+           "Inter-token latency: time between two messages of a request that carry tokens.",
+           lambda router: router.observations.latencies["itl"]),
+    Metric("baton_router_e2e_seconds", "End-to-end latency: from a request's arrival to its end.",
+           lambda router: router.observations.latencies["e2e"]),
+    Metric("baton_router_prompt_length_tokens", "Prompt tokens of a request that ran.",
+           lambda router: router.observations.prompt_lengths),
+    Metric("baton_router_output_length_tokens", "Output tokens of a request that ran.",
+           lambda router: router.observations.completion_lengths),
+    Metric("baton_router_prompt_tokens_total", "Prompt tokens of requests that ended.",
+           lambda router: router.observations.prompt_tokens),
+    Metric("baton_router_cached_prompt_tokens_total",
+           "Prompt tokens of requests that ended which prefill found in its prefix cache.",
+           lambda router: router.observations.cached_tokens),
+    Metric("baton_router_output_tokens_total", "Output tokens, counted as they are delivered.",
+           lambda router: router.observations.completion_tokens),
+    Metric("baton_router_token_messages_total", "Batches of tokens that were delivered to clients.",
+           lambda router: router.observations.batches),
+    Metric("baton_router_running_requests", "Requests that run or wait for workers.",
+           lambda router: router.dispatcher.running),
+    Metric("baton_router_waiting_requests", "Requests that wait for a pair of workers with room.",
+           lambda router: router.queue.waiting),
+    Metric("baton_router_attempts_total", "Attempts of requests that ended.",
+           lambda router: router.observations.attempts),
+    Metric("baton_router_failed_attempts_total", "Attempts that failed, by kind of error.",
+           lambda router: _by_key(router.observations.failed_attempts), ("kind",)),
+    Metric("baton_router_cancels_total", "Attempts that were cancelled at decode workers.",
+           lambda router: router.cancels.sent),
+    Metric("baton_router_unanswered_cancels_total", "Cancels that a decode worker never answered.",
+           lambda router: router.cancels.unanswered),
+    Metric("baton_router_orphans_cancelled_total",
+           "Cancelled attempts that sent output although no request waited for it.",
+           lambda router: router.cancels.orphans),
+    Metric("baton_router_pending_cancels", "Cancels that a decode worker has not answered yet.",
+           lambda router: router.cancels.pending),
+    Metric("baton_router_claimed_slots", "Decode slots that this router's requests use.",
+           lambda router: _by_worker(router, lambda worker: worker.claimed_slots), ("worker",)),
+    Metric("baton_router_reserved_tokens", "Tokens that those requests may have at most, prompts included.",
+           lambda router: _by_worker(router, lambda worker: worker.reserved_tokens), ("worker",)),
+    Metric("baton_router_queued_prefill_tokens",
+           "Prompt tokens of this router's requests that are not computed yet.",
+           lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
+    Metric("baton_router_workers",
+           "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is "
+           "unknown while starting.", _workers, ("role", "state")),
+    Metric("baton_router_token_stream_breaks_total",
+           "Token streams from decode workers that ended while open.",
+           lambda router: router.directory.token_stream_breaks),
+    Metric("baton_router_http_connections", "Open HTTP connections.",
+           lambda router: router.connections.count),
+    Metric("baton_router_refused_http_connections_total",
+           "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
+           "newer one, headers too large, timeout of a request's headers or body, slow reader, not http.",
+           lambda router: _by_key(router.connections.refused), ("reason",)),
+    Metric("baton_router_unread_output_bytes", "Output that clients have not read yet.",
+           lambda router: router.unread.total_bytes),
+    Metric("baton_router_redis_up",
+           "1 if Redis answered the last call, else 0; absent without a state store.",
+           partial(_of_state, lambda state: not state.unavailable)),
+    Metric("baton_router_redis_outages_total", "Outages of Redis.",
+           partial(_of_state, lambda state: state.counters.outages)),
+    Metric("baton_router_redis_failed_calls_total", "Calls to Redis that failed.",
+           partial(_of_state, lambda state: state.counters.calls_failed)),
+    Metric("baton_router_redis_restarts_total",
+           "Restarts of the embedded Redis server, which is empty afterwards.",
+           lambda router: None if router.store.state is None else router.store.restarts),
+    Metric("baton_router_registered_workers", "Workers in the registry when it was last read.",
+           lambda router: None if router.store.state is None else router.store.registered_workers),
+    Metric("baton_router_journal_pending_requests",
+           "Requests with journal entries that are not written to Redis yet.",
+           partial(_of_state, lambda state: state.journal.pending)),
+    Metric("baton_router_journal_dropped_total",
+           "Journal entries and marks that were never written to Redis.",
+           partial(_of_state, lambda state: state.counters.journal_dropped)),
+    Metric("baton_router_journal_failed_batches_total",
+           "Batches of journal changes that failed and are sent again.",
+           partial(_of_state, lambda state: state.counters.journal_batches_failed)),
+)
+# fmt: on
+
+
+def register_metrics(router: Status, registry: CollectorRegistry) -> None:
+    """Adds the router's metrics, and those of its process."""
+    registry.register(ScrapedCollector(lambda: collect(FAMILIES, router, {"model": router.model.name})))
+    process_metrics(registry)
+
+
+def metrics_route(registry: CollectorRegistry) -> Route:
+    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header."""
+
+    async def answer(request: HttpRequest) -> Response:
+        body, content_type = render(registry, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    return Route("/metrics", answer, methods=["GET"])

@@ -1,0 +1,130 @@
+"""Status of the cluster: the router's totals and, for operators, the audits of all workers and the store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from baton.v1.admin_pb2 import (
+    AdminServiceGetAuditResponse,
+    AdminServiceGetStatusRequest,
+    AdminServiceGetStatusResponse,
+    WorkerAudit,
+    WorkerStatus,
+)
+from baton.v1.worker_pb2 import GetAuditRequest
+from services.common.errors import from_grpc
+from services.router.observability.window import LONGEST_S, Window
+from services.router.workers.worker import Peer, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from baton.v1.router_pb2 import RouterStatus
+    from services.router.http.connections import Connections
+    from services.router.lifecycle.admission import ServedModel
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.observations import Observations
+    from services.router.lifecycle.outbox import UnreadBudget
+    from services.router.lifecycle.readiness import Readiness
+    from services.router.observability.store import Store
+    from services.router.workers.cancels import Cancels
+    from services.router.workers.directory import Directory
+    from services.router.workers.pools import Pools
+    from services.router.workers.waiting_queue import WaitingQueue
+
+DEFAULT_WINDOW_S = 10
+_AUDIT_S = 5.0
+# `baton top` asks every second, so a worker that hangs must not delay the answer for longer.
+_QUICK_AUDIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Collects status from the router's parts and its workers. The router's metrics read the same parts.
+
+    `started`: monotonic seconds. `addresses`: this router's listeners by protocol, filled in once they are
+    bound.
+    """
+
+    model: ServedModel
+    observations: Observations
+    window: Window
+    readiness: Readiness
+    dispatcher: Dispatcher
+    unread: UnreadBudget
+    queue: WaitingQueue
+    cancels: Cancels
+    directory: Directory
+    pools: Pools
+    store: Store
+    connections: Connections
+    started: float
+    addresses: Mapping[str, str]
+
+    async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
+        """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.
+
+        A worker that does not answer in time has an error instead of an audit.
+        """
+        peers = [peer for peer in self._peers() if address in (None, peer.address)]
+        audits, store = await asyncio.gather(
+            self._audits(peers, GetAuditRequest(), _AUDIT_S), self.store.status()
+        )
+        return AdminServiceGetAuditResponse(workers=audits, store=store)
+
+    async def full(self, request: AdminServiceGetStatusRequest) -> AdminServiceGetStatusResponse:
+        """Totals, every worker, the store and the public addresses."""
+        ask = GetAuditRequest(skip_integrity=not request.check_integrity)
+        timeout_s = _AUDIT_S if request.check_integrity else _QUICK_AUDIT_S
+        audits, store = await asyncio.gather(self._audits(self._peers(), ask, timeout_s), self.store.status())
+        return AdminServiceGetStatusResponse(
+            router=self.totals(request.window_s),
+            workers=[self._worker(audit) for audit in audits],
+            store=store,
+            grpc_address=self.addresses.get("grpc", ""),
+            http_address=self.addresses.get("http", ""),
+            pools=self.pools.status(),
+        )
+
+    def totals(self, window_s: int) -> RouterStatus:
+        """This router's figures of the last `window_s` seconds (0: 10), without workers and addresses."""
+        totals = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
+        totals.model = self.model.name
+        totals.serving = self.readiness.ready()
+        totals.running = self.dispatcher.running
+        totals.waiting = self.queue.waiting
+        totals.uptime_s = time.monotonic() - self.started
+        return totals
+
+    def _worker(self, audit: WorkerAudit) -> WorkerStatus:
+        worker = self.directory.at(audit.address)
+        return WorkerStatus(
+            state=state_of(worker),
+            worker=audit,
+            queued_tokens=worker.queued_tokens if worker is not None else 0,
+            metrics_address=worker.described.metrics_address if worker is not None else "",
+            pool=worker.pool if worker is not None else "",
+            weight_format=worker.described.weight_format if worker is not None else "",
+        )
+
+    def _peers(self) -> list[Peer]:
+        return list(self.directory.peers.values())
+
+    async def _audits(self, peers: list[Peer], ask: GetAuditRequest, timeout_s: float) -> list[WorkerAudit]:
+        return await asyncio.gather(*(self._audit(peer, ask, timeout_s) for peer in peers))
+
+    async def _audit(self, peer: Peer, ask: GetAuditRequest, timeout_s: float) -> WorkerAudit:
+        worker = self.directory.at(peer.address)
+        audit = WorkerAudit(address=peer.address, identity=worker.identity if worker is not None else None)
+        try:
+            response = await peer.worker.GetAudit(ask, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            audit.error = from_grpc(error, peer.address).message
+        else:
+            audit.audit.CopyFrom(response.audit)
+        return audit

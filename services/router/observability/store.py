@@ -1,0 +1,89 @@
+"""The router's use of the state store: it finds registered workers there and writes its journal to it.
+
+Without a configured store there is no registry and no journal; everything else works the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError
+from baton.state import Journal, Member, State
+from baton.v1.admin_pb2 import StoreStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from services.common.config.state import StateConfig
+
+# At shutdown, the time to write pending journal entries, if Redis is available.
+_CLOSE_S = 0.5
+# The longest that a status call waits for the count of open requests.
+_COUNT_S = 1.0
+
+
+class Store:
+    """Construct it on a running event loop, and `close` it. BatonError(INVALID) if the URL is invalid."""
+
+    def __init__(self, config: StateConfig | None) -> None:
+        self._config = config
+        key = bytes.fromhex(config.journal_key) if config and config.journal_key else None
+        self.state = (
+            State.at(config.redis_url, namespace=config.namespace, journal_key=key) if config else None
+        )
+        # How often the parent has restarted the embedded server.
+        self.restarts = 0
+        self._members: Callable[[], Mapping[str, Member]] = dict
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal of admitted requests."""
+        return self.state.journal if self.state else None
+
+    @property
+    def registered_workers(self) -> int:
+        """Workers in the registry when it was last read."""
+        return sum(member.role != "router" for member in self._members().values())
+
+    def watch(self, on_members: Callable[[Mapping[str, Member]], None]) -> None:
+        """Calls `on_members` with all members after each change."""
+        if self.state is not None:
+            view = self.state.watch(lambda: on_members(view.members))
+            self._members = lambda: view.members
+
+    async def refusal(self) -> BatonError:
+        """Returns the error with which Redis refuses access; never returns if it does not, or is
+        unavailable."""
+        if self.state is not None:
+            return await self.state.refusal()
+        never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def status(self) -> StoreStatus | None:
+        """The store's status for operators; waits shortly for Redis if it is available."""
+        if self.state is None or self._config is None:
+            return None
+        return StoreStatus(
+            address=self.state.address,
+            namespace=self._config.namespace,
+            embedded=self._config.embedded,
+            restarts=self.restarts,
+            journal_open=await self._open(self.state.journal),
+            unavailable_s=self.state.unavailable_s,
+            registered_workers=self.registered_workers,
+            journal_pending=self.state.journal.pending,
+            journal_dropped=self.state.counters.journal_dropped,
+        )
+
+    async def _open(self, journal: Journal) -> int | None:
+        try:
+            async with asyncio.timeout(_COUNT_S):
+                return await journal.count_open()
+        except (BatonError, TimeoutError):
+            return None
+
+    async def close(self) -> None:
+        """Writes what is pending, if Redis answers at once."""
+        if self.state is not None:
+            await self.state.close(_CLOSE_S)

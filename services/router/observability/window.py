@@ -1,0 +1,86 @@
+"""Recent rates and latencies, from snapshots of the counts that are taken every second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.v1.router_pb2 import Latency, RouterStatus
+from services.common.observability.histogram import SECONDS, quantile
+
+if TYPE_CHECKING:
+    from services.router.lifecycle.observations import Observations
+
+LONGEST_S = 60
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Counts:
+    at: float
+    requests: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    # Bucket counts of ttft, tpot, itl and queue.
+    histograms: dict[str, list[int]]
+
+
+class Window:
+    """Keeps the snapshots of the last minute."""
+
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+        self._past: deque[_Counts] = deque([self._now()], maxlen=LONGEST_S + 1)
+
+    async def run(self) -> None:
+        """Takes a snapshot every second until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._past.append(self._now())
+
+    def recent(self, window_s: float) -> RouterStatus:
+        """Rates and latencies of the last `window_s` seconds, or since the start; sets no other fields."""
+        now = self._now()
+        then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
+        seconds = max(now.at - then.at, 1e-3)
+        latencies = {
+            name: _latency([a - b for a, b in zip(counts, then.histograms[name], strict=True)])
+            for name, counts in now.histograms.items()
+        }
+        return RouterStatus(
+            window_s=seconds,
+            requests_per_s=(now.requests - then.requests) / seconds,
+            errors_per_s=(now.errors - then.errors) / seconds,
+            prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / seconds,
+            completion_tokens_per_s=(now.completion_tokens - then.completion_tokens) / seconds,
+            ttft=latencies["ttft"],
+            tpot=latencies["tpot"],
+            itl=latencies["itl"],
+            queue=latencies["queue"],
+        )
+
+    def _now(self) -> _Counts:
+        seen = self._observations
+        return _Counts(
+            at=time.monotonic(),
+            requests=seen.outcomes.total(),
+            errors=seen.errors,
+            prompt_tokens=seen.prompt_tokens,
+            completion_tokens=seen.completion_tokens,
+            histograms={
+                **{name: list(seen.latencies[name].counts) for name in ("ttft", "tpot", "itl")},
+                "queue": list(seen.stages["queue"].counts),
+            },
+        )
+
+
+def _latency(counts: list[int]) -> Latency:
+    return Latency(
+        count=sum(counts),
+        p50_ms=quantile(SECONDS, counts, 0.5) * 1e3,
+        p99_ms=quantile(SECONDS, counts, 0.99) * 1e3,
+    )

@@ -1,0 +1,202 @@
+"""A request as the APIs parse it, as the dispatcher runs it, and the deltas of its output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from baton.v1.router_pb2 import RequestTrace, Usage
+from baton.v1.types_pb2 import FinishReason, Limits, Sampling
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """One message of a conversation. Fields that are None are not passed to the template."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and how the model's chat template renders it."""
+
+    turns: tuple[ChatTurn, ...]
+    add_generation_prompt: bool = True
+    # Further variables for the template; None: none.
+    template_variables: Mapping[str, object] | None = None
+
+
+@dataclass(eq=False)
+class ClientCall:
+    """One call of one client. All of its attempts run in one pool of workers: that of the first one."""
+
+    pool: str | None = None
+    # The weight format of each role that was used (key: whether it decodes).
+    formats: dict[bool, str] = field(default_factory=dict)
+    # The earliest turn in the waiting queue that its next request may have.
+    next_turn: int = 0
+    # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
+    in_queue: asyncio.Semaphore | None = None
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A client's request for one prompt, whatever the API. Values are not checked; None means unset.
+
+    The prompt is one of `token_ids`, `text` and `chat`. If a helper process has tokenised it already, because
+    the request is large, `tokenized` has its ids, checked against the vocabulary, and `text` only what `echo`
+    repeats.
+    """
+
+    model: str
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: Chat | None = None
+    tokenized: tuple[int, ...] | None = None
+    # Whether the tokenizer adds its special tokens, such as BOS, to a text prompt.
+    add_special_tokens: bool = True
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # (token id, bias)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    max_tokens: int | None = None
+    # Whether an unset max_tokens means the rest of the context.
+    fills_context: bool = False
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    n: int | None = None
+    best_of: int | None = None
+    # Field name → the API's name for it, where they differ. For error messages.
+    api_names: Mapping[str, str] = field(default_factory=dict)
+    # Shared by the prompts of one client call.
+    call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
+
+    def api_name(self, name: str) -> str:
+        """The API's name for a field."""
+        return self.api_names.get(name, name)
+
+
+# Its fields that both APIs have under the same names; absent or None where the client did not set them.
+OPTIONAL_FIELDS: tuple[Any, ...] = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "skip_special_tokens",
+    "n",
+)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The prompt that the response repeats before the output."""
+
+    text: str
+    # Where each token's text begins in `text`; empty without logprobs.
+    offsets: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """An admitted request for one output: checked, tokenised and seeded.
+
+    A call for n outputs becomes n requests, which share everything but id, seed and choice.
+    """
+
+    # 16 random bytes.
+    id: bytes
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    # For the whole output, over all attempts. 0: no output, only the prompt's logprobs or echo.
+    max_tokens: int
+    # Ids that end the output, including the model's end-of-sequence ids unless they are ignored.
+    stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    skip_special_tokens: bool
+    # Monotonic nanoseconds at arrival, and the deadline in seconds on the event loop's clock.
+    arrived_ns: int
+    deadline: float
+    # Output tokens before which neither a stop id nor a stop string ends it.
+    min_tokens: int = 0
+    echo: Echo | None = None
+    # Index among the outputs of its prompt.
+    choice: int = 0
+    # Shared by all requests of the client's call.
+    call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
+
+    @property
+    def limits(self) -> Limits:
+        """The protobuf message of what ends the output."""
+        return Limits(
+            max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids, min_tokens=self.min_tokens
+        )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether logprobs of the output's tokens are returned."""
+        return self.sampling.HasField("logprobs")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt's tokens are returned."""
+        return self.echo is not None and self.wants_logprobs
+
+
+class Finish(Enum):
+    """Why an output ended; the values are those of `baton.v1.FinishReason`."""
+
+    STOP = FinishReason.FINISH_REASON_STOP
+    LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+    @property
+    def reason(self) -> str:
+        """OpenAI's `finish_reason`."""
+        return self.name.lower()
+
+
+@dataclass
+class Delta:
+    """The output since the previous delta.
+
+    Token ids have no gaps and no repeats from delta to delta; text may lag behind the ids.
+    """
+
+    first_number: int
+    token_ids: MutableSequence[int] = field(default_factory=list)
+    text: str = ""
+    # With logprobs, for each token: its serialised `Logprobs`, and where its text begins in the output.
+    logprobs: list[bytes] = field(default_factory=list)
+    offsets: MutableSequence[int] = field(default_factory=list)
+    # In the first delta, if asked for: logprobs of the prompt's tokens from the second on.
+    prompt_logprobs: list[bytes] = field(default_factory=list)
+    # Whether this is the output's first delta.
+    opening: bool = False
+    # Whether the journal has recorded the request.
+    resumable: bool = False
+    # Set in the last delta, with usage and trace.
+    finish: Finish | None = None
+    usage: Usage | None = None
+    trace: RequestTrace | None = None

@@ -1,0 +1,155 @@
+"""Limits on the sizes of a request and its response.
+
+The request's are checked on the parsed JSON or protobuf before anything is built of it.
+
+A body above `LARGE_BYTES`, or with more than `MANY_MESSAGES`, is parsed and tokenised in a helper process: on
+the event loop, or in a thread that holds the GIL, it would delay every stream.
+
+A response's size is counted in values: one for each token, and with logprobs also the token's own logprob and
+those of the most likely tokens. An echoed prompt counts as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sized
+from typing import TYPE_CHECKING
+
+from baton.errors import FieldError
+from services.router.request.validate import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    context_exceeded,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from baton.v1.router_pb2 import GenerateRequest
+    from services.router.request.request import Request
+
+LARGE_BYTES = 64 * 1024
+# For /tokenize and /detokenize, whose responses are several times as large as their bodies.
+LARGE_TOKENIZE_BYTES = 16 * 1024
+# Longer prompts are detokenised in a helper process.
+LARGE_TOKENS = 16 * 1024
+MANY_MESSAGES = 1024
+# Tokens that one response of /tokenize lists, unless the model's context is longer.
+MAX_LISTED_TOKENS = 128 * 1024
+MAX_FIELDS = 128
+MAX_PROMPTS = 256
+MAX_MESSAGE_FIELDS = 32
+_BODY_BYTES = 1024 * 1024
+_BYTES_PER_TOKEN = 16
+_LIMITS = {
+    "logit_bias": MAX_LOGIT_BIASES,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+}
+
+
+def max_body_bytes(context_tokens: int) -> int:
+    """The default limit on bodies: room for a prompt that fills the model's context."""
+    return _BODY_BYTES + _BYTES_PER_TOKEN * context_tokens
+
+
+def has_many_messages(document: object) -> bool:
+    """Whether a JSON body has so many messages that a helper process should parse them."""
+    messages = document.get("messages") if isinstance(document, dict) else None
+    return isinstance(messages, list) and len(messages) > MANY_MESSAGES
+
+
+def check_document(document: object, context: int) -> None:
+    """Raises FieldError for a field of a JSON body with too many items. `context`: in tokens."""
+    if not isinstance(document, dict):
+        return
+    if len(document) > MAX_FIELDS:
+        raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
+    for name, limit in _LIMITS.items():
+        _check_count(name, document.get(name), limit)
+    _check_messages(document.get("messages"), context)
+    _check_prompt(document.get("prompt"), context)
+
+
+def check_message(request: GenerateRequest, context: int) -> None:
+    """The same checks for a gRPC message."""
+    for name, limit in _LIMITS.items():
+        _check_count(name, getattr(request, name), limit)
+    _check_message_count(len(request.chat.messages), context)
+    if len(request.token_ids.ids) > context:
+        raise context_exceeded("prompt", len(request.token_ids.ids), context)
+
+
+def _check_count(name: str, values: object, limit: int) -> None:
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > limit:
+        raise FieldError(f"{name}: at most {limit}; got {len(values)}", param=name)
+
+
+def _check_prompt(prompt: object, context: int) -> None:
+    """A list of token ids, or of few texts and lists of ids."""
+    if not isinstance(prompt, list):
+        return
+    few = len(prompt) <= MAX_PROMPTS
+    for ids in (prompt, *(item for item in prompt if isinstance(item, list))) if few else (prompt,):
+        if len(ids) > max(context, MAX_PROMPTS):
+            raise context_exceeded("prompt", len(ids), context)
+
+
+def _check_messages(messages: object, context: int) -> None:
+    if not isinstance(messages, list):
+        return
+    _check_message_count(len(messages), context)
+    parts = 0
+    for message in messages:
+        if isinstance(message, dict):
+            if len(message) > MAX_MESSAGE_FIELDS:
+                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param="messages")
+            content = message.get("content")
+            parts += len(content) if isinstance(content, list) else 0
+    _check_message_count(parts, context)
+
+
+def _check_message_count(count: int, context: int) -> None:
+    if count > context:
+        message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
+        raise FieldError(message, param="messages", code="context_length_exceeded")
+
+
+def check_response_size(requests: Sequence[Request], max_values: int) -> None:
+    """Raises FieldError if the response to these requests may have more than `max_values` values."""
+    values = sum(_values(request) for request in requests)
+    if values > max_values:
+        raise FieldError(
+            f"the answer may have {values} numbers (outputs x tokens x (1, or 2 + logprobs)); "
+            f"max_answer_values allows {max_values}",
+            param="max_tokens",
+            code="answer_too_large",
+        )
+
+
+def shorten(requests: Sequence[Request], max_values: int) -> list[Request]:
+    """Lowers max_tokens, which the client did not set, to what the limit allows."""
+    left = [
+        max_values // len(requests) // _values_per_token(request) - _echoed(request) for request in requests
+    ]
+    return [
+        dataclasses.replace(
+            request, max_tokens=min(request.max_tokens, tokens), min_tokens=min(request.min_tokens, tokens)
+        )
+        if 0 < tokens < request.max_tokens
+        else request
+        for request, tokens in zip(requests, left, strict=True)
+    ]
+
+
+def _values(request: Request) -> int:
+    return (request.max_tokens + _echoed(request)) * _values_per_token(request)
+
+
+def _values_per_token(request: Request) -> int:
+    return 2 + request.sampling.logprobs if request.wants_logprobs else 1
+
+
+def _echoed(request: Request) -> int:
+    return len(request.prompt_ids) if request.echo is not None else 0

@@ -1,0 +1,297 @@
+"""Validates the parameters of a request, for both APIs: what passes may run.
+
+An invalid request raises FieldError, which names the field as its API does. The error's kind is INVALID, or
+NOT_FOUND for an unknown model.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from baton.errors import ErrorKind, FieldError
+from baton.v1.types_pb2 import LogitBias, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.router.request.request import Chat, ParsedRequest
+
+Ids = TypeVar("Ids", bound="Sequence[int]")
+DEFAULT_MAX_TOKENS = 16
+MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0
+# Beyond these a float32 logit may overflow.
+LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 300
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_TOKEN_IDS = 8
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+_U32 = 2**32 - 1
+_U64 = 2**64 - 1
+
+
+# The roles that chat templates know. Others are refused: a template may copy the role into the prompt.
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The served model's limits, a snapshot: vocabulary and context may change as workers join and leave."""
+
+    served_name: str
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_context_tokens: int
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The checked fields besides the prompt. Token limits do not consider the context yet."""
+
+    choices: int
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    max_tokens: int
+    min_tokens: int
+
+
+@dataclass(frozen=True)
+class OutputLimits:
+    """Token limits of an output that fits the context together with its prompt."""
+
+    max_tokens: int
+    min_tokens: int
+
+
+def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
+    """Checks everything that can be checked before the prompt is tokenised."""
+    check_model(parsed, limits.served_name)
+    if parsed.chat is not None:
+        _check_roles(parsed.chat)
+    fields = Fields(
+        choices=_choices(parsed),
+        sampling=_sampling(parsed, limits.vocab_size),
+        stop_token_ids=_stop_token_ids(parsed, limits),
+        stop=_stop_strings(parsed),
+        max_tokens=_max_tokens(parsed),
+        min_tokens=_min_tokens(parsed),
+    )
+    if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
+        raise _empty_prompt(parsed)
+    return fields
+
+
+def check_prompt(
+    parsed: ParsedRequest, fields: Fields, prompt_ids: Sequence[int], limits: RequestLimits
+) -> OutputLimits:
+    """Checks the tokenised prompt, and fits the token limits into the rest of the context."""
+    if not prompt_ids:
+        raise _empty_prompt(parsed)
+    name, context = parsed.api_name("prompt"), limits.max_context_tokens
+    if len(prompt_ids) + min(1, fields.max_tokens) > context:
+        raise context_exceeded(name, len(prompt_ids), context)
+    if parsed.tokenized is None:
+        check_token_ids(name, prompt_ids, limits.vocab_size)
+    max_tokens = min(fields.max_tokens, context - len(prompt_ids))
+    return OutputLimits(max_tokens, min(fields.min_tokens, max_tokens))
+
+
+def check_model(parsed: ParsedRequest, served: str) -> None:
+    """Raises FieldError (NOT_FOUND) if the request names another model than the served one."""
+    if parsed.model != served:
+        raise FieldError(
+            f"the model {_shorten(parsed.model)!r} does not exist",
+            param="model",
+            code="model_not_found",
+            kind=ErrorKind.NOT_FOUND,
+        )
+
+
+def _sampling(parsed: ParsedRequest, vocab_size: int) -> Sampling:
+    """The sampling parameters. A missing seed is drawn here, so that every attempt uses the same one.
+
+    Neutral values stay unset in the message, so that workers see at once which features a request needs.
+    """
+    top_k = _whole("top_k", parsed.top_k, 0, _U32, default=0)
+    sampling = Sampling(
+        temperature=_number("temperature", parsed.temperature, 0.0, MAX_TEMPERATURE, default=1.0),
+        top_k=min(top_k, vocab_size),
+        top_p=_above_zero("top_p", parsed.top_p),
+        min_p=_number("min_p", parsed.min_p, 0.0, 1.0, default=0.0),
+        presence_penalty=_penalty("presence_penalty", parsed.presence_penalty),
+        frequency_penalty=_penalty("frequency_penalty", parsed.frequency_penalty),
+        logit_bias=_logit_bias(parsed, vocab_size),
+        logprobs=_logprobs(parsed),
+        seed=_whole("seed", parsed.seed, 0, _U64, default=secrets.randbits(64)),
+    )
+    name, given = "repetition_penalty", parsed.repetition_penalty
+    repetition = _number(name, given, LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1.0)
+    if repetition != 1:
+        sampling.repetition_penalty = repetition
+    return sampling
+
+
+def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
+    """The parameters of output number `choice`, which samples with seed + choice."""
+    if choice == 0:
+        return sampling
+    own = Sampling()
+    own.CopyFrom(sampling)
+    own.seed = (sampling.seed + choice) % 2**64
+    return own
+
+
+def _choices(parsed: ParsedRequest) -> int:
+    """The number of outputs of the prompt."""
+    n = _whole("n", parsed.n, 1, MAX_CHOICES, default=1)
+    if parsed.best_of is not None and parsed.best_of != n:
+        raise FieldError("best_of other than n is not supported", param="best_of")
+    return n
+
+
+def context_exceeded(name: str, prompt_tokens: int, context: int) -> FieldError:
+    """The error of a prompt that is too long; `name` is the API's name of its field."""
+    return FieldError(
+        f"the prompt has {prompt_tokens} tokens; with at least one of output it must fit the model's "
+        f"context of {context} tokens",
+        param=name,
+        code="context_length_exceeded",
+    )
+
+
+def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
+    """Returns the ids; FieldError names the first one that is not in the vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        message = f"{name}: token id {_shorten(str(wrong))} is not in the vocabulary of {vocab_size}"
+        raise FieldError(message, param=name)
+    return ids
+
+
+def _stop_token_ids(parsed: ParsedRequest, limits: RequestLimits) -> tuple[int, ...]:
+    """The request's own stop ids and, unless ignored, the model's end-of-sequence ids."""
+    own = check_token_ids("stop_token_ids", parsed.stop_token_ids, limits.vocab_size)
+    model = () if parsed.ignore_eos else limits.eos_token_ids
+    unique = tuple(dict.fromkeys((*own, *model)))
+    if len(unique) > MAX_STOP_TOKEN_IDS:
+        message = f"at most {MAX_STOP_TOKEN_IDS} stop token ids, the model's own included; got {len(unique)}"
+        raise FieldError(message, param="stop_token_ids")
+    return unique
+
+
+def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
+    """The distinct stop strings, in order."""
+    if len(parsed.stop) > MAX_STOP_STRINGS:
+        raise FieldError(f"at most {MAX_STOP_STRINGS} stop strings; got {len(parsed.stop)}", param="stop")
+    if any(not text for text in parsed.stop):
+        raise FieldError("a stop string must not be empty", param="stop")
+    if any(len(text) > MAX_STOP_STRING_CHARS for text in parsed.stop):
+        raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
+    return tuple(dict.fromkeys(parsed.stop))
+
+
+def _max_tokens(parsed: ParsedRequest) -> int:
+    name, least = parsed.api_name("max_tokens"), 0 if parsed.echo else 1
+    return _whole(name, parsed.max_tokens, least, _U32, default=_default_max_tokens(parsed))
+
+
+def _min_tokens(parsed: ParsedRequest) -> int:
+    most = _default_max_tokens(parsed) if parsed.max_tokens is None else parsed.max_tokens
+    if parsed.min_tokens is not None and parsed.min_tokens > most:
+        message = f"min_tokens must not exceed {parsed.api_name('max_tokens')}, which is {most}"
+        raise FieldError(message, param="min_tokens")
+    return _whole("min_tokens", parsed.min_tokens, 0, _U32, default=0)
+
+
+def _default_max_tokens(parsed: ParsedRequest) -> int:
+    return _U32 if parsed.fills_context else DEFAULT_MAX_TOKENS
+
+
+def _empty_prompt(parsed: ParsedRequest) -> FieldError:
+    return FieldError("the prompt is empty", param=parsed.api_name("prompt"))
+
+
+def _check_roles(chat: Chat) -> None:
+    for number, turn in enumerate(chat.turns):
+        if turn.role not in ROLES:
+            message = f"messages[{number}].role must be one of {', '.join(sorted(ROLES))}"
+            raise FieldError(message, param="messages")
+
+
+def _logprobs(parsed: ParsedRequest) -> int | None:
+    if parsed.logprobs is None:
+        return None
+    return _whole_within(parsed.api_name("logprobs"), parsed.logprobs, 0, MAX_LOGPROBS)
+
+
+def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
+    name, biases = "logit_bias", parsed.logit_bias
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise FieldError(f"at most {MAX_LOGIT_BIASES} tokens in logit_bias; got {len(biases)}", param=name)
+    ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
+    if len(set(ids)) < len(ids):
+        raise FieldError("logit_bias names a token twice", param=name)
+    narrow = [(token, _within(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)) for token, bias in biases]
+    return [LogitBias(token_id=token, bias=bias) for token, bias in narrow if bias]
+
+
+def _penalty(name: str, value: float | None) -> float:
+    return _number(name, value, -MAX_PENALTY, MAX_PENALTY, default=0.0)
+
+
+def _above_zero(name: str, value: float | None) -> float:
+    if value is None:
+        return 1.0
+    narrow = _finite(name, value)
+    if not 0 < narrow <= 1:
+        raise FieldError(f"{name} must be above 0 and at most 1", param=name)
+    return narrow
+
+
+def _number(name: str, value: float | None, least: float, most: float, default: float) -> float:
+    return default if value is None else _within(name, value, least, most)
+
+
+def _within(name: str, value: float, least: float, most: float) -> float:
+    narrow = _finite(name, value)
+    if not _float32(least) <= narrow <= most:
+        raise FieldError(f"{name} must be from {least:g} to {most:g}", param=name)
+    return narrow
+
+
+def _finite(name: str, value: float) -> float:
+    """The number rounded to float32, as protobuf carries it; FieldError if that is not finite."""
+    narrow = _float32(value)
+    if not math.isfinite(narrow):
+        raise FieldError(f"{name} must be a finite number", param=name)
+    return narrow
+
+
+def _float32(value: float) -> float:
+    """The nearest float32; infinite if the number is out of range."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf
+
+
+def _whole(name: str, value: int | None, least: int, most: int, default: int) -> int:
+    return default if value is None else _whole_within(name, value, least, most)
+
+
+def _whole_within(name: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise FieldError(f"{name} must be from {least} to {most}", param=name)
+    return value
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 64 else f"{text[:64]}…"

@@ -1,0 +1,3 @@
+"""Text of one model: tokenizer, chat template, incremental detokenisation, stop strings. Synchronous and free
+of I/O but for reading the model's folder. Imported by `formats`, `tokenization` and `lifecycle`.
+"""

@@ -1,0 +1,133 @@
+"""The model's tokenizer and chat template: synchronous encoding and decoding.
+
+Thread-safe. The router uses it in threads for short texts and in helper processes for long ones. The
+tokenizer's `encode_batch_fast` releases the GIL, `encode` and `decode` do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.control_tokens import ControlTokens
+from services.router.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from services.router.request.request import Chat, ParsedRequest
+    from services.router.text.model_info import ModelInfo
+
+
+class ModelTokenizer:
+    """The tokenizer and the chat template of one model."""
+
+    def __init__(self, folder: Path, info: ModelInfo, *, bytes_only: bool = False) -> None:
+        """BatonError(INVALID) if tokenizer.json is unusable. `bytes_only`: use the byte tokenizer instead."""
+        self.tokenizer = _byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        control = ControlTokens.of(self.tokenizer)
+        template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
+        self._template = ChatTemplate(template, variables, control) if template else None
+        # Special tokens that are matched in normalised text, by id: other spellings may become theirs.
+        normalises = self.tokenizer.normalizer is not None
+        self._normalised = {
+            id_: token.content for id_, token in added.items() if token.special and token.normalized
+        } if normalises else {}  # fmt: skip
+
+    def encode(self, parsed: ParsedRequest) -> Sequence[int]:
+        """Token ids of a request's prompt: its own, or those of its conversation or text."""
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        if parsed.chat is not None:
+            return self.encode_chat(parsed.chat)
+        return self.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.
+        Special tokens that the text spells are recognised."""
+        return self._encode([text], "prompt", special=special)
+
+    def encode_chat(self, chat: Chat) -> list[int]:
+        """Token ids of a conversation. Only the template can write special tokens: those that messages or
+        variables spell are tokenised as text."""
+        if self._template is None:
+            message = "this model has no chat template: send a prompt to /v1/completions instead"
+            raise FieldError(message, param="messages", code="no_chat_template")
+        if not chat.turns:
+            raise FieldError("messages must not be empty", param="messages")
+        parts = self._template.render(chat)
+        ids = self._encode(parts, "messages", special=False)
+        if self._normalised:
+            self._check_normalised(parts, ids)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of all ids at once."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def decode_with_offsets(self, ids: Sequence[int], *, skip_special_tokens: bool) -> tuple[str, list[int]]:
+        """The text, and the offset in it at which each token's text begins."""
+        detokenizer = self.detokenizer((), skip_special_tokens=skip_special_tokens)
+        parts, offsets, length = [], [], 0
+        for token_id in ids:
+            offsets.append(length)
+            parts.append(detokenizer.push(token_id))
+            length += len(parts[-1])
+        return "".join(parts) + detokenizer.flush(), offsets
+
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; empty for unknown ids."""
+        return [self.tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """A new detokenizer for one output."""
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return Detokenizer(self.tokenizer, skipped, prompt_ids)
+
+    def _encode(self, parts: list[str], param: str, *, special: bool) -> list[int]:
+        try:
+            for part in parts:
+                part.encode()
+        except UnicodeEncodeError:  # JSON can encode unpaired surrogates
+            raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
+        encodings = self.tokenizer.encode_batch_fast(parts, add_special_tokens=special)
+        if len(encodings) == 1:
+            return list(encodings[0].ids)
+        return [token_id for encoding in encodings for token_id in encoding.ids]
+
+    def _check_normalised(self, parts: list[str], ids: list[int]) -> None:
+        """Raises FieldError if text has become a special token by normalisation."""
+        written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
+        if sum(token_id in self._normalised for token_id in ids) > written:
+            raise FieldError("messages: the text spells a special token of the model", param="messages")
+
+
+def _byte_tokenizer() -> Tokenizer:
+    """A tokenizer for models without one: every byte is a token, with ids 0 to 255; others have no text."""
+    vocabulary = {
+        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise BatonError(ErrorKind.INVALID, f"model folder {path.parent} has no {path.name}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the binding raises bare Exception
+        raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error}") from error
+    # Some files configure truncation; a prompt that is too long is refused instead.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

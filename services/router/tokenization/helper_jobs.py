@@ -1,0 +1,122 @@
+"""The jobs of a helper process: it parses, checks and tokenises one large request.
+
+The result is the request without its prompt, which the router parses like any small one, and the token ids of
+each prompt as int32. Requests are checked in the same order as small ones: sizes, fields, then token ids and
+limits (see `lifecycle.admission`).
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import FieldError
+from baton.v1.router_pb2 import GenerateRequest
+from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.json_bodies import parse_json
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.tokenize_bodies import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenize_response,
+    tokenize_response,
+)
+from services.router.request import sizes, validate
+from services.router.request.validate import RequestLimits
+
+if TYPE_CHECKING:
+    from services.router.request.request import ParsedRequest
+    from services.router.text.tokenizer import ModelTokenizer
+
+# The largest request without its prompt. Its longest fields are stop strings.
+MAX_REST_BYTES = 512 * 1024
+
+
+Parts = list[bytes]
+# A job that takes a whole request.
+Job = Callable[["ModelTokenizer", RequestLimits, bytes], Parts]
+
+
+def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /v1/completions: the body with empty prompts, then ids and text of each prompt. The text is empty
+    unless it is echoed."""
+    document = _document(body, limits)
+    prompts = [_prompt(tokenizer, limits, one) for one in CompletionBody.parse(document).parsed_requests()]
+    document["prompt"] = [""] * len(prompts)
+    return [_rest(document), *(part for ids, echo in prompts for part in (ids, echo))]
+
+
+def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
+    document = _document(body, limits)
+    prompt = _prompt(tokenizer, limits, ChatBody.parse(document).parsed_request())
+    document["messages"] = []
+    document.pop("chat_template_kwargs", None)
+    return [_rest(document), *prompt]
+
+
+def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
+    """RouterService.Generate: the message with an empty text for a prompt, then the prompt's ids and text."""
+    request = parse_message(GenerateRequest, data)
+    sizes.check_message(request, limits.max_context_tokens)
+    prompt = _prompt(tokenizer, limits, parsed_request(request))
+    request.text = ""
+    rest = request.SerializeToString()
+    _check_rest(rest)
+    return [rest, *prompt]
+
+
+def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /tokenize: the JSON response."""
+    return [tokenize_response(tokenizer, limits, TokenizeBody.parse(_document(body, limits)))]
+
+
+def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /detokenize: the JSON response."""
+    return [detokenize_response(tokenizer, limits, DetokenizeBody.parse(_document(body, limits)))]
+
+
+def decode(
+    tokenizer: ModelTokenizer, limits: RequestLimits, ids: bytes, skip_special_tokens: bool, offsets: bool
+) -> Parts:
+    """The text of int32 ids and, if `offsets`, where each token's text begins, as int32."""
+    numbers = array("i", ids)
+    if not offsets:
+        return [tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens).encode(), b""]
+    decoded, starts = tokenizer.decode_with_offsets(numbers, skip_special_tokens=skip_special_tokens)
+    return [decoded.encode(), array("i", starts).tobytes()]
+
+
+JOBS: dict[str, Callable[..., Parts]] = {
+    job.__name__: job for job in (completion, chat, generate, tokenize, detokenize, decode)
+}
+
+
+def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise FieldError("the body must be a JSON object")
+    sizes.check_document(document, limits.max_context_tokens)
+    return document
+
+
+def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
+    """The token ids of a prompt as int32, and its text if that is to be echoed."""
+    fields = validate.check_fields(parsed, limits)
+    ids = tokenizer.encode(parsed)
+    validate.check_prompt(parsed, fields, ids, limits)
+    return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
+
+
+def _rest(document: dict[str, Any]) -> bytes:
+    rest = json.dumps(document).encode()
+    _check_rest(rest)
+    return rest
+
+
+def _check_rest(rest: bytes) -> None:
+    if len(rest) > MAX_REST_BYTES:
+        raise FieldError(f"the fields besides the prompt have more than {MAX_REST_BYTES} bytes")

@@ -1,0 +1,198 @@
+"""The router's side of its helper processes, which tokenise large requests.
+
+There are two, each started with its first job: one for requests of up to 1 MiB and one for larger ones, which
+can take seconds and thus delay only each other. A thread for each process sends one job at a time and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from baton.parent_death import tied
+from services.common.observability.logs import get_log
+from services.router.tokenization.helper_frames import receive_frame, send_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.router.request.validate import RequestLimits
+
+_MODULE = "services.router.tokenization.helper_process"
+# Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.
+START_S = 30.0
+JOB_S = 10.0
+WAIT_S = 30.0
+# Jobs in a process's queue, and their bytes. A single job may have more.
+MAX_JOBS = 64
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+# Jobs above this size go to the process for large ones.
+LARGE_JOB_BYTES = 1024 * 1024
+# Memory of a process beyond what it has after loading. Tokenising takes up to 140 bytes for a byte of text.
+_MEMORY_BYTES = 512 * 1024 * 1024
+_MEMORY_PER_BYTE = 192
+
+_log = get_log("router")
+
+
+def helper_settings(folder: str, bytes_only: bool, max_job_bytes: int) -> dict[str, Any]:
+    """The header of a helper process's first frame. `folder`: the model's. `bytes_only`: whether to use the
+    byte tokenizer."""
+    memory = _MEMORY_BYTES + _MEMORY_PER_BYTE * max_job_bytes
+    return {"folder": folder, "bytes_only": bytes_only, "memory_bytes": memory}
+
+
+class HelperProcesses:
+    """The two processes. Call `run` on the event loop; `close` when no more jobs come."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """`settings`: see `helper_settings`."""
+        self._normal = HelperProcess(settings)
+        self._large = HelperProcess(settings)
+
+    async def run(
+        self, job: str, limits: RequestLimits, parts: Sequence[bytes | bytearray], **options: object
+    ) -> list[bytearray]:
+        """Runs the job of this name, and returns the parts of its answer (see `helper_jobs`).
+
+        Raises what the job raises; BatonError: OVERLOADED if too many wait, INVALID if the job takes too
+        long, INTERNAL if the process died.
+        """
+        process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._normal
+        return await process.run({"job": job, "limits": asdict(limits), "options": options}, parts)
+
+    def close(self) -> None:
+        """Kills both processes; running jobs fail."""
+        self._normal.close()
+        self._large.close()
+
+
+class HelperProcess:
+    """One process, started with its first job and again after it died."""
+
+    def __init__(self, settings: dict[str, Any], job_s: float = JOB_S) -> None:
+        self._settings = settings
+        self._job_s = job_s
+        # Lives longer than the process, which the kernel kills when the thread that started it ends.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-helper")
+        self._waiting = 0
+        self._waiting_bytes = 0
+        # Guards `_process` and `_socket` against `close`; never held while waiting.
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None while no process runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def run(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
+        """Runs one job; see `HelperProcesses.run`."""
+        size = sum(map(len, parts))
+        full = self._waiting_bytes + size > MAX_WAITING_BYTES and self._waiting
+        if full or self._waiting >= MAX_JOBS:
+            raise BatonError(ErrorKind.OVERLOADED, f"{self._waiting} large requests wait to be tokenised")
+        self._waiting += 1
+        self._waiting_bytes += size
+        try:
+            async with asyncio.timeout(WAIT_S):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._thread, self._exchange, header, parts)
+        except TimeoutError:
+            message = f"the request was not tokenised within {WAIT_S:g} s: too many large ones come"
+            raise BatonError(ErrorKind.OVERLOADED, message) from None
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+
+    def close(self) -> None:
+        """Kills the process and waits for its end; a running job fails."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._end()
+
+    def _exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
+        """Sends a job and receives its answer. Runs in the thread."""
+        peer = self._running()
+        deadline = time.monotonic() + self._job_s
+        try:
+            send_frame(peer, header, parts, deadline)
+            answer, results = receive_frame(peer, deadline)
+        except TimeoutError:
+            self._end()
+            message = f"the request takes more than {self._job_s:g} s to tokenise"
+            raise BatonError(ErrorKind.INVALID, message) from None
+        except (EOFError, OSError):
+            raise self._died("the request could not be tokenised") from None
+        if "error" in answer:
+            raise _error(answer["error"])
+        return results
+
+    def _running(self) -> socket.socket:
+        """The socket of the process, which is started if necessary."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._socket is None:
+            self._socket = self._start()
+            try:
+                deadline = time.monotonic() + START_S
+                send_frame(self._socket, self._settings, (), deadline)
+                receive_frame(self._socket, deadline)
+            except (EOFError, OSError):  # TimeoutError is one
+                raise self._died("the router's tokenizer helper does not start") from None
+        return self._socket
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            if self._closed:
+                ours.close()
+                raise BatonError(ErrorKind.UNAVAILABLE, "the router is stopping")
+            self._process = subprocess.Popen(
+                tied([sys.executable, "-m", _MODULE]),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        return ours
+
+    def _died(self, message: str) -> BatonError:
+        """Cleans up after a process that died, and logs its exit status."""
+        status = self._end()
+        _log.warning("helper_process_died", status=status)
+        return BatonError(ErrorKind.INTERNAL, message)
+
+    def _end(self) -> int | None:
+        """Kills and reaps the process, if there is one. Returns its exit status."""
+        with self._lock:
+            process, self._process = self._process, None
+            peer, self._socket = self._socket, None
+        if peer is not None:
+            peer.close()
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return process.wait()
+
+
+def _error(fields: dict[str, Any]) -> BatonError:
+    kind, field = ErrorKind[fields["kind"]], fields["field"]
+    if field is None:
+        return BatonError(kind, fields["message"])
+    return FieldError(fields["message"], kind=kind, **field)

@@ -1,0 +1,112 @@
+"""Parses the bodies of client calls; large ones are parsed and tokenised in a helper process."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+from baton.v1.router_pb2 import GenerateRequest
+from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.json_bodies import parse_json
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
+from services.router.request import sizes
+from services.router.request.request import ParsedRequest
+from services.router.tokenization import helper_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from services.router.request.validate import RequestLimits
+    from services.router.tokenization.helper_jobs import Job
+    from services.router.tokenization.tokenizer_pool import TokenizerPool
+
+Body = bytes | bytearray
+# Ids converted to Python integers at once, so that the GIL is held for less than 1 ms.
+_SLICE = 16 * 1024
+
+
+class RequestReader:
+    """Parses the bodies of both APIs.
+
+    Sizes are checked before anything is built of a body. FieldError if a body is invalid or too large,
+    BatonError(OVERLOADED) if too many large ones wait.
+    """
+
+    def __init__(self, pool: TokenizerPool, limits: Callable[[], RequestLimits], max_body_bytes: int) -> None:
+        """`limits` returns the present limits of the model."""
+        self.max_body_bytes = max_body_bytes
+        self._pool = pool
+        self._limits = limits
+
+    async def completion(self, body: Body) -> tuple[CompletionBody, list[ParsedRequest]]:
+        """POST /v1/completions: the body, and one request for each of its prompts."""
+        document = self._small(body)
+        if document is not None:
+            small = CompletionBody.parse(document)
+            return small, small.parsed_requests()
+        rest, *prompts = await self._in_process(helper_jobs.completion, body)
+        parsed = CompletionBody.parse(parse_json(rest))
+        return parsed, await self._with_prompts(parsed.parsed_requests(), prompts)
+
+    async def chat(self, body: Body) -> tuple[ChatBody, ParsedRequest]:
+        """POST /v1/chat/completions: the body and its request."""
+        document = self._small(body)
+        if document is not None:
+            small = ChatBody.parse(document)
+            return small, small.parsed_request()
+        rest, *prompt = await self._in_process(helper_jobs.chat, body)
+        parsed = ChatBody.parse(parse_json(rest))
+        return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
+
+    async def generate(self, data: bytes) -> ParsedRequest:
+        """RouterService.Generate: the request of a serialised message."""
+        if len(data) <= sizes.LARGE_BYTES:
+            request = parse_message(GenerateRequest, data)
+            if len(request.chat.messages) <= sizes.MANY_MESSAGES:
+                sizes.check_message(request, self._limits().max_context_tokens)
+                return parsed_request(request)
+        rest, *prompt = await self._in_process(helper_jobs.generate, data)
+        parsed = parsed_request(parse_message(GenerateRequest, bytes(rest)))
+        return (await self._with_prompts([parsed], prompt))[0]
+
+    async def run(self, job: Job, body: Body, small_bytes: int) -> Sequence[Body]:
+        """Runs a job on a body of up to `small_bytes` in a thread, on a larger one in a helper process."""
+        if len(body) > small_bytes:
+            return await self._in_process(job, body)
+        return await self._pool.run(lambda: job(self._pool.tokenizer, self._limits(), bytes(body)))
+
+    def _small(self, body: Body) -> object | None:
+        """Parses a small body, whose sizes are checked; None if a helper process must parse it."""
+        if len(body) > sizes.LARGE_BYTES:
+            return None
+        document = parse_json(body)
+        if sizes.has_many_messages(document):
+            return None
+        sizes.check_document(document, self._limits().max_context_tokens)
+        return document if document is not None else ()
+
+    async def _in_process(self, job: Job, body: Body) -> list[bytearray]:
+        return await self._pool.processes.run(job.__name__, self._limits(), [body])
+
+    async def _with_prompts(
+        self, requests: Sequence[ParsedRequest], prompts: Sequence[Body]
+    ) -> list[ParsedRequest]:
+        """The requests with their prompts. `prompts` alternates token ids (int32) and text to echo."""
+        complete = []
+        for one, ids, text in zip(requests, prompts[::2], prompts[1::2], strict=True):
+            numbers = await self._pool.run(partial(token_ids, ids))
+            echo = text.decode() or None
+            complete.append(dataclasses.replace(one, tokenized=numbers, text=echo, chat=None))
+        return complete
+
+
+def token_ids(data: Body) -> tuple[int, ...]:
+    """Converts int32 ids to Python integers."""
+    numbers = array("i", data)
+    ids: list[int] = []
+    for start in range(0, len(numbers), _SLICE):
+        ids += numbers[start : start + _SLICE]
+    return tuple(ids)

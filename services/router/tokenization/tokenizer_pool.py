@@ -1,0 +1,91 @@
+"""Tokenising and detokenising off the event loop: short texts in threads, long ones in helper processes."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from baton.errors import BatonError, ErrorKind
+from services.router.request.sizes import LARGE_TOKENS
+from services.router.text.output_text import OutputText
+from services.router.text.token_texts import TokenTexts
+from services.router.tokenization import helper_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from services.router.request.request import ParsedRequest, Request
+    from services.router.request.validate import RequestLimits
+    from services.router.text.tokenizer import ModelTokenizer
+    from services.router.tokenization.helper_processes import HelperProcesses
+
+T = TypeVar("T")
+# Decoding with offsets goes token by token in Python, so a thread decodes fewer ids.
+_LARGE_OFFSETS = 1024
+
+
+class TokenizerPool:
+    """The model's tokenizer and chat template behind a few threads, with at most `max_pending` jobs."""
+
+    def __init__(
+        self, tokenizer: ModelTokenizer, processes: HelperProcesses, threads: int, max_pending: int
+    ) -> None:
+        """Takes ownership of `processes`."""
+        self.tokenizer = tokenizer
+        self.processes = processes
+        self.token_texts = TokenTexts(tokenizer.tokenizer)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._max_pending = max_pending
+        self._pending = 0
+
+    async def encode(self, parsed: ParsedRequest) -> tuple[int, ...]:
+        """Token ids of a short prompt; see ModelTokenizer.encode."""
+        return await self.run(lambda: tuple(self.tokenizer.encode(parsed)))
+
+    async def decode(self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool) -> str:
+        """The text of all ids at once."""
+        if len(ids) > LARGE_TOKENS:
+            decoded, _ = await self._decode_in_process(ids, limits, skip=skip_special_tokens, offsets=False)
+            return decoded
+        return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def decode_with_offsets(
+        self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool
+    ) -> tuple[str, Sequence[int]]:
+        """The text, and the offset in it at which each token's text begins."""
+        if len(ids) > _LARGE_OFFSETS:
+            return await self._decode_in_process(ids, limits, skip=skip_special_tokens, offsets=True)
+        return await self.run(
+            lambda: self.tokenizer.decode_with_offsets(ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def output_text(self, request: Request) -> OutputText:
+        """The text side of a request's output."""
+        skip = request.skip_special_tokens
+        return OutputText(request, self.tokenizer.detokenizer(request.prompt_ids, skip_special_tokens=skip))
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Runs a job of at most a few milliseconds in a thread; BatonError(OVERLOADED) if too many wait."""
+        if self._pending >= self._max_pending:
+            raise BatonError(ErrorKind.OVERLOADED, f"{self._pending} prompts wait to be tokenised")
+        self._pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, job)
+        finally:
+            self._pending -= 1
+
+    def close(self) -> None:
+        """Stops the threads, without waiting for running jobs, and the helper processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.processes.close()
+
+    async def _decode_in_process(
+        self, ids: Sequence[int], limits: RequestLimits, *, skip: bool, offsets: bool
+    ) -> tuple[str, array[int]]:
+        packed = await self.run(lambda: array("i", ids).tobytes())
+        text, starts = await self.processes.run(
+            helper_jobs.decode.__name__, limits, [packed], skip_special_tokens=skip, offsets=offsets
+        )
+        return text.decode(), array("i", starts)

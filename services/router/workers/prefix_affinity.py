@@ -1,0 +1,171 @@
+"""Estimates how much of a prompt each worker has in its prefix cache.
+
+Placement uses only this router's own view: a prompt that was sent to a worker is assumed to be cached there,
+limited to the blocks that the worker has, least recently used first out. If there is a shared prefix index,
+it is queried in the background and corrects the view when it answers; no request waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from baton.block_hash import BlockHasher
+from baton.errors import BatonError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from baton.state import State
+    from services.router.workers.worker import Worker
+
+# Longer prompts are hashed in a thread: on the event loop they would delay every stream by 1 ms or more.
+_LONG_TOKENS = 4096
+# Concurrent queries of the index; prompts beyond that are not looked up.
+_MAX_QUERIES = 32
+# The index may not know yet what was sent to a worker so recently.
+_INDEX_DELAY_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """What a worker's block hashes depend on, besides secret and tenant."""
+
+    fingerprint: bytes
+    cache_dtype: str
+    block_tokens: int
+
+    @classmethod
+    def of(cls, worker: Worker) -> CacheKind | None:
+        """The kind of a worker's cache; None if it has none."""
+        described = worker.described
+        size = described.load.block_tokens
+        if not described.cache_dtype or not size:
+            return None
+        return cls(described.fingerprint, described.cache_dtype, size)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """Hashes of a prompt's full blocks, for each kind of cache. `choice`: whether there are two workers of a
+    role to choose from; otherwise cache contents do not matter for placement."""
+
+    tokens: int
+    choice: bool
+    hashes: dict[CacheKind, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def hashes_for(self, worker: Worker) -> tuple[bytes, ...]:
+        kind = CacheKind.of(worker)
+        return () if kind is None else self.hashes.get(kind, ())
+
+
+class PrefixAffinity:
+    """This router's view. Used on the event loop only; empty without a secret."""
+
+    def __init__(
+        self, secret: str, workers: Callable[[], Sequence[Worker]], state: State | None = None
+    ) -> None:
+        self._workers = workers
+        self._state = state
+        self._secret = secret.encode()
+        self._hasher = lru_cache(64)(self._make_hasher)
+        # Incarnation → block hashes, least recently used first, with the time when they were sent or
+        # confirmed.
+        self._views: dict[bytes, OrderedDict[bytes, float]] = {}
+        self._queries: set[asyncio.Task[None]] = set()
+
+    async def hash_prompt(self, token_ids: Sequence[int], tenant: str = "") -> PromptBlocks:
+        """Hashes a prompt's blocks, long prompts in a thread, and starts a query of the index. Nothing is
+        hashed for a worker that is alone of its kind: there is no other to share blocks with."""
+        workers = self._workers()
+        alike = Counter((CacheKind.of(worker), worker.identity.role) for worker in workers)
+        prompt = PromptBlocks(len(token_ids), choice=any(count > 1 for count in alike.values()))
+        if self._secret:
+            kinds = Counter(filter(None, map(CacheKind.of, workers)))
+            for kind in (kind for kind, count in kinds.items() if count > 1):
+                hasher = self._hasher(kind, tenant)
+                if len(token_ids) > _LONG_TOKENS:
+                    prompt.hashes[kind] = await asyncio.to_thread(hasher.hashes, token_ids)
+                else:
+                    prompt.hashes[kind] = hasher.hashes(token_ids)
+            if prompt.choice:
+                self._query_index(prompt)
+        return prompt
+
+    def cached_tokens(self, worker: Worker, prompt: PromptBlocks) -> int:
+        """How many tokens of a prompt this worker has cached, by estimate. The last token is always
+        computed."""
+        hashes, view = prompt.hashes_for(worker), self._views.get(worker.identity.incarnation)
+        if not hashes or not view:
+            return 0
+        size = worker.described.load.block_tokens
+        usable = hashes[: (prompt.tokens - 1) // size]
+        return sum(1 for _ in takewhile(view.__contains__, usable)) * size
+
+    def prompt_sent(self, worker: Worker, prompt: PromptBlocks) -> None:
+        """Adds a prompt that the worker will have computed soon."""
+        if prompt.choice and (hashes := prompt.hashes_for(worker)):
+            self._add(worker, hashes)
+
+    async def close(self) -> None:
+        """Cancels running queries."""
+        for task in self._queries:
+            task.cancel()
+        await asyncio.gather(*self._queries, return_exceptions=True)
+
+    def _make_hasher(self, kind: CacheKind, tenant: str) -> BlockHasher:
+        return BlockHasher(
+            self._secret,
+            tenant=tenant,
+            fingerprint=kind.fingerprint,
+            cache_dtype=kind.cache_dtype,
+            block_tokens=kind.block_tokens,
+        )
+
+    def _add(self, worker: Worker, hashes: Sequence[bytes]) -> None:
+        view = self._views.setdefault(worker.identity.incarnation, OrderedDict())
+        now = time.monotonic()
+        for block_hash in reversed(hashes):  # the end of a prompt is evicted before its beginning
+            view[block_hash] = now
+            view.move_to_end(block_hash)
+        while len(view) > worker.described.load.blocks:
+            view.popitem(last=False)
+
+    def _query_index(self, prompt: PromptBlocks) -> None:
+        hashes = max(prompt.hashes.values(), key=len, default=())
+        if self._state is None or self._state.unavailable or not hashes or len(self._queries) >= _MAX_QUERIES:
+            return
+        task = asyncio.create_task(self._correct(self._state, prompt))
+        self._queries.add(task)
+        task.add_done_callback(self._queries.discard)
+
+    async def _correct(self, state: State, prompt: PromptBlocks) -> None:
+        """Queries the index and updates the view."""
+        for kind, hashes in prompt.hashes.items():
+            holders = {w.identity.incarnation.hex(): w for w in self._workers() if CacheKind.of(w) == kind}
+            try:
+                found = await state.prefix_index.longest_prefix(hashes, list(holders))
+            except BatonError:
+                return  # Redis is unavailable: the view stays as it is
+            for holder, worker in holders.items():
+                self._update(worker, hashes, found.get(holder, 0))
+
+    def _update(self, worker: Worker, hashes: Sequence[bytes], count: int) -> None:
+        """Corrects the view: the index has the first `count` blocks at this worker."""
+        if count:
+            self._add(worker, hashes[:count])
+        view, old = self._views.get(worker.identity.incarnation), time.monotonic() - _INDEX_DELAY_S
+        for block_hash in hashes[count : count + 1]:  # the chain ends with its first missing block
+            if view is not None and view.get(block_hash, old) < old:
+                del view[block_hash]
+
+    def forget_lost(self) -> None:
+        """Drops the views of workers that are gone."""
+        live = {worker.identity.incarnation for worker in self._workers()}
+        for incarnation in self._views.keys() - live:
+            del self._views[incarnation]

@@ -1,0 +1,203 @@
+"""The bounded, fair queue of requests that wait for a pair of workers with room.
+
+The order is start-time fair queueing with a cost of one for each request. The requests of one client call get
+successive turns, from the turn that was served last, so that a call with a thousand choices and a later call
+with one take turns. Within a turn, first come, first served. A request that returns (refused by a worker, or
+for its next attempt) keeps its position, and the queue's bound does not apply to it.
+
+One client call may have at most `share` of the queue's places at a time; its other requests wait outside
+until one of these is placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from baton.errors import BatonError, ErrorKind
+from services.router.workers.block_wait import BlockWait, QueuePosition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from services.router.request.request import ClientCall
+    from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
+    from services.router.workers.worker import Worker
+
+ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
+
+# Requests that may wait outside, for each place of the queue.
+_OUTSIDE_PER_PLACE = 4
+
+
+@dataclass
+class QueueEntry:
+    """A request's position in the queue, which it keeps from attempt to attempt."""
+
+    call: ClientCall
+    position: QueuePosition
+    # Whether it has waited before. The queue's bound applies to its first wait only.
+    returning: bool = False
+
+
+@dataclass(eq=False)
+class _Waiter(Generic[ClaimT]):
+    entry: QueueEntry
+    pick: Callable[[], ClaimT | None]
+    claim: asyncio.Future[ClaimT]
+
+    def try_place(self) -> bool:
+        """Claims what the request waits for, if there is room."""
+        claim = self.pick()
+        if claim is not None:
+            self.claim.set_result(claim)
+        return claim is not None
+
+
+class WaitingQueue:
+    """At most `max_waiting` requests wait, each at most `timeout_s`."""
+
+    def __init__(self, placement: Placement, max_waiting: int, timeout_s: float, share: float = 1.0) -> None:
+        """`share`: the part of the queue that one client call may use."""
+        self._placement = placement
+        self._max_waiting = max_waiting
+        self._max_per_call = max(1, int(max_waiting * share))
+        self.timeout_s = timeout_s
+        self._waiting: list[_Waiter[Any]] = []
+        self._blocks = BlockWait()
+        # The turn of the request that was placed last, and the number of arrivals.
+        self._turn = 0
+        self._arrivals = 0
+        self._outside = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, including those outside."""
+        return len(self._waiting) + self._outside
+
+    def enter(self, call: ClientCall) -> QueueEntry:
+        """The entry of a request that arrives now."""
+        turn = max(self._turn, call.next_turn)
+        call.next_turn = turn + 1
+        self._arrivals += 1
+        return QueueEntry(call, (turn, self._arrivals))
+
+    async def claim(
+        self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
+    ) -> Claim:
+        """Waits for a pair with room for prompt and output, until `until` on the event loop's clock.
+
+        `tokens`: to prefill. `max_tokens`: to generate. `cached`: see `Placement.pick`. The caller must
+        release the claim, and call `ended` once decode has reserved its slot or the request is over. Raises
+        BatonError: OVERLOADED if the queue is full (for the request's first claim) or no pair had room in
+        time, UNAVAILABLE if there is no pair.
+        """
+        may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
+        pick = partial(self._placement.pick, tokens, max_tokens, cached, entry.call, may_use)
+        return await self._wait(entry, pick, until)
+
+    async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
+        """Waits for a prefill worker alone, for a prompt without output."""
+        pick = partial(self._placement.pick_prefill, tokens, entry.call)
+        return await self._wait(entry, pick, until)
+
+    def refused(self, entry: QueueEntry, worker: Worker) -> None:
+        """A decode worker had no blocks: reserves it for this request, unless an older one waits for some."""
+        self._blocks.refused(entry.position, worker)
+
+    def ended(self, entry: QueueEntry) -> None:
+        """The request has its slot, or is over."""
+        if self._blocks.holds(entry.position):
+            self._blocks.ended(entry.position)
+            self.place_waiting()
+
+    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
+        claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(entry, pick, claimed)
+        if entry.returning:
+            return await self._in_queue(waiter, until)
+        entry.returning = True
+        in_queue = await self._take_place(entry.call, until)
+        try:
+            if len(self._waiting) >= self._max_waiting:
+                raise BatonError(ErrorKind.OVERLOADED, f"{self._max_waiting} requests wait already")
+            return await self._in_queue(waiter, until)
+        finally:
+            in_queue.release()
+
+    async def _take_place(self, call: ClientCall, until: float) -> asyncio.Semaphore:
+        """Waits until the call has less than its share of the queue. The caller releases the semaphore."""
+        in_queue = call.in_queue = call.in_queue or asyncio.Semaphore(self._max_per_call)
+        if in_queue.locked():
+            if self._outside >= _OUTSIDE_PER_PLACE * self._max_waiting:
+                raise BatonError(ErrorKind.OVERLOADED, f"{self.waiting} requests wait already")
+            self._outside += 1
+            try:
+                async with asyncio.timeout_at(until):
+                    await in_queue.acquire()
+            except TimeoutError as error:
+                raise self._timed_out(call) from error
+            finally:
+                self._outside -= 1
+        else:
+            await in_queue.acquire()
+        return in_queue
+
+    async def _in_queue(self, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
+        bisect.insort(self._waiting, waiter, key=lambda one: one.entry.position)
+        self.place_waiting()
+        claimed = waiter.claim
+        if claimed.done():
+            return claimed.result()
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(claimed)
+        except TimeoutError as error:
+            self._leave(waiter)
+            raise self._timed_out(waiter.entry.call) from error
+        except asyncio.CancelledError:
+            self._leave(waiter)
+            raise
+
+    def place_waiting(self) -> None:
+        """Places requests in order; call it whenever a worker may take more.
+
+        A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
+        reserved for it.
+        """
+        blocked: set[str | None] = set()
+        pools = self._placement.pools
+        index = 0
+        while index < len(self._waiting):
+            waiter = self._waiting[index]
+            pool = waiter.entry.call.pool or pools.current
+            if pool in blocked:
+                if not pools.several:
+                    return  # all others need the same pool
+                index += 1
+            elif waiter.try_place():
+                self._turn = max(self._turn, waiter.entry.position[0])
+                del self._waiting[index]
+            else:
+                if not self._blocks.holds(waiter.entry.position):
+                    blocked.add(pool)
+                index += 1
+
+    def _leave(self, waiter: _Waiter[Any]) -> None:
+        """Removes a request that stops waiting, or releases what it has claimed meanwhile."""
+        if waiter.claim.done():
+            waiter.claim.result().release()
+        else:
+            self._waiting.remove(waiter)
+            waiter.claim.cancel()
+
+    def _timed_out(self, call: ClientCall) -> BatonError:
+        if self._placement.usable(call):
+            return BatonError(ErrorKind.OVERLOADED, f"no slot became free within {self.timeout_s:g} s")
+        if call.pool is None:
+            return BatonError(ErrorKind.UNAVAILABLE, "no pair of prefill and decode workers is ready")
+        message = "no workers are left that serve the model on which this request began"
+        return BatonError(ErrorKind.UNAVAILABLE, message)

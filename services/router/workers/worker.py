@@ -1,0 +1,279 @@
+"""One incarnation of a worker as this router sees it: its last description, and the router's own counters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.admin_pb2 import WorkerState
+from baton.v1.decode_pb2_grpc import DecodeServiceStub
+from baton.v1.prefill_pb2_grpc import PrefillServiceStub
+from baton.v1.types_pb2 import Attempt, WorkerRole
+from baton.v1.worker_pb2_grpc import WorkerServiceStub
+from services.common.observability.logs import get_log
+from services.router.workers.liveness import LivenessTimer
+from services.router.workers.worker_error import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import grpc.aio
+
+    from baton.v1.decode_pb2 import SequenceOutput
+    from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
+    from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
+    from baton.v1.worker_pb2 import DescribeResponse
+    from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
+
+# A worker that had no room gets no new work for so long,
+REFUSED_FOR_S = 0.05
+# and no prompt is run for it before its reservation for so long.
+_UNCERTAIN_FOR_S = 1.0
+
+_ID_HEX_DIGITS = 12
+
+_log = get_log("worker")
+
+
+def pool_id(described: DescribeResponse) -> str:
+    """The id of a worker's pool: the first 12 hex digits of a digest of everything that defines it."""
+    pool = described.pool
+    digest = hashlib.sha256()
+    for part in (
+        pool.model.encode(),
+        pool.checkpoint,
+        pool.tokenizer,
+        pool.kv_format.encode(),
+        pool.numerics.encode(),
+    ):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:_ID_HEX_DIGITS]
+
+
+class Peer:
+    """The gRPC channel and stubs of one address."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.channel = channel
+        self.worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
+        self.prefill: PrefillServiceAsyncStub = PrefillServiceStub(channel)
+        self.decode: DecodeServiceAsyncStub = DecodeServiceStub(channel)
+
+
+class AttemptOutput(Protocol):
+    """The output of a running attempt, which a decode worker's token stream reports to."""
+
+    attempt: int
+    emitted: list[int]
+    # Whether decode has reserved a slot for the attempt.
+    reserved: bool
+
+    def accept_decoded(self, output: SequenceOutput) -> None:
+        """Takes tokens of the attempt."""
+        ...
+
+    def lose(self, error: BatonError) -> None:
+        """Fails the attempt: its sequence is lost."""
+        ...
+
+
+class Worker:
+    """One incarnation. Heartbeats update its description, claims its counters.
+
+    A worker is lost if it is silent for too long (`check_liveness`), reports its end, or is removed. It stays
+    lost: when its address answers again, that is a new `Worker`.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        described: DescribeResponse,
+        on_change: Callable[[], None],
+        former_router_ids: tuple[bytes, ...] = (),
+        on_orphan: Callable[[Worker, Attempt], None] = lambda worker, attempt: None,
+    ) -> None:
+        """`former_router_ids`: this router's ids at the same incarnation, if it was lost before. `on_orphan`
+        is called with each output of an attempt that no request of this router waits for."""
+        self.peer = peer
+        self.former_router_ids = former_router_ids
+        self.on_orphan = on_orphan
+        # Since the last answer to a poll, and since the last message of the token stream.
+        self.answers = LivenessTimer()
+        self.tokens = LivenessTimer()
+        # Calls to cancel when it is lost.
+        self._calls: set[grpc.aio.Call] = set()
+        self.changed = on_change
+        self.identity = described.identity
+        # Whether new requests may use it; set by `Pools`.
+        self.pool = pool_id(described)
+        self.weight_format = described.weight_format
+        self.serves = False
+        # Whether it decodes, prefills the sequences that it decodes (role both), or prefills for others.
+        # Kept as attributes because every placement reads them.
+        role = self.identity.role
+        self.decodes = role in (WorkerRole.WORKER_ROLE_DECODE, WorkerRole.WORKER_ROLE_BOTH)
+        self.prefills_itself = role == WorkerRole.WORKER_ROLE_BOTH
+        self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL
+        # The id of this router at this worker. A worker that was lost and found again gets a new id, and
+        # ends what it runs for the former one.
+        self.router_id = secrets.token_bytes(16)
+        self.reachable = True
+        self._failed_at = -math.inf
+        # Whether its token stream is open.
+        self.following = False
+        self.lost = False
+        # Whether an operator drains it (AdminService.Drain).
+        self.drained_by_operator = False
+        self._loss: WorkerError | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._refused_at = -math.inf
+        # This router's counters: slots and tokens reserved at decode, tokens that prefill has yet to compute.
+        self.claimed_slots = 0
+        self.reserved_tokens = 0
+        self.queued_tokens = 0
+        # Slots that other routers use, by the last heartbeat.
+        self.foreign_slots = 0
+        # Request id → the output of its attempt at this worker.
+        self.outputs: dict[bytes, AttemptOutput] = {}
+        self.update(described, claimed_before=0, asked_at=time.monotonic())
+
+    @property
+    def name(self) -> str:
+        """The worker's name, the same for all of its incarnations."""
+        return self.identity.name
+
+    @property
+    def draining(self) -> bool:
+        """Whether it accepts no new work: it is stopping, or an operator drains it."""
+        return self.described.draining or self.drained_by_operator
+
+    def can_prefill_for(self, decode: Worker) -> bool:
+        """Whether this worker may prefill a sequence for that decode worker, now or once it has room."""
+        if decode.prefills_itself:
+            return self is decode and self.alive
+        if not (self.prefills_for_others and self.alive):
+            return False
+        return self.described.fingerprint == decode.described.fingerprint
+
+    @property
+    def free_slots(self) -> int:
+        """Free slots, as far as this router knows."""
+        return self.described.load.slots - self.claimed_slots - self.foreign_slots
+
+    @property
+    def alive(self) -> bool:
+        """Whether it answers, accepts new work and, if it decodes, has an open token stream."""
+        up = self.reachable and not self.lost and not self.draining
+        return up and (self.following or not self.decodes)
+
+    @property
+    def accepts_work(self) -> bool:
+        """Whether it is alive and has not just refused a request."""
+        return self.alive and self._pause is None
+
+    def has_blocks_for(self, tokens: int) -> bool:
+        """Whether it had free blocks for so many tokens at the last heartbeat."""
+        load = self.described.load
+        return load.free_blocks * load.block_tokens >= tokens
+
+    @property
+    def has_certain_room(self) -> bool:
+        """Whether a free slot by our counters is certainly free: no other router uses the worker, and it has
+        not refused a request recently."""
+        uncertain = time.monotonic() - self._refused_at < _UNCERTAIN_FOR_S
+        return self.foreign_slots == 0 and not uncertain
+
+    def update(self, described: DescribeResponse, claimed_before: int, asked_at: float) -> None:
+        """Takes the answer to a poll. `claimed_before`: `claimed_slots` when the poll was sent. `asked_at`:
+        that time, in monotonic seconds; a poll sent before a call failed does not make the worker reachable
+        again."""
+        self.described = described
+        self.answers.reset()
+        self.reachable = self.reachable or asked_at > self._failed_at
+        used = described.load.slots - described.load.free_slots
+        self.foreign_slots = max(0, used - max(claimed_before, self.claimed_slots))
+        self.changed()
+
+    def unreachable(self) -> None:
+        """A call failed: the worker gets no new work until it answers a poll."""
+        self.reachable = False
+        self._failed_at = time.monotonic()
+        self.changed()
+
+    def set_drained(self, drained: bool) -> None:
+        """Starts or ends an operator's drain; its sequences continue either way."""
+        self.drained_by_operator = drained
+        self.changed()
+
+    def set_following(self, following: bool) -> None:
+        """Records that the token stream was opened or has ended."""
+        self.following = following
+        self.changed()
+
+    def refused(self) -> None:
+        """It had no room: it gets no new work for `REFUSED_FOR_S`."""
+        self._refused_at = time.monotonic()
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = asyncio.get_running_loop().call_later(REFUSED_FOR_S, self._pause_over)
+
+    def _pause_over(self) -> None:
+        self._pause = None
+        self.changed()
+
+    def check_liveness(self) -> None:
+        """Loses the worker if it has not answered, or its token stream has been silent, for too long."""
+        no_answer, no_tokens = self.answers.expired(), self.tokens.expired()
+        if no_answer:
+            self.lose("it does not answer")
+        elif no_tokens and self.decodes:
+            self.lose("its token stream is silent")
+
+    def lose(self, why: str) -> None:
+        """Gives up this incarnation: fails the attempts that run on it and cancels every call to it."""
+        if self.lost:
+            return
+        self.lost = True
+        _log.warning("worker_lost", worker=self.name, reason=why)
+        error = self._loss = WorkerError(ErrorKind.UNAVAILABLE, self.name, f"it was lost: {why}")
+        for output in list(self.outputs.values()):
+            output.lose(error)
+        for call in self._calls:
+            call.cancel()
+        self.changed()
+
+    @contextlib.contextmanager
+    def while_alive(self, call: grpc.aio.Call) -> Iterator[None]:
+        """Cancels the call when the worker is lost. Awaiting it then raises BatonError(UNAVAILABLE)."""
+        self._calls.add(call)
+        if self.lost:
+            call.cancel()
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._loss is None or (task is not None and task.cancelling()):
+                raise
+            raise self._loss from None
+        finally:
+            self._calls.discard(call)
+
+
+def state_of(worker: Worker | None) -> WorkerState.ValueType:
+    """The state of the worker at an address; None: no worker has answered there yet."""
+    if worker is None:
+        return WorkerState.WORKER_STATE_STARTING
+    if worker.lost:
+        return WorkerState.WORKER_STATE_LOST
+    if worker.draining:
+        return WorkerState.WORKER_STATE_DRAINING
+    if worker.alive and not worker.serves:
+        return WorkerState.WORKER_STATE_OTHER_POOL
+    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_SILENT

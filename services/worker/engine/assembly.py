@@ -1,0 +1,195 @@
+"""Builds an engine: constructs its components in order and passes each what it needs.
+
+    model ─▶ KV wire format, links ─▶ decode loop, prefill loop ─▶ decode side ─▶ prefill side ─▶ audit,
+    commands, loop
+
+The decode side comes first, since the prefill side of a worker of role both hands over to it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+from baton.device.shared_memory import SharedMemory
+from baton.device.wakeup import Wakeup
+from baton.engine.decode.factory import decode_loop
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import SlotPool
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.rings.layout import SharedRings
+from baton.v1.engine_pb2 import EngineEvent
+from kvtransfer.device.blocks import DeviceSink
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.sender import Sender
+from kvtransfer.transports.registry import make_connectors
+from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.engine.channel import EngineEnd
+from services.common.engine.launch import EngineLaunch, identity_of
+from services.worker.engine.audit import EngineAudit
+from services.worker.engine.commands import Commands
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.decode.ticket_table import TicketTable
+from services.worker.engine.loop import EngineLoop, beat_step
+from services.worker.engine.prefill.jobs import PrefillJobs
+from services.worker.engine.prefill.request_check import RequestCheck
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
+from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
+from services.worker.engine.startup.link_setup import device_blocks, nccl_links
+from services.worker.engine.startup.model_loader import LoadedModel
+from services.worker.engine.startup.prefill_setup import prefill_loop
+from services.worker.engine.startup.prefix_cache_setup import prefix_cache
+from services.worker.engine.startup.startup_log import capture_logged, log_memory
+
+# Bounds of the link work in one turn of the loop, so that no kind of work starves the others.
+_PIECES_A_TURN = 16
+_PIECE_BYTES_A_TURN = 8 << 20
+
+
+def build_engine(
+    launch: EngineLaunch, model: LoadedModel, channel: EngineEnd, memory: SharedMemory
+) -> EngineLoop:
+    """Builds the engine of one worker and reports it ready to its front. On a GPU this compiles and captures:
+    seconds. Raises BatonError(INVALID) where the configuration does not fit the model or the device."""
+    config, wakeup = launch.worker, Wakeup()
+    links = _Links(launch, model, wakeup.set)
+    rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+    heartbeat = rings.heartbeat(memory)
+    cache = prefix_cache(model, config, wakeup.set)
+    steps, prompts = _step_loops(config, model, rings, memory, cache, partial(beat_step, heartbeat))
+    sink = ReservedBlockSink(TicketTable(), links.wire)
+    receiver, endpoints = links.open_receiver(config, sink, steps)
+    decode = DecodeSide(
+        model,
+        steps,
+        SlotPool(model.slots),
+        sink,
+        identity=links.identity,
+        signer=links.signer,
+        emit=channel.send,
+        host_kv_bytes=config.engine.host_kv_mb * 10**6 if config.role != "prefill" else 0,
+        reserve_output_tokens=config.engine.reserve_output_tokens,
+        prefix_cache=cache,
+        receiver=receiver,
+        endpoints=endpoints,
+    )
+    sender = links.sender(model, config.transfer)
+    check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
+    local = decode.handoffs if config.role == "both" else None
+    jobs = PrefillJobs(
+        model, prompts.scheduler, sender, check, links.identity.incarnation, local, channel.send
+    )
+    pieces = links.pieces_a_turn
+    prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
+    audit = EngineAudit(model, decode, prefill)
+    commands = Commands(channel, config.role, decode, prefill, audit)
+    log_memory(model, config.engine)
+    channel.send(EngineEvent(ready=audit.ready(config)))
+    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces)
+
+
+class _Links:
+    """What the links of a worker share, as senders and as receivers."""
+
+    def __init__(self, launch: EngineLaunch, model: LoadedModel, wake: Callable[[], None]) -> None:
+        transfer = launch.worker.transfer
+        self.identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation), launch.started_ns)
+        self.auth = LinkAuth(launch.worker.cluster_secret)
+        self.signer = TicketSigner(secrets.token_bytes(32))
+        self.wire = wire_blocks(model.cache, model.fingerprint, transfer.kv_wire)
+        self.device = device_blocks(model, transfer)  # None where the host moves blocks
+        self.nccl = nccl_links(self.device, transfer.transport)
+        self.wake = wake
+        self.pieces_a_turn = _PIECES_A_TURN
+        if self.device is None:  # the host copies every byte of them
+            largest = min(max(self.wire.block_bytes), transfer.piece_bytes)
+            self.pieces_a_turn = min(_PIECES_A_TURN, max(1, _PIECE_BYTES_A_TURN // largest))
+
+    def open_receiver(
+        self, config: WorkerConfig, sink: ReservedBlockSink, loop: DecodeLoop
+    ) -> tuple[Receiver | None, tuple[Endpoint, ...]]:
+        """The receiver that writes into `sink`, listening, and its endpoints for tickets. None and empty
+        where the role is not decode: no other role receives blocks over links."""
+        if config.role != "decode":
+            return None, ()
+        transfer, device = config.transfer, None
+        if self.device is not None:
+            device = DeviceSink(self.device, sink.place, steps_run=lambda: loop.has_work)
+        receiver = Receiver(
+            identity=self.identity,
+            fingerprint=self.wire.fingerprint,
+            signer=self.signer,
+            block_bytes=self.wire.block_bytes,
+            piece_bytes=self.wire.piece_bytes(transfer.piece_bytes),
+            window_pieces=transfer.window_pieces,
+            sink=sink,
+            wake=self.wake,
+            peer_timeout_s=transfer.peer_timeout_s,
+            device=device,
+        )
+        endpoints = receiver.listen(
+            config.host,
+            transfer.transfer_port,
+            transport=transfer.transport,
+            nccl=self.nccl,
+            auth=self.auth,
+            frames_port=transfer.frames_port,
+        )
+        return receiver, endpoints
+
+    def sender(self, model: LoadedModel, transfer: TransferConfig) -> Sender:
+        return Sender(
+            identity=self.identity,
+            fingerprint=self.wire.fingerprint,
+            block_bytes=self.wire.block_bytes,
+            source=_PinnedBlocks(model, self.wire),
+            peer_timeout_s=transfer.peer_timeout_s,
+            wake=self.wake,
+            connectors=make_connectors(transfer.transport, self.wake, self.device, self.nccl, self.auth),
+        )
+
+
+def _step_loops(
+    config: WorkerConfig,
+    model: LoadedModel,
+    rings: SharedRings,
+    memory: SharedMemory,
+    cache: PrefixCache | None,
+    before_step: Callable[[float], None],
+) -> tuple[DecodeLoop, PrefillLoop]:
+    """Both loops; the one that a worker's role does not need compiles and captures nothing."""
+    decodes, prefills = config.role != "prefill", config.role != "decode"
+    widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
+    # As wide as the vocabulary: kept small where no slot is ever used.
+    state = SlotState(model.slots if decodes else 1, widths, model.config.vocab_size, model.device)
+    with capture_logged(model.device):
+        steps = decode_loop(
+            model.decoder,
+            model.cache,
+            state,
+            rings,
+            memory,
+            exact=model.exact,
+            serves=decodes,
+            before_step=before_step,
+        )
+        prompts = prefill_loop(model, config.engine, cache, serves=prefills, before_step=before_step)
+    return steps, prompts
+
+
+class _PinnedBlocks:
+    """The sender's `BlockSource`: pinned blocks of the cache."""
+
+    def __init__(self, model: LoadedModel, wire: WireBlocks) -> None:
+        self._pools = model.pools.pools
+        self.read = wire.read
+
+    def unpin(self, group: int, block: int) -> None:
+        self._pools[group].unpin(block)

@@ -1,0 +1,63 @@
+"""The decode side of an engine: tickets, the receiving end of handoffs, decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slots import SlotPool
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.v1.engine_pb2 import EngineEvent
+from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.receiver import Receiver
+from services.worker.engine.decode.admission import AdmissionChecks
+from services.worker.engine.decode.block_allocation import BlockAllocation
+from services.worker.engine.decode.handoff_receiver import HandoffReceiver
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
+from services.worker.engine.decode.ticket_issuer import TicketIssuer
+from services.worker.engine.startup.model_loader import LoadedModel
+from services.worker.engine.step_clock import StepClock
+
+
+class DecodeSide:
+    """Constructs the decode side of one engine and gives access to its parts."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        loop: DecodeLoop,
+        slots: SlotPool,
+        sink: ReservedBlockSink,
+        *,
+        identity: WorkerIdentity,
+        signer: TicketSigner,
+        emit: Callable[[EngineEvent], None],
+        host_kv_bytes: int,
+        reserve_output_tokens: int | None,
+        prefix_cache: PrefixCache | None,
+        receiver: Receiver | None = None,
+        endpoints: tuple[Endpoint, ...] = (),
+    ) -> None:
+        """`host_kv_bytes`: host memory for sequences that are swapped out. `receiver`, which writes into
+        `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one."""
+        self.loop = loop
+        self.slots = slots
+        self.sink = sink
+        self.tickets = sink.tickets
+        self.receiver = receiver
+        self.endpoints = endpoints
+        self.prefix_cache = prefix_cache
+        self.clock = StepClock(lambda: loop.tokens_decoded, lambda: loop.ring.steps + loop.ring.full_steps)
+        self.allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
+        self.reserved = ReservedSlots(
+            self.tickets, loop, slots, model.pools, self.allocation, receiver, prefix_cache, emit
+        )
+        block_bytes = sink.wire.block_bytes
+        self.issuer = TicketIssuer(
+            model, self.reserved, identity, signer, endpoints, block_bytes, reserve_output_tokens
+        )
+        admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
+        self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)

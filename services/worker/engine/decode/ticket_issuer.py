@@ -1,0 +1,148 @@
+"""Reserves slots and blocks and issues the tickets that stand for them.
+
+Leading blocks that are in the prefix cache already are shared by reference and not sent. Nothing writes to
+them: the receiver expects no pieces for them, and a decode step writes behind the prompt's full blocks only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.engine.decode.slots import Grant
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import ReserveRequest, TicketBody
+from baton.v1.engine_pb2 import ReservedEvent
+from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.ticket import TicketSigner
+from services.common.engine.attempt_key import AttemptKey
+from services.worker.engine.decode.reservation import Reservation
+from services.worker.engine.decode.reserved_slots import ReservedSlots
+from services.worker.engine.decode.ticket_table import TicketEntry
+from services.worker.engine.startup.model_loader import LoadedModel
+
+MAX_TTL_S = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class TicketIssuer:
+    """Answers the Reserve calls of one engine.
+
+    `endpoints`: where other workers send blocks; empty where tickets are for this worker's own prefill.
+    `block_bytes`: bytes of a block on the wire, by cache group. `reserve_output_tokens`: output tokens that
+    blocks are reserved for at first; None: by the lengths of recent outputs.
+    """
+
+    model: LoadedModel
+    reserved: ReservedSlots
+    identity: WorkerIdentity
+    signer: TicketSigner
+    endpoints: tuple[Endpoint, ...]
+    block_bytes: Sequence[int]
+    reserve_output_tokens: int | None
+
+    def reserve(self, request: ReserveRequest) -> ReservedEvent:
+        """Reserves a slot and blocks and signs the ticket; idempotent for one attempt. Lower attempts of the
+        request end.
+
+        Raises BatonError: CONFLICT for an attempt that has ended or is superseded, OVERLOADED where there are
+        no slots or blocks now, INVALID where the sequence can never fit.
+        """
+        key = AttemptKey.of(request.attempt)
+        entry = self.reserved.tickets.check(key)
+        if entry is None:
+            for superseded in self.reserved.tickets.superseded(key):
+                self.reserved.cancel(superseded.key)
+            entry = self._issue(key, request)
+        reservation = entry.reservation
+        slot, generation = reservation.key
+        kv_bytes = 0 if self.reserved.receiver is None else self._bytes_to_send(reservation)
+        return ReservedEvent(ticket=reservation.ticket, slot=slot, generation=generation, kv_bytes=kv_bytes)
+
+    def _bytes_to_send(self, reservation: Reservation) -> int:
+        counts = self.model.pools.counts_for(reservation.token_count)
+        return sum(
+            (count - reservation.resident_blocks) * size
+            for count, size in zip(counts, self.block_bytes, strict=True)
+        )
+
+    def _issue(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
+        end = self._end_of(request)
+        if self.reserved.allocation.waiting:
+            raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
+        hashes = self._usable_hashes(request)
+        grant, resident = self._allocate(self._initial_tokens(request.token_count, end), hashes)
+        body = TicketBody(
+            attempt=request.attempt,
+            issuer=self.identity,
+            endpoints=[endpoint.message() for endpoint in self.endpoints],
+            transfer_id=self._new_transfer_id(),
+            block_counts=self.model.pools.counts_for(request.token_count),
+            token_count=request.token_count,
+            fingerprint=self.model.fingerprint,
+            resident_counts=[resident] * len(grant.blocks) if resident else (),
+            resident_hash=hashes[resident - 1] if resident else b"",
+        )
+        reservation = Reservation(
+            attempt=request.attempt,
+            ticket=self.signer.sign(body),
+            grant=grant,
+            token_count=request.token_count,
+            end=end,
+            tenant=request.tenant,
+            block_hashes=hashes[:resident],
+            resident_blocks=resident,
+        )
+        entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
+        if self.reserved.receiver is not None:
+            counts, resident_counts = list(body.block_counts), list(body.resident_counts)
+            self.reserved.receiver.transfers.expect(body.transfer_id, counts, resident_counts)
+        return entry
+
+    def _new_transfer_id(self) -> int:
+        """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are
+        about no transfer."""
+        while not (drawn := secrets.randbits(64)) or self.reserved.tickets.find_transfer(drawn) is not None:
+            pass
+        return drawn
+
+    def _usable_hashes(self, request: ReserveRequest) -> tuple[bytes, ...]:
+        """Hashes of the full blocks that prefill computes: no decode step writes to these. None for this
+        worker's own prefill, which looks prefixes up by itself."""
+        if self.reserved.prefix_cache is None or self.reserved.receiver is None:
+            return ()
+        full = request.token_count // self.model.layout.groups[0].block_tokens
+        return tuple(request.block_hashes[:full])
+
+    def _end_of(self, request: ReserveRequest) -> int:
+        prompt_length = request.token_count - request.first_number
+        end = prompt_length + request.max_tokens
+        if prompt_length < 1 or end <= request.token_count:
+            raise BatonError(ErrorKind.INVALID, "a reservation needs a prompt and room for one more token")
+        limit = self.model.max_context_tokens
+        if end > limit:
+            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed the context of {limit}")
+        if not self.model.pools.fits_ever(end - 1):
+            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed this worker's whole KV cache")
+        return end
+
+    def _initial_tokens(self, token_count: int, end: int) -> int:
+        """Tokens to allocate blocks for now. The last token ends the sequence and has no KV."""
+        output = self.reserve_output_tokens or self.reserved.allocation.output_lengths.most
+        return end - 1 if output is None else min(end - 1, token_count + output)
+
+    def _allocate(self, tokens: int, hashes: Sequence[bytes]) -> tuple[Grant, int]:
+        """A slot with blocks for `tokens` tokens, and how many of them are cached blocks of the first
+        `hashes`. Raises BatonError(OVERLOADED)."""
+        slot, generation = self.reserved.slots.grant()
+        try:
+            if self.reserved.prefix_cache is not None and hashes:
+                blocks, resident = self.reserved.prefix_cache.allocate(hashes, tokens)
+            else:
+                blocks, resident = self.model.pools.allocate(tokens), 0
+        except BatonError:
+            self.reserved.slots.release(slot, generation)
+            raise
+        return Grant(slot, generation, blocks, tokens), resident

@@ -1,0 +1,148 @@
+"""The loop of an engine process.
+
+    commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait where idle
+
+A decode step on a CPU is interrupted between its layers for reservations, which requests wait for before
+their prompts are begun.
+
+The loop writes a heartbeat to shared memory with the expected duration of the current step; the front kills
+an engine whose heartbeat stands still (`services/worker/front/engine_handle.py`). The loop itself watches its
+device, and the engine ends where that hangs: the router continues its requests on other workers.
+"""
+
+from __future__ import annotations
+
+import selectors
+from dataclasses import dataclass, field
+
+from baton.device.wakeup import Wakeup
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from services.common.engine.channel import EngineEnd
+from services.common.observability.logs import get_log
+from services.worker.engine.commands import Commands
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
+
+_PREFIXES_AN_EVENT = 512
+_PIECES_BETWEEN_LAYERS = 1
+# The longest that an idle loop waits.
+_IDLE_S = 0.05
+# The longest wait while a GPU computes a prefill step, and how near to its expected end the loop polls soon:
+# the rest of a handoff begins there, with nothing to overlap it.
+_STEP_RUNS_S = 0.0002
+_NEAR_END_S = 0.002
+# While a device moves blocks.
+_BUSY_POLL_S = 0.0
+# While a device may begin to. A zero timeout would starve the threads that carry its bytes, which need the
+# GIL; a blocking wait takes about 50 µs more.
+_POLL_SOON_S = 0.00002
+
+log = get_log(__name__)
+
+
+@dataclass(eq=False)
+class EngineLoop:
+    """Turns the components of one engine; `assembly` builds them."""
+
+    channel: EngineEnd
+    wakeup: Wakeup
+    heartbeat: Heartbeat
+    commands: Commands
+    decode: DecodeSide
+    prefill: PrefillPipeline
+    nccl: NcclEndpoint | None
+    pieces_a_turn: int
+    _restart_reported: bool = field(default=False, init=False)
+
+    def run(self) -> None:
+        """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
+        device hangs."""
+        selector = selectors.SelectSelector()  # epoll waits for whole milliseconds
+        selector.register(self.channel, selectors.EVENT_READ)
+        selector.register(self.wakeup, selectors.EVENT_READ)
+        while not self.commands.stopping:
+            if not self.turn():
+                selector.select(self._wait_s())
+        self.close()
+
+    def turn(self) -> bool:
+        """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
+        hangs."""
+        self.heartbeat.beat(0.0)
+        _check_device("decode", self.decode.loop)
+        _check_device("prefill", self.prefill.loop)
+        self.wakeup.clear()
+        worked = self.commands.handle()
+        self.decode.reserved.expire()
+        if self.decode.prefix_cache is not None:
+            worked |= self.decode.prefix_cache.poll()
+        worked |= self.decode.handoffs.poll(self.pieces_a_turn)
+        worked |= self.prefill.poll(self.pieces_a_turn)
+        steps_ended = self.prefill.loop.steps_ended
+        worked |= self.prefill.clock.timed(self.prefill.step)
+        worked |= self.prefill.loop.steps_ended > steps_ended
+        self.decode.allocation.step()
+        worked |= self.decode.clock.timed(self._decode_step)
+        self._report_prefixes()
+        self._report_restart_needed()
+        return worked
+
+    def close(self) -> None:
+        """Closes links and the prefix cache's stores."""
+        self.prefill.sender.close()
+        if self.decode.prefix_cache is not None:
+            self.decode.prefix_cache.close()
+        if self.decode.receiver is not None:
+            self.decode.receiver.close()
+
+    def _wait_s(self) -> float:
+        """How long the loop may wait after a turn with nothing to do."""
+        receiver, prompts = self.decode.receiver, self.prefill.loop
+        if self.prefill.sender.busy_poll or (receiver is not None and receiver.busy_poll):
+            return _BUSY_POLL_S
+        if receiver is not None and receiver.poll_soon:
+            return _POLL_SOON_S
+        if prompts.under_way:
+            return _POLL_SOON_S if abs(prompts.ends_in_s) < _NEAR_END_S else _STEP_RUNS_S
+        return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
+
+    def _decode_step(self) -> bool:
+        return self.decode.loop.step(self._between_layers)
+
+    def _between_layers(self) -> None:
+        """What cannot wait for the end of a decode step that the host computes."""
+        beat_step(self.heartbeat, self.decode.loop.expected_step_s)
+        self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
+        self.commands.handle_urgent()
+
+    def _report_prefixes(self) -> None:
+        """Reports the blocks that entered and left the prefix cache, for the routers' index."""
+        if self.decode.prefix_cache is not None:
+            added, removed = self.decode.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
+            if added or removed:
+                self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
+
+    def _report_restart_needed(self) -> None:
+        """Reports once that NCCL hangs: the device memory of its links cannot be freed in this process."""
+        if self.nccl is not None and not self._restart_reported and self.nccl.hung:
+            self._restart_reported = True
+            needed = RestartNeededEvent(reason="NCCL did not end a link in time")
+            self.channel.send(EngineEvent(restart_needed=needed))
+
+
+def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:
+    """Records progress before or within a step that blocks the loop for about `expected_s` seconds; 0 where
+    no step was measured yet."""
+    heartbeat.beat(expected_s or UNKNOWN_STEP_S)
+
+
+def _check_device(steps: str, loop: DecodeLoop | PrefillLoop) -> None:
+    """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
+    if loop.device_hung():
+        log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s)
+        raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {steps} steps")

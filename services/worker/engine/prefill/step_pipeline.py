@@ -1,0 +1,148 @@
+"""Prefill steps overlapped with the transfers of what they compute.
+
+On a GPU the next step is begun before the current one ends, and links between devices read blocks as soon as
+the step that computes them has ended. So before the end of a step its blocks are announced to the links, at
+its end they are shipped, and only then is the rest done: accounting, replies, the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.device.stream import TimedEvent
+from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.sequence import Sequence
+from baton.v1.prefill_pb2 import FirstToken
+from baton.v1.types_pb2 import FinishReason
+from kvtransfer.sender.events import SenderEvent
+from kvtransfer.sender.sender import Sender
+from kvtransfer.sender.transfer import Transfer
+from services.common.engine.logprobs import logprobs_message
+from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
+from services.worker.engine.step_clock import StepClock
+
+# How long before the expected end of a step its blocks are announced. The links' device queues wait for that
+# end from then on, and everything else on them waits behind.
+_ANNOUNCE_S = 0.001
+# The longest that a turn waits for that end, and how often the links are polled meanwhile.
+_WAIT_S, _POLL_S = 0.001, 0.0001
+
+
+@dataclass(eq=False)
+class PrefillPipeline:
+    """Runs the steps of one engine's prefill. All calls come from the engine's loop.
+
+    `device_pieces`: pieces to ship before the next step is begun, where a device moves them; 0 where the host
+    does.
+    """
+
+    jobs: PrefillJobs
+    loop: PrefillLoop
+    sender: Sender
+    device_pieces: int
+    clock: StepClock = field(init=False)
+    # The end of the step whose blocks were announced last; and the same, while it is waited for.
+    _announced: TimedEvent | None = field(default=None, init=False)
+    _awaited: TimedEvent | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = StepClock(lambda: self.loop.tokens_run, lambda: self.loop.steps_ended)
+
+    def step(self) -> bool:
+        """Begins the next chunks where they are due, pushes completed blocks, sends first tokens; False where
+        no chunk was begun."""
+        self._await_end()
+        if self._end_steps() and self.device_pieces:  # before the next step, for which no reply waits
+            self.poll(self.device_pieces)
+        if self.device_pieces:
+            self._announce()
+        begun = self.loop.begin()
+        self._end_steps()
+        return begun
+
+    def poll(self, max_pieces: int) -> bool:
+        """Bounded work on the links; True where a handoff ended."""
+        events = self.sender.poll(max_pieces)
+        self.jobs.handle(events)
+        return bool(events)
+
+    def _end_steps(self) -> bool:
+        """Ships the blocks of all steps that have ended, then replies; False where none has ended."""
+        results = self.loop.ended()
+        events = self._ship(results)
+        self.loop.finalize()
+        self._reply(results)
+        self.jobs.handle(events)  # after the replies, which come before a handoff's end
+        return bool(results)
+
+    def _announce(self) -> None:
+        """Pushes the blocks of the step that is about to end: the links' devices wait for that end by
+        themselves, so that no host work is left for then."""
+        ending = self.loop.ending(_ANNOUNCE_S)
+        if ending is None or ending[1] is self._announced or ending[1].query():
+            return
+        chunks, self._announced = ending
+        for chunk in chunks:
+            job = self.jobs.find(chunk.sequence)
+            if job is not None and isinstance(job.handoff, Transfer):
+                self.jobs.push(job, chunk.start + chunk.count, self._announced)
+                self._awaited = self._announced
+        self.poll(self.device_pieces)
+
+    def _await_end(self) -> None:
+        """Waits for the end of a step whose blocks are announced: a turn of the engine's loop takes longer
+        than what is left of the step, and commits need its first tokens. Polling keeps the links' devices
+        awake."""
+        until = time.monotonic() + _WAIT_S
+        while self._awaited is not None and time.monotonic() < until:
+            if self._awaited.query() or self.loop.await_end(_POLL_S):
+                self._awaited = None
+            else:
+                self.poll(self.device_pieces)
+
+    def _ship(self, results: list[ChunkResult]) -> list[SenderEvent]:
+        """Pushes completed blocks. Where a device moves them, they and their commits are sent before any
+        reply; the events of that poll."""
+        for job, result in self._jobs_of(results):
+            job.computed_ns = self.loop.ended_after_ns
+            if result.token is not None:
+                job.first = _first_token(job.sequence, result)
+            self.jobs.push(job, result.chunk.start + result.chunk.count)
+            if self.device_pieces and isinstance(job.handoff, Transfer) and _continues(job):
+                self.jobs.commit(job)
+        return self.sender.poll(self.device_pieces) if results and self.device_pieces else []
+
+    def _reply(self, results: list[ChunkResult]) -> None:
+        for job, result in self._jobs_of(results):
+            job.reply.prompt_logprobs(result.prompt_logprobs, last=result.chunk.is_last)
+            if job.first is not None:
+                job.reply.first_token(job.first)
+                self.jobs.finish_prompt(job)
+            elif result.chunk.is_last:
+                self.jobs.end(job)
+                job.reply.ended()
+
+    def _jobs_of(self, results: list[ChunkResult]) -> Iterator[tuple[PrefillJob, ChunkResult]]:
+        """The jobs that have not ended, with their results."""
+        for result in results:
+            job = self.jobs.find(result.chunk.sequence)
+            if job is not None:
+                yield job, result
+
+
+def _continues(job: PrefillJob) -> bool:
+    """Whether the first token is sampled and does not end the output."""
+    return job.first is not None and not job.first.finish_reason
+
+
+def _first_token(sequence: Sequence, result: ChunkResult) -> FirstToken:
+    assert result.token is not None
+    return FirstToken(
+        number=sequence.first_number,
+        token_id=result.token,
+        finish_reason=FinishReason.ValueType(sequence.finish_of(result.token).value),
+        logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
+        cached_tokens=sequence.cached,
+    )

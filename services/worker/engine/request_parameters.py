@@ -1,0 +1,101 @@
+"""Validates and converts sampling parameters and limits from the wire; a worker trusts no peer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.mailbox import MAX_STOP_IDS
+from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import types_pb2
+from baton.v1.transfer_pb2 import CommitRecord
+
+_MAX_TOP_K = 1 << 30
+_LARGEST_BIAS = 100.0
+
+
+def sampling_of(message: types_pb2.Sampling, vocab_size: int, max_logprobs: int) -> SamplingParams:
+    """The engine's sampling parameters. Raises BatonError(INVALID) where one is out of range."""
+    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+    _require(
+        math.isfinite(message.temperature) and message.temperature >= 0, "temperature is a finite number ≥ 0"
+    )
+    _require(0 < message.top_p <= 1, "top_p lies in (0, 1]")
+    _require(message.top_k <= _MAX_TOP_K, f"top_k exceeds {_MAX_TOP_K}")
+    _require(0 <= message.min_p <= 1, "min_p lies in [0, 1]")
+    _require(math.isfinite(repetition) and repetition > 0, "repetition_penalty is a finite number > 0")
+    _require(math.isfinite(message.presence_penalty), "presence_penalty is a finite number")
+    _require(math.isfinite(message.frequency_penalty), "frequency_penalty is a finite number")
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        min_p=message.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=_bias_of(message.logit_bias, vocab_size),
+        logprobs=_logprobs_of(message, max_logprobs),
+    )
+
+
+def limits_of(message: types_pb2.Limits, vocab_size: int, *, least_tokens: int = 1) -> Limits:
+    """The engine's limits. Raises BatonError(INVALID) where one is out of range, `max_tokens` below
+    `least_tokens` included."""
+    _require(message.max_tokens >= least_tokens, f"max_tokens is at least {least_tokens}")
+    _require(message.min_tokens <= message.max_tokens, "min_tokens is at most max_tokens")
+    _require(
+        len(message.stop_token_ids) <= MAX_STOP_IDS,
+        f"at most {MAX_STOP_IDS} stop ids, those of the model included",
+    )
+    if any(token >= vocab_size for token in message.stop_token_ids):
+        raise BatonError(ErrorKind.INVALID, f"a stop id is outside the vocabulary of {vocab_size}")
+    return Limits(message.max_tokens, tuple(message.stop_token_ids), message.min_tokens)
+
+
+def first_logprobs_of(record: CommitRecord, sampling: SamplingParams, vocab_size: int) -> Logprobs | None:
+    """The first token's logprobs in a commit record. Raises BatonError(INVALID) where they are not those
+    asked for."""
+    first = record.first_logprobs
+    _require(
+        record.HasField("first_logprobs") == (sampling.logprobs is not None),
+        "the first token has logprobs exactly where they are asked for",
+    )
+    _require(len(first.top) <= (sampling.logprobs or 0), "the first token has more logprobs than asked for")
+    _require(
+        all(one.token_id < vocab_size for one in first.top), "a logprob's token is out of the vocabulary"
+    )
+    if sampling.logprobs is None:
+        return None
+    return Logprobs(first.logprob, tuple((one.token_id, one.logprob) for one in first.top))
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises BatonError(INVALID) for an empty prompt or a token id outside the vocabulary."""
+    _require(bool(token_ids), "the prompt is empty")
+    _require(max(token_ids) < vocab_size, f"a token id is outside the vocabulary of {vocab_size}")
+
+
+def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    _require(len(bias) <= MAX_LOGIT_BIAS, f"logit_bias has at most {MAX_LOGIT_BIAS} tokens")
+    _require(len({one.token_id for one in bias}) == len(bias), "logit_bias names a token twice")
+    for one in bias:
+        _require(one.token_id < vocab_size, f"logit_bias: {one.token_id} is outside the vocabulary")
+        _require(abs(one.bias) <= _LARGEST_BIAS, f"logit_bias lies in [-{_LARGEST_BIAS}, {_LARGEST_BIAS}]")
+    return tuple((one.token_id, one.bias) for one in bias)
+
+
+def _logprobs_of(message: types_pb2.Sampling, max_logprobs: int) -> int | None:
+    if not message.HasField("logprobs"):
+        return None
+    _require(max_logprobs > 0, "this worker has logprobs disabled")
+    _require(message.logprobs <= max_logprobs, f"logprobs is at most {max_logprobs}")
+    return message.logprobs
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise BatonError(ErrorKind.INVALID, message)

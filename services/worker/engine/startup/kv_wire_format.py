@@ -1,0 +1,93 @@
+"""The format of KV blocks on a wire that goes through the host: as in the cache, or quantised to eight bits
+an element with a scale for each token and head (`kvtransfer.device.quantise`).
+
+A quantised block is a run of rows, each the codes of one head and then its scale in float32. So a piece of
+whole rows can be read and written independently of the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.memory.kv_cache import KVCache
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.device.quantise import EightBit, quantise, restore
+from services.common.config.worker import KVWire
+
+_KINDS: dict[KVWire, EightBit] = {"fp8": EightBit.E4M3, "int8": EightBit.INT8}
+_SCALE_BYTES = 4
+
+
+class WireBlocks:
+    """Blocks on the wire as in the cache. `block_bytes`: bytes of a block, by cache group. `fingerprint`:
+    digest of the format, equal where two workers may send each other blocks."""
+
+    def __init__(self, cache: KVCache, fingerprint: bytes) -> None:
+        self.block_bytes = tuple(group.block_bytes for group in cache.layout.groups)
+        self.fingerprint = fingerprint
+        self._cache = cache
+
+    def piece_bytes(self, most: int) -> int:
+        """The largest piece size up to `most` bytes that splits no row."""
+        return most
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        """Bytes of a block in wire format, on the host. `offset` and `length` must not split a row."""
+        return self._cache.read_block(group, block, offset, length)
+
+    def write(self, group: int, block: int, offset: int, data: memoryview) -> None:
+        """Writes what `read` returned into a block; complete when it returns."""
+        self._cache.write_block(group, block, offset, data)
+
+
+class EightBitBlocks(WireBlocks):
+    """Blocks quantised to eight bits: a little more than a quarter of the bytes of float32, half of 16
+    bits."""
+
+    def __init__(self, cache: KVCache, fingerprint: bytes, kind: KVWire) -> None:
+        """Raises BatonError(INVALID) for a cache whose elements are not of 16 or 32 bits."""
+        super().__init__(cache, hashlib.sha256(fingerprint + kind.encode()).digest())
+        wide = next((pool.dtype for pool in cache.groups if pool.dtype.itemsize not in (2, 4)), None)
+        if wide is not None:
+            raise BatonError(ErrorKind.INVALID, f"kv_wire {kind} is for KV of 16 or 32 bits, not for {wide}")
+        self._kind = _KINDS[kind]
+        self._row_bytes = [pool.shape[-1] + _SCALE_BYTES for pool in cache.groups]
+        rows = [pool[0].numel() // pool.shape[-1] for pool in cache.groups]
+        self.block_bytes = tuple(map(int.__mul__, rows, self._row_bytes))
+
+    def piece_bytes(self, most: int) -> int:
+        """Raises BatonError(INVALID) where `most` bytes do not hold a whole row of each cache group."""
+        step = math.lcm(*self._row_bytes)
+        if most < step:
+            raise BatonError(ErrorKind.INVALID, f"piece_bytes {most} hold no whole rows: {step} at least")
+        return most // step * step
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        codes, scales = quantise(self._rows(group, block, offset, length), self._kind)
+        wire = torch.cat([codes, scales.view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1)
+        return wire.view(-1).cpu().numpy().data
+
+    def write(self, group: int, block: int, offset: int, data: memoryview) -> None:
+        rows = self._rows(group, block, offset, len(data))
+        wire = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(rows.device)
+        wire = wire.view(rows.shape[0], -1)
+        codes, scales = wire[:, :-_SCALE_BYTES].contiguous(), wire[:, -_SCALE_BYTES:].contiguous()
+        rows.copy_(restore(codes, scales.view(torch.float32).view(-1), self._kind, rows.dtype))
+
+    def _rows(self, group: int, block: int, offset: int, length: int) -> Tensor:
+        """The cache rows that these wire bytes stand for: a [rows, dim] view of the cache."""
+        size, pool = self._row_bytes[group], self._cache.groups[group]
+        if offset % size or length % size:
+            raise ValueError(f"bytes {offset} to {offset + length} of a block split rows of {size}")
+        rows = pool[block].view(-1, pool.shape[-1])
+        return rows[offset // size : (offset + length) // size]
+
+
+def wire_blocks(cache: KVCache, fingerprint: bytes, kind: KVWire) -> WireBlocks:
+    """The wire format for a configuration's `kv_wire`. Raises BatonError(INVALID)."""
+    return WireBlocks(cache, fingerprint) if kind == "native" else EightBitBlocks(cache, fingerprint, kind)

@@ -1,0 +1,49 @@
+"""Builds a worker's prefill loop from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.device.cuda_stream import compute_stream
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill.factory import prompt_pass
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefix_cache.cache import PrefixCache
+from services.common.config.worker import EngineConfig
+from services.common.observability.logs import get_log
+from services.worker.engine.startup.model_loader import LoadedModel
+
+log = get_log(__name__)
+
+
+def prefill_loop(
+    model: LoadedModel,
+    engine: EngineConfig,
+    prefix_cache: PrefixCache | None = None,
+    *,
+    serves: bool = True,
+    before_step: Callable[[float], None] | None = None,
+) -> PrefillLoop:
+    """The prefill loop of a worker. `serves`: False where no prompt will ever arrive, so that nothing need be
+    compiled. `before_step`: see `PrefillLoop`."""
+    chunk_tokens = engine.chunk_tokens_on(model.device.type)
+    exact = model.exact or not serves
+    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs)
+    if prompts.refused:
+        log.warning("attention_library_unsupported", shapes=prompts.refused)
+    if prompts.uncaptured:
+        log.warning("prefill_without_graphs", why=prompts.uncaptured)
+    bounds = StepBounds(
+        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
+    )
+    cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    if prompts.paces is not None:
+        cost.begin(*prompts.paces)
+        log.info(
+            "prefill_throughput", **{f"ms_{rows}_rows": round(took * 1e3, 2) for rows, took in prompts.paces}
+        )
+    scheduler = PrefillScheduler(
+        model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
+    )
+    return PrefillLoop(prompts, scheduler, compute_stream(model.device), before_step=before_step)

@@ -1,0 +1,69 @@
+"""Log lines of an engine's start on a GPU: how long it compiled and captured, and how its memory is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from baton.device.kernel_cache import counted_kernels, kernel_cache
+from baton.engine.model.weights import weight_bytes
+from baton.errors import BatonError, ErrorKind
+from services.common.config.worker import EngineConfig
+from services.common.observability.logs import get_log
+from services.worker.engine.startup.memory_plan import link_bytes, other_bytes
+from services.worker.engine.startup.model_loader import LoadedModel
+
+log = get_log(__name__)
+
+
+@contextmanager
+def capture_logged(device: torch.device) -> Iterator[None]:
+    """Logs how long its block takes, which compiles kernels and captures graphs. Raises BatonError(INVALID)
+    where compiled kernels cannot be cached."""
+    if device.type != "cuda":
+        yield
+        return
+    try:
+        folder = kernel_cache()
+    except OSError as error:
+        raise BatonError(
+            ErrorKind.INVALID, f"compiled kernels cannot be cached (engine.kernel_cache): {error}"
+        ) from error
+    began = time.monotonic()
+    with counted_kernels() as kernels:
+        yield
+    seconds = round(time.monotonic() - began, 2)
+    if kernels.needed:
+        counts = {"kernels": kernels.needed, "compiled": kernels.compiled}
+        log.info("graphs_captured", seconds=seconds, **counts, kernel_cache=str(folder))
+
+
+def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
+    """Logs how the GPU's memory is used, and for how many slots.
+
+    `buffers_gb`: this process's tensors other than weights and KV blocks. `other_gb`: all but those two, the
+    driver's share included; only where no other worker shares the GPU. `planned_links_gb`: set aside for
+    links to other GPUs, which are opened later.
+    """
+    if model.device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(model.device)
+    weights = weight_bytes(model.config, model.decoder.precision.weights)
+    blocks = sum(group.nbytes for group in model.cache.groups)
+    known = weights + blocks
+    used = {
+        "weights_gb": weights,
+        "kv_gb": blocks,
+        "buffers_gb": torch.cuda.memory_reserved(model.device) - known,
+        "planned_links_gb": link_bytes(engine, model.layout),
+        "gpu_used_gb": total - free,
+        "gpu_gb": total,
+    }
+    if (engine.gpu_workers or 1) == 1:
+        used["other_gb"] = total - free - known
+        used["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
+    figures = {name: round(count / 1e9, 2) for name, count in used.items()}
+    log.info("memory", gpu=model.device.index, slots=model.slots, **figures)

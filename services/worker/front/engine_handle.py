@@ -1,0 +1,100 @@
+"""Starts the engine process with its configuration, one end of a socket pair, and the shared memory; detects
+by its heartbeat that it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.device.nvidia_libraries import ENVIRONMENT
+from baton.device.shared_memory import SharedMemory
+from baton.engine.device_watchdog import DeviceWatchdog
+from baton.engine.rings.heartbeat import Heartbeat
+from baton.engine.rings.layout import SharedRings
+from baton.parent_death import tied
+from baton.v1.types_pb2 import WorkerIdentity
+from services.common.config.worker import WorkerConfig
+from services.common.engine.channel import FrontEnd
+from services.common.engine.launch import EngineLaunch
+
+ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
+_STOP_S = 5.0
+_HEARTBEAT_POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class EngineHandle:
+    """A started engine: its process, the channel to it, and the memory both map."""
+
+    process: subprocess.Popen[bytes]
+    channel: FrontEnd
+    memory: SharedMemory
+
+    def abort(self) -> None:
+        """Kills the engine: while it loads it reads no commands, and one that hangs would never end."""
+        self.process.kill()
+
+    async def stop(self) -> int:
+        """Waits for an engine that was sent a stop command, and kills it where it does not end; its exit
+        code."""
+        self.channel.close()
+        return await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> int:
+        try:
+            return self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(_STOP_S)
+
+
+async def start_engine(
+    config: WorkerConfig, identity: WorkerIdentity, program: Sequence[str]
+) -> EngineHandle:
+    """Starts the engine process; it sends a ready or a failed event on the channel."""
+    rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+    memory = SharedMemory.create(f"baton-{config.name}", rings.size)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        launch = EngineLaunch(
+            worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
+            incarnation=identity.incarnation.hex(),
+            started_ns=identity.started_ns,
+            channel_fd=theirs.fileno(),
+            memory_fd=memory.fd,
+        )
+        process = _spawn(program, launch)
+    return EngineHandle(process, await FrontEnd.open(ours), memory)
+
+
+def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        tied(program),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
+        pass_fds=(launch.channel_fd, launch.memory_fd),
+        env={**os.environ, **ENVIRONMENT},
+    )
+    assert process.stdin is not None
+    process.stdin.write(launch.model_dump_json().encode())
+    process.stdin.close()
+    return process
+
+
+async def detect_hang(heartbeat: Heartbeat) -> str:
+    """Returns the reason once the engine counts as hung; never returns while it makes progress.
+
+    Hung means no progress for 2 s and for ten times the expected duration of its current step. Time in which
+    this process itself did not run does not count.
+    """
+    watchdog = DeviceWatchdog()
+    while True:
+        beat = heartbeat.read()
+        if watchdog.look(pending=True, progress=beat.turns, expected_step_s=beat.expected_step_s):
+            return f"the engine made no progress for {watchdog.stalled_s:.1f} s"
+        await asyncio.sleep(_HEARTBEAT_POLL_S)

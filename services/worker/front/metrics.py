@@ -1,0 +1,199 @@
+"""A worker's metrics: the name, help and source of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric as PrometheusMetric
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
+from services.common.observability.metrics import (
+    Metric,
+    Samples,
+    ScrapedCollector,
+    Source,
+    Value,
+    collect,
+    process_metrics,
+)
+from services.decode.servicer import DecodeServicer
+
+if TYPE_CHECKING:
+    from services.worker.front.registration import Registration
+
+_SCRAPE_TIMEOUT_S = 5.0
+
+
+def _links(read: Callable[[Sequence[LinkAudit]], float]) -> Callable[[Audit], Samples]:
+    """Reads a figure of the outgoing and of the incoming links."""
+
+    def by_direction(audit: Audit) -> Samples:
+        outgoing = [link for link in audit.links if link.sending]
+        incoming = [link for link in audit.links if not link.sending]
+        return [(("out",), read(outgoing)), (("in",), read(incoming))]
+
+    return by_direction
+
+
+def _by_tier(device: float, host: float, disk: float) -> Samples:
+    return [(("device",), device), (("host",), host), (("disk",), disk)]
+
+
+def _cached_blocks(cache: PrefixAudit, unit: int = 1) -> Samples:
+    return _by_tier(cache.device_blocks * unit, cache.host_blocks * unit, cache.disk_blocks * unit)
+
+
+def _usable_pieces(links: Sequence[LinkAudit]) -> float:
+    return sum(link.free_pieces if link.sending else link.credited_pieces for link in links)
+
+
+def _metric(
+    name: str, help_text: str, read: Callable[[Source], Value | Samples | None], *labels: str
+) -> Metric[Source]:
+    return Metric(f"baton_worker_{name}", help_text, read, labels)
+
+
+# fmt: off
+AUDITED: tuple[Metric[Audit], ...] = (
+    _metric("slots", "Sequences that can be decoded at once.", lambda a: a.load.slots),
+    _metric("free_slots", "Slots without a sequence or reservation.", lambda a: a.load.free_slots),
+    _metric("blocks", "KV blocks.", lambda a: a.load.blocks),
+    _metric("free_blocks", "Free KV blocks, including cached ones that may be evicted.",
+            lambda a: a.load.free_blocks),
+    _metric("pinned_blocks", "KV blocks that a transfer still reads.", lambda a: a.pinned_blocks),
+    _metric("live_tickets", "Tickets that have not ended, including those of running sequences.",
+            lambda a: a.live_tickets),
+    _metric("tombstones", "Ended attempts that are remembered so that late calls for them are refused.",
+            lambda a: a.tombstones),
+    _metric("queued_prefills", "Prompts that are queued, running or being handed over.",
+            lambda a: a.load.queued_prefills),
+    _metric("queued_prefill_tokens", "Prompt tokens that have not been computed yet.",
+            lambda a: a.load.queued_prefill_tokens),
+    _metric("prompts_total", "Prompts that have been computed completely.", lambda a: a.prompts_run),
+    _metric("prompt_tokens_total", "Prompt tokens that have been computed.", lambda a: a.prompt_tokens_run),
+    _metric("decode_steps_total", "Decode steps that have run.", lambda a: a.decode_steps),
+    _metric("decoded_tokens_total", "Tokens sampled by decode steps.", lambda a: a.tokens_decoded),
+    _metric("decode_step_seconds_total", "Time spent in decode steps.", lambda a: a.decode_busy_ns / 1e9),
+    _metric("prefill_step_seconds_total", "Time spent in prefill steps.", lambda a: a.prefill_busy_ns / 1e9),
+    _metric("ring_full_steps_total",
+            "Decode steps that advanced no sequence because the output ring was full.",
+            lambda a: a.ring_full_steps),
+    _metric("stalled_rows_total",
+            "Rows that a decode step did not advance: no KV block for their next token, or no room in the "
+            "attention kernel's list.", lambda a: a.stalled_rows),
+    _metric("block_allocations_total", "Incremental allocations of KV blocks to running sequences.",
+            lambda a: a.block_grants),
+    _metric("swapped_out_sequences_total", "Sequences whose KV blocks were swapped out to host memory.",
+            lambda a: a.sequences_swapped_out),
+    _metric("preempted_sequences_total",
+            "Sequences that were preempted and returned to the router for recomputation.",
+            lambda a: a.sequences_preempted),
+    _metric("prefix_hit_tokens_total", "Prompt tokens whose KV was found in the prefix cache.",
+            lambda a: a.prefixes.hit_tokens),
+    _metric("prefix_missed_tokens_total", "Tokens of the same prompts whose KV had to be computed.",
+            lambda a: a.prefixes.missed_tokens),
+    _metric("prefix_evicted_blocks_total", "Cached KV blocks that were evicted from the device.",
+            lambda a: a.prefixes.evicted_blocks),
+    _metric("prefix_idle_blocks", "Cached KV blocks on the device that no sequence uses.",
+            lambda a: a.prefixes.idle_blocks),
+    _metric("prefix_disk_dropped_blocks_total",
+            "Cached KV blocks that were dropped because the disk was too slow.",
+            lambda a: a.prefixes.disk_dropped),
+    _metric("prefix_disk_corrupt_blocks_total", "Files of cached KV blocks whose content was corrupt.",
+            lambda a: a.prefixes.disk_corrupt),
+    _metric("shipped_blocks_total", "KV blocks that were sent completely.", lambda a: sum(a.blocks_shipped)),
+    _metric("shipped_bytes_total", "Bytes of the KV blocks that were sent.", lambda a: a.bytes_shipped),
+    _metric("received_blocks_total", "KV blocks that were received completely.", lambda a: a.blocks_received),
+    _metric("received_bytes_total", "Bytes of KV that were received and verified.",
+            lambda a: a.bytes_received),
+    _metric("handoffs_total", "Handoffs whose sequence was admitted by this worker.",
+            lambda a: a.handoffs_committed),
+    _metric("local_handoffs_total",
+            "Handoffs from this worker's own prefill, among baton_worker_handoffs_total.",
+            lambda a: a.handoffs_local),
+    _metric("unsent_blocks_total",
+            "KV blocks of handoffs that were in the prefix cache and therefore not sent.",
+            lambda a: a.blocks_resident),
+    _metric("unsent_bytes_total", "Bytes of the KV blocks that were not sent.", lambda a: a.bytes_resident),
+    _metric("quarantined_pieces", "Staging pieces of broken links that a sender may still write to.",
+            lambda a: sum(link.quarantined_pieces for link in a.links)),
+    _metric("broken_links_total", "Links that broke.", lambda a: a.links_broken),
+    _metric("link_fallbacks_total",
+            "Links that fell back to a slower transport because the preferred one was unavailable or broke; "
+            "the log states why.", lambda a: a.link_fallbacks),
+    _metric("links_returned_total",
+            "Links that returned from a slower to a better transport without losing a transfer.",
+            lambda a: a.links_returned),
+    _metric("checksum_failures_total", "Pieces whose checksum was wrong.", lambda a: a.checksum_failures),
+    _metric("dropped_unknown_total", "Messages about unknown or ended transfers and slots.",
+            lambda a: a.dropped_unknown),
+    _metric("prefix_hit_blocks_total", "Prefix cache hits in KV blocks, by the tier that had the block.",
+            lambda a: _by_tier(a.prefixes.device_hits, a.prefixes.host_hits, a.prefixes.disk_hits),
+            "tier"),
+    _metric("prefix_blocks", "Cached KV blocks, by tier.", lambda a: _cached_blocks(a.prefixes), "tier"),
+    _metric("prefix_bytes", "Bytes of cached KV blocks, by tier.",
+            lambda a: _cached_blocks(a.prefixes, a.prefixes.block_bytes), "tier"),
+    _metric("links", "Open links.", _links(len), "direction"),
+    _metric("staging_credits", "Staging pieces that may be filled; all while no transfer runs.",
+            _links(_usable_pieces), "direction"),
+    _metric("staging_pieces", "Staging pieces of all links.",
+            _links(lambda links: sum(link.window_pieces for link in links)), "direction"),
+)
+FRONT: tuple[Metric[WorkerMetrics], ...] = (
+    _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
+    _metric("live_streams", "Reservations and sequences that may still emit tokens.",
+            lambda worker: worker.decode.live),
+    _metric("ring_poll_lag_seconds", "Delay of the front's polls of the output ring.",
+            lambda worker: worker.decode.poll_lag),
+)
+# Only with state.
+REGISTRATION: tuple[Metric[Registration], ...] = (
+    _metric("redis_up", "1 where Redis answered last, else 0; absent without state.",
+            lambda r: not r.state.unavailable),
+    _metric("redis_outages_total", "Outages of Redis.", lambda r: r.state.counters.outages),
+    _metric("registered", "1 where the registry lists this worker, else 0.",
+            lambda r: r.registered),
+    _metric("failed_renewals_total", "Unanswered renewals of the registration.",
+            lambda r: r.state.counters.renewals_failed),
+)
+# fmt: on
+FAMILIES: tuple[Metric[Any], ...] = (*AUDITED, *FRONT, *REGISTRATION)
+
+
+@dataclass(frozen=True)
+class WorkerMetrics:
+    """Reads a worker's metrics at each scrape. `audit` requests the engine's counts, within `loop`."""
+
+    labels: dict[str, str]
+    audit: Callable[[], Coroutine[Any, Any, Audit]]
+    loop: asyncio.AbstractEventLoop
+    restarts: int
+    decode: DecodeServicer
+    registration: Registration | None
+
+    def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
+        """Registers all metrics, and those of both processes."""
+        registry.register(ScrapedCollector(self._read))
+        process_metrics(registry)
+        process_metrics(registry, "engine", engine_pid)
+
+    def _read(self) -> Iterator[PrometheusMetric]:
+        """Runs on the scraper's thread; an engine that does not answer fails the scrape."""
+        yield from collect(AUDITED, self._fetch(), self.labels)
+        yield from collect(FRONT, self, self.labels)
+        if self.registration is not None:
+            yield from collect(REGISTRATION, self.registration, self.labels)
+
+    def _fetch(self) -> Audit:
+        request = asyncio.run_coroutine_threadsafe(self.audit(), self.loop)
+        try:
+            return request.result(_SCRAPE_TIMEOUT_S)
+        except FutureTimeoutError as error:
+            request.cancel()
+            raise BatonError(ErrorKind.DEADLINE, f"no audit within {_SCRAPE_TIMEOUT_S} s") from error

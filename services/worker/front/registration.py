@@ -1,0 +1,112 @@
+"""A worker's entry in the registry, with its load, from its first readiness until it ends.
+
+Nothing blocks on Redis: while it is unavailable the worker serves the routers that know it, and it registers
+once Redis is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from baton.cluster_auth import secret_name
+from baton.errors import BatonError, ErrorKind
+from baton.state import Lease, Member, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from baton.state import PrefixPublisher
+    from baton.v1.engine_pb2 import PrefixesEvent
+    from baton.v1.worker_pb2 import DescribeResponse
+    from services.common.config.state import StateConfig
+    from services.common.config.worker import WorkerConfig
+    from services.worker.front.worker_servicer import WorkerServicer
+
+# How long removing the entry may take at the end.
+_CLOSE_S = 0.5
+# The counts of the latest load that the registry stores.
+_LOAD_HINT = ("free_slots", "free_blocks", "queued_prefills", "queued_prefill_tokens")
+
+
+class Registration:
+    """One worker's registration: `register`, then `close`. To be constructed within a running event loop;
+    raises BatonError(INVALID) for an invalid URL."""
+
+    def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
+        self.state = State.at(store.redis_url, namespace=store.namespace)
+        self._config = config
+        self._cluster_id = store.cluster_id
+        self._listed = asyncio.Event()
+        self._lease: Lease | None = None
+        self._publisher: PrefixPublisher | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether the registry lists this worker, by the latest answer."""
+        return self._lease is not None and self._lease.registered.is_set()
+
+    def register(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
+        """Lists the worker in the registry from now on. `model`: the served model's name."""
+        config, described = self._config, servicer.describe()
+        self._lease = self.state.lease(
+            Member(
+                name=".".join(part for part in (self._cluster_id, config.name) if part),
+                incarnation=described.identity.incarnation.hex(),
+                role=config.role,
+                model=model,
+                host=socket.gethostname(),
+                addresses={kind: address for kind, address in addresses.items() if address},
+                fingerprint=described.fingerprint.hex(),
+                secret_name=secret_name(config.cluster_secret),
+                limits=_limits(described),
+            ),
+            load=lambda: {name: getattr(servicer.load, name) for name in _LOAD_HINT},
+        )
+        self._listed.set()
+
+    def publish_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
+        """Publishes the blocks that entered and left the prefix cache to the routers' index; never waits."""
+        if self._publisher is None:
+            self._publisher = self.state.publish_prefixes(incarnation.hex())
+        self._publisher.remove(changed.removed)
+        self._publisher.add(changed.added)
+
+    def drain(self) -> None:
+        """Marks the worker as draining."""
+        if self._lease is not None:
+            self._lease.update(self._lease.member.model_copy(update={"draining": True}))
+
+    async def excluded(self) -> BatonError:
+        """Returns why this worker has to end: Redis refuses its credentials at its very first start, or a
+        newer start of the same name has registered."""
+        tasks = {asyncio.create_task(self._replaced())}
+        if not self._config.restarts:  # later it would only cost the cluster a worker
+            tasks.add(asyncio.create_task(self.state.refusal()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _replaced(self) -> BatonError:
+        await self._listed.wait()
+        assert self._lease is not None
+        await self._lease.replaced.wait()
+        return BatonError(ErrorKind.CONFLICT, f"a newer {self._lease.member.name} has registered")
+
+    async def close(self) -> None:
+        """Removes the entry where Redis answers at once; otherwise it expires."""
+        await self.state.close(_CLOSE_S)
+
+
+def _limits(described: DescribeResponse) -> dict[str, int]:
+    return {
+        "slots": described.load.slots,
+        "blocks": described.load.blocks,
+        "block_tokens": described.load.block_tokens,
+        "max_context_tokens": described.max_context_tokens,
+        "vocab_size": described.vocab_size,
+    }

@@ -1,0 +1,79 @@
+"""The WorkerService of every worker: identity, limits, load, audit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from baton.errors import BatonError
+from baton.v1.engine_pb2 import EngineCommand, ReadyEvent
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
+from baton.v1.worker_pb2_grpc import WorkerServiceServicer
+from services.common.engine.client import EngineClient
+from services.common.errors import abort
+from services.common.processes.drain import Drain
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# How long Describe waits for the engine's load. An engine may be busy with a step for longer: the front
+# itself detects one that hangs, and to routers Describe is the front's heartbeat.
+_LOAD_S = 0.25
+
+
+@dataclass(eq=False)
+class WorkerServicer(WorkerServiceServicer):
+    """Answers with the engine's own counts."""
+
+    engine: EngineClient
+    identity: WorkerIdentity
+    ready: ReadyEvent
+    drain: Drain
+    metrics_address: str = ""
+    # The latest that the engine has reported.
+    load: Load = field(default_factory=Load, init=False)
+    # At most one request at a time is sent to the engine.
+    _updating: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def update_load(self) -> None:
+        """Updates `load` from the engine. Raises BatonError where the engine does not answer."""
+        self.load = (await self.engine.call(EngineCommand(describe=DescribeRequest()))).load
+
+    async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
+        """The latest load; an earlier one where the engine takes longer than `_LOAD_S` to answer."""
+        if self._updating is None:
+            self._updating = asyncio.create_task(self.update_load())
+        updating = self._updating
+        await asyncio.wait((updating,), timeout=_LOAD_S)
+        if updating.done():
+            self._updating = None
+            if isinstance(error := updating.exception(), BatonError):
+                await abort(context, error)
+        return self.describe()
+
+    def describe(self) -> DescribeResponse:
+        """Identity and limits of this worker, with its latest load."""
+        return DescribeResponse(
+            identity=self.identity,
+            fingerprint=self.ready.fingerprint,
+            max_context_tokens=self.ready.max_context_tokens,
+            vocab_size=self.ready.vocab_size,
+            load=self.load,
+            draining=self.drain.started,
+            metrics_address=self.metrics_address,
+            cache_dtype=self.ready.cache_dtype,
+            pool=self.ready.pool,
+            weight_format=self.ready.weight_format,
+        )
+
+    async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
+        try:
+            event = await self.engine.call(EngineCommand(audit=request))
+        except BatonError as error:
+            await abort(context, error)
+        event.audit.front_pid = os.getpid()
+        return GetAuditResponse(audit=event.audit)

@@ -1,0 +1,401 @@
+"""File, environment and flags become one configuration, and every mistake one line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from baton.cli import worker as worker_command
+from baton.cli.main import main
+from baton.cli.up import settings
+from baton.cli.up.embedded_redis import EmbeddedRedis
+from baton.cli.up.local_cluster import (
+    cluster_config,
+    router_config,
+    state_config,
+    with_generated_secrets,
+    worker_configs,
+)
+from baton.errors import BatonError
+from services.common.config.router import RouterConfig
+from services.common.config.state import StateConfig
+from services.common.config.up import UpConfig
+from services.common.config.worker import WorkerConfig
+
+
+def load(*flags: str, **environment: str) -> UpConfig:
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return settings.load(parser.parse_args(flags), environment)
+
+
+def test_flags_over_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("engine: {slots: 1, chunk_tokens: 64, block_tokens: 8}\nrouter: {http_port: 1234}\n")
+    config = load(
+        "-c", str(file), "--slots", "3", BATON_SLOTS="2", BATON_CHUNK_TOKENS="128", BATON_PORT="tcp://1"
+    )
+    assert (config.engine.slots, config.engine.chunk_tokens, config.engine.block_tokens) == (3, 128, 8)
+    assert (config.router.http_port, config.router.grpc_port) == (1234, 50051)
+
+
+def test_admin_ports_and_public_metrics() -> None:
+    flags = ("--admin-host", "10.0.0.7", "--admin-grpc-port", "7", "--admin-http-port", "8")
+    router = load(*flags, BATON_CLUSTER_SECRET="a secret of the environment").router
+    assert (router.admin_host, router.admin_ports, router.public_metrics) == ("10.0.0.7", (7, 8), None)
+    assert load("--public-metrics").router.public_metrics is True
+    assert load("--public-metrics", "false").router.public_metrics is False
+    assert load(BATON_PUBLIC_METRICS="true").router.public_metrics is True
+    with pytest.raises(BatonError, match=r"an admin port on 10\.0\.0\.7 needs a cluster secret: set BATON_"):
+        load("--admin-host", "10.0.0.7")
+
+
+@pytest.mark.parametrize("spelling", ["bf16", "bfloat16"])
+def test_dtype_spellings(spelling: str) -> None:
+    assert load("--dtype", spelling).engine.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [
+        ((), (1, 1, 0)),
+        (("--both", "2"), (0, 0, 2)),
+        (("--prefill", "2", "--decode", "3"), (2, 3, 0)),
+        (("--prefill", "1", "--both", "1"), (1, 0, 1)),
+    ],
+)
+def test_only_named_roles_once_one_is_named(flags: tuple[str, ...], counts: tuple[int, ...]) -> None:
+    assert tuple(load(*flags).role_counts.values()) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("enginee: {}", "unknown key enginee"),
+        ("engine: {slotz: 4}", "unknown key engine.slotz"),
+        ("engine: 4", "engine is 4: "),
+        ("engine: {slots: 0}", "engine.slots (--slots) is 0: "),
+        ("prefill: 3", "none does decode"),
+        ("{prefill: 0, decode: 0}", "none does prefill"),
+        ("[1, 2]", "must hold settings by name"),
+        ("a: [", "is not valid YAML"),
+        ("!!python/object/apply:os.system [true]", "is not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(text)
+    assert main(["up", "-c", str(file)]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("baton: error: ")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--slots", "many"],
+        ["--dtype", "int3"],
+        ["--http-port", "65536"],
+        ["--model", "/no/such"],
+        ["-c", "/no/such"],
+    ],
+)
+def test_a_bad_flag_is_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["upp"], ["up", "--slot", "3"], ["worker", "--role", "cook", "--model", "."]]
+)
+def test_a_bad_command_line_is_one_line_and_code_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_folder_that_lacks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--model", str(tmp_path)]) == 2
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["up", "--model", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "config.json is missing",
+        "no .safetensors file (or use --weights random)",
+    ]
+
+
+def test_the_children_get_what_was_asked(tmp_path: Path) -> None:
+    config = load("--prefill", "2", "--decode", "1", "--slots", "7", "--log-level", "debug")
+    workers = worker_configs(config, tmp_path)
+    assert [(worker.name, worker.role) for worker in workers] == [
+        ("prefill-0", "prefill"),
+        ("prefill-1", "prefill"),
+        ("decode-0", "decode"),
+    ]
+    assert {worker.engine.slots for worker in workers} == {7}
+    router = router_config(config, tmp_path)
+    assert (router.served_model_name, router.log_level) == (tmp_path.name, "debug")
+
+
+def test_gpu_links_are_reserved_for_each_peer(tmp_path: Path) -> None:
+    def links(*flags: str) -> dict[str, int | None]:
+        workers = worker_configs(load("--prefill", "3", "--decode", "2", "--both", "1", *flags), tmp_path)
+        return {worker.role: worker.engine.gpu_links for worker in workers}
+
+    assert links() == {"prefill": 0, "decode": 3, "both": 0}
+    assert links("--transport", "nccl") == {"prefill": 2, "decode": 3, "both": 0}
+    assert set(links("--transport", "grpc").values()) == set(links("--kv-wire", "int8").values()) == {0}
+    file = tmp_path / "baton.yaml"
+    file.write_text("engine: {gpu_links: 7}\n")
+    assert set(links("-c", str(file)).values()) == {7}
+
+
+def test_baton_worker_has_transfer_flags() -> None:
+    assert worker().transfer.transport == "auto"
+    told = worker("--transport", "nccl", "--role", "decode")
+    assert (told.transfer.transport, told.engine.gpu_links) == ("nccl", 1)
+    assert worker(BATON_TRANSPORT="ipc").transfer.transport == "ipc"
+
+
+def test_who_supervises(tmp_path: Path) -> None:
+    there = load("--ray-address", "10.0.0.1:6379", BATON_CLUSTER_SECRET=SECRET)
+    ours = cluster_config(there, tmp_path, "abc")
+    assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")
+    assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
+
+
+SECRET = "a-word-for-nobody"
+URL = f"redis://:{SECRET}@10.0.0.1:6379/0"
+
+
+def worker(*flags: str, **environment: str) -> WorkerConfig:
+    parser = argparse.ArgumentParser()
+    worker_command.add_flags(parser)
+    arguments = parser.parse_args(["--role", "both", "--model", "m", *flags])
+    return worker_command.worker_config(arguments, environment)
+
+
+def test_a_redis_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(f"state: {{redis_url: '{URL}', namespace: ours}}\n")
+    for config in (
+        load("-c", str(file)),
+        load("--redis-url", URL, "--redis-namespace", "ours"),
+        load(BATON_REDIS_URL=URL, BATON_REDIS_NAMESPACE="ours"),
+    ):
+        state = state_config(config, "abc", None)
+        assert state is not None
+        assert (state.redis_url, state.namespace, state.embedded) == (URL, "ours", False)
+    state = state_config(load("--redis-url", URL), "abc", None)
+    assert state is not None
+    assert state.namespace == "baton-abc", "two clusters on one Redis never meet unless they are told to"
+    assert state_config(load("--redis-url", "none"), "abc", None) is None
+
+
+def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) -> None:
+    config = load("--redis-url", URL)
+    state = state_config(config, "abc", None)
+    assert state is not None
+    router, cluster = router_config(config, tmp_path, state), cluster_config(config, tmp_path, "abc", state)
+    for told in (config, state, router, cluster, *cluster.workers):
+        for text in (repr(told), str(told), f"{told}"):
+            assert SECRET not in text
+            assert state.journal_key not in text
+    assert SECRET in cluster.model_dump_json()
+    assert RouterConfig.model_validate_json(router.model_dump_json()).state == state
+    assert state.journal_key not in cluster.model_dump_json(), "the journal is the router's"
+    with pytest.raises(ValidationError) as wrong:
+        StateConfig.model_validate({"redis_url": [URL], "namespace": "n"})
+    assert SECRET not in str(wrong.value)
+
+
+def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) -> None:
+    for address, told in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
+        config = load("--ray-address", address, BATON_CLUSTER_SECRET=SECRET)
+        own = EmbeddedRedis()
+        state = state_config(config, "abc", own)
+        own._reserved.close()
+        assert all((worker.state is not None) == told for worker in worker_configs(config, tmp_path, state))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--redis-url", f"http://:{SECRET}@h"], "the URL of Redis: it begins with redis://"),
+        (["up", "--redis-url", f"redis://:{SECRET}@h:port"], "the URL of Redis: "),
+        (["up", "--redis-url", f"redis://:{SECRET}@a,b"], "the URL of Redis: several hosts"),
+        (["up", "--redis-namespace", f"{SECRET} {SECRET}"], "state.namespace (--redis-namespace): string"),
+        (["worker", "--redis-url", URL], "--redis-url needs --redis-namespace"),
+        (["worker", "--redis-url", f"redis://:{SECRET}@h/x", "--redis-namespace", "n"], "the URL of Redis"),
+        (["worker", "--redis-url", URL, "--redis-namespace", "n", "--host", "0.0.0.0"], "--host 0.0.0.0"),
+        (["worker", "--name", "two words"], "name is 'two words'"),
+        (["worker", "--name", ".."], "name is '..'"),  # it names a folder of the disk cache
+    ],
+)
+def test_a_wrong_redis_is_one_line_without_the_secret(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if argv[0] == "worker":
+        argv = [*argv, "--role", "both", "--model", str(tmp_path)]
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"baton: error: {message}")
+    assert SECRET not in err
+
+
+def test_a_secret_of_the_wrong_kind_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baton.yaml"
+    for text in (
+        f"state: {{redis_url: ['{URL}']}}",
+        f"state: {{redis_url: {{a: '{URL}'}}}}",
+        f"state: '{URL}'",
+    ):
+        file.write_text(text)
+        assert main(["up", "-c", str(file)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("baton: error: state")
+        assert SECRET not in err
+
+
+def test_a_worker_that_joins_a_cluster() -> None:
+    joins = worker("--redis-url", URL, "--redis-namespace", "ours", "--served-model-name", "llama")
+    assert joins.state is not None
+    assert (joins.state.redis_url, joins.state.namespace, joins.state.cluster_id) == (URL, "ours", "")
+    assert joins.served_model_name == "llama"
+    other = worker("--slots", "3", BATON_REDIS_URL=URL, BATON_REDIS_NAMESPACE="ours", BATON_SLOTS="4")
+    assert other.state is not None
+    assert other.engine.slots == 3
+    assert other.name != joins.name, "two by default names would push each other out"
+    assert (worker().state, worker().name) == (None, "both")
+
+
+def test_every_flag_names_a_setting() -> None:
+    defaults = UpConfig().model_dump()
+    for flag in settings.FLAGS:
+        value: object = defaults
+        for part in flag.path.split("."):
+            assert isinstance(value, dict)
+            assert part in value, flag
+            value = value[part]
+
+
+def test_the_clusters_secret_comes_from_file_or_environment_and_shows_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("a secret that a file holds\n")
+    assert load("--cluster-secret-file", str(file)).cluster_secret == "a secret that a file holds"
+    config = load(BATON_CLUSTER_SECRET="a secret of the environment")
+    assert config.cluster_secret == "a secret of the environment"
+    router, workers = router_config(config, tmp_path), worker_configs(config, tmp_path)
+    assert {config.cluster_secret, router.cluster_secret} == {"a secret of the environment"}
+    assert all(one.cluster_secret == "a secret of the environment" for one in workers)
+    assert not any("a secret" in repr(one) for one in (config, router, *workers))
+    with pytest.raises(BatonError, match="both set"):
+        load("--cluster-secret-file", str(file), BATON_CLUSTER_SECRET="a secret of the environment")
+    with pytest.raises(BatonError) as short:
+        load(BATON_CLUSTER_SECRET="short-one")
+    assert "short-one" not in short.value.message
+
+
+def test_fixed_ports_of_workers_count_up(tmp_path: Path) -> None:
+    ports = ("--transfer-port", "7000", "--frames-port", "7100", "--worker-metrics-port", "9000")
+    workers = worker_configs(load("--prefill", "2", "--decode", "3", *ports), tmp_path)
+    decode = [worker.transfer for worker in workers if worker.role == "decode"]
+    assert [transfer.transfer_port for transfer in decode] == [7000, 7001, 7002]
+    assert [transfer.frames_port for transfer in decode] == [7100, 7101, 7102]
+    assert [worker.metrics_port for worker in workers] == [9000, 9001, 9002, 9003, 9004]
+    free = worker_configs(load("--prefill", "2", "--decode", "3"), tmp_path)
+    assert {(worker.transfer.transfer_port, worker.transfer.frames_port) for worker in free} == {(0, 0)}
+    assert {worker.metrics_port for worker in free} == {0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--transfer-port", "7000", "--frames-port", "7001"), "both need port 7001"),
+        (("--transfer-port", "65535"), "too few ports"),
+        (("--frames-port", "9002", "--worker-metrics-port", "9000"), "both need port 9002"),
+    ],
+)
+def test_fixed_ports_that_meet_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(BatonError, match=message):
+        load("--prefill", "1", "--decode", "2", *flags)
+
+
+SECRETS = "prefix_secret: sixteen-or-more-0\nredis_url: redis://:pass@there:1/0\n"
+
+
+def test_secrets_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.yaml"
+    file.write_text(SECRETS)
+    same = {"BATON_PREFIX_SECRET": "sixteen-or-more-0"}
+    for config in (load("--secrets-file", str(file)), load(BATON_SECRETS_FILE=str(file), **same)):
+        assert config.prefix_secret == "sixteen-or-more-0"
+        assert config.state.redis_url == "redis://:pass@there:1/0"
+    assert cluster_config(config, tmp_path, "c").secrets_file == file
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (SECRETS, ("--prefix-secret", "another-secret-00"), "prefix_secret in secrets_file"),
+        (SECRETS, ("--redis-url", "redis://there:1/0"), "redis_url in secrets_file"),
+        ("prefix_secret: short\n", (), "prefix_secret (--prefix-secret): string should have at least 16"),
+        ("redis_url: 'http://:pass@there'\n", (), "pass"),
+        ("colour: red\n", (), "unknown key colour"),
+        (None, (), "cannot read secrets_file"),
+    ],
+)
+def test_a_bad_secrets_file_is_one_line(
+    text: str | None,
+    flags: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "secrets.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["up", "--secrets-file", str(file), *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("baton: error: ")
+    assert said.count("\n") == 1
+    assert (message in said) is (message != "pass"), said
+
+
+def test_a_secrets_file_is_named_for_every_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--secrets-file", "here.yaml"]) == 2
+    assert "secrets_file must be an absolute path" in capsys.readouterr().err
+
+
+def test_no_secret_is_generated_for_another_ray() -> None:
+    assert with_generated_secrets(load()).prefix_secret
+    given = {"BATON_CLUSTER_SECRET": SECRET}
+    assert with_generated_secrets(load("--ray-address", "there:6379", **given)).prefix_secret is None
+    given |= {"BATON_PREFIX_SECRET": "sixteen-or-more-0"}
+    both = with_generated_secrets(load("--ray-address", "there:6379", **given))
+    assert (both.prefix_secret, both.cluster_secret) == ("sixteen-or-more-0", SECRET)
+
+
+def test_machines_of_a_ray_that_is_joined_need_a_cluster_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_CLUSTER_SECRET", raising=False)
+    assert main(["up", "--ray-address", "there:6379"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("baton: error: --ray-address there:6379 needs a cluster secret")
+    assert said.count("\n") == 1

@@ -1,0 +1,81 @@
+"""The reaper: every process that a command started, in any session, ends with the reaper's owner."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.common.processes.process_tree import descendants
+from tests.e2e.cluster import alive
+
+# Starts a child in a session of its own, which starts an orphan in another, and both ignore SIGTERM.
+WILD = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+depth = int(sys.argv[1])
+if depth:
+    subprocess.Popen([sys.executable, __file__, str(depth - 1), *sys.argv[2:]], start_new_session=True)
+if depth == 1:
+    os._exit(0)
+open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
+time.sleep(float(sys.argv[3]) if depth == 2 else 600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "wild.py").write_text(WILD)
+    (tmp_path / "theirs").mkdir()
+    return tmp_path
+
+
+def reaper(folder: Path, life_s: float) -> subprocess.Popen[bytes]:
+    wild = [sys.executable, str(folder / "wild.py"), "2", str(folder / "pids"), str(life_s)]
+    command = [sys.executable, "-m", "baton.cluster.ray_reaper", str(folder / "theirs"), *wild]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+def started(folder: Path) -> list[int]:
+    """The pids of the command and of the orphan, once both run."""
+    for _ in range(1000):
+        if (folder / "pids").exists() and len(pids := (folder / "pids").read_text().split()) == 2:
+            return [int(pid) for pid in pids]
+        time.sleep(0.01)
+    raise AssertionError("they did not start")
+
+
+@pytest.fixture
+def orphan(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    process = reaper(folder, life_s=600)
+    pids = started(folder)
+    yield process, pids
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_its_owner_is_done(folder: Path, orphan: tuple[subprocess.Popen[bytes], list[int]]) -> None:
+    process, pids = orphan
+    assert set(pids) <= set(descendants(process.pid)), "the orphan is not below it"
+    process.terminate()  # is no reason to leave
+    time.sleep(0.2)
+    assert all(alive(pid) for pid in pids)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 0
+    assert not any(alive(pid) for pid in pids)
+    assert not (folder / "theirs").exists()
+
+
+def test_its_command_ends(folder: Path) -> None:
+    with reaper(folder, life_s=1.0) as process:
+        pids = started(folder)
+        assert process.wait(10) == 1
+        assert not any(alive(pid) for pid in pids)
+        assert not (folder / "theirs").exists()

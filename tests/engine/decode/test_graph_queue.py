@@ -1,0 +1,140 @@
+"""What the graphs' loop enqueues, and when: not for slots that are held, not the slower graph for longer than
+it is needed, and no deeper than a device that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from baton.device.graphs import Graph
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.sequence import SamplingParams
+from tests.engine.local_engine import CONFIG, LocalEngine
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPT = [5, 6, 7]
+
+
+class Counted:
+    """A graph that counts its replays, and does nothing else where it has nothing to replay."""
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        self._graph = graph
+        self.replays = 0
+
+    def __call__(self) -> None:
+        self.replays += 1
+        if self._graph is not None:
+            self._graph()
+
+
+class Case:
+    """A graph engine of one slot, whose replays are counted. `stuck`: none of them does anything."""
+
+    def __init__(self, folder: Path, *, stuck: bool = False) -> None:
+        self.engine = LocalEngine(folder / "model", slots=1, device=DEVICE, graph=True)
+        self.loop = cast(GraphDecodeLoop, self.engine.decode)
+        graphs = self.loop._graphs[1]
+        self.picks = Counted(None if stuck else graphs.picks)
+        self.samples = Counted(None if stuck else graphs.samples)
+        self.loop._graphs = {1: StepGraphs(picks=self.picks, samples=self.samples)}
+
+    @property
+    def replays(self) -> int:
+        return self.picks.replays + self.samples.replays
+
+    def quiet(self) -> int:
+        """Steps until the loop enqueues nothing more, and then a while longer; replays of that while."""
+        for _ in range(50):
+            self.engine.step()
+            self._settle()
+        before = self.replays
+        for _ in range(50):
+            assert not self.engine.step()
+            self._settle()
+        return self.replays - before
+
+    def _settle(self) -> None:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+
+def test_held_slots_are_not_replayed_until_blocks_come(tmp_path: Path) -> None:
+    plain = LocalEngine(tmp_path / "model", slots=1)
+    (wanted,) = plain.run(plain.start(PROMPT, max_tokens=5))
+    case = Case(tmp_path)
+    key = case.engine.start(PROMPT, max_tokens=5, capacity=len(PROMPT) + 1)
+    assert case.quiet() == 0
+    assert case.engine.output[key] == wanted[:2], "it is held where its blocks end"
+    assert case.replays <= 6, "two that did something, and what was queued behind them"
+    case.engine.extend(key, len(PROMPT) + 1, len(PROMPT) + 4)
+    assert case.engine.run(key) == [wanted]
+
+
+def test_slots_that_wait_for_a_mask_are_not_replayed_until_it_is_written(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    key = case.engine.start(PROMPT, max_tokens=3, masked=True)
+    mask = np.zeros(-(-int(CONFIG["vocab_size"]) // 32), dtype=np.uint32)
+    for number, token in enumerate((40, 41)):
+        assert case.quiet() == 0
+        assert len(case.engine.output[key]) == 1 + number
+        mask[:] = 0
+        mask[token // 32] = 1 << token % 32
+        case.loop.write_mask(*key, len(PROMPT) + 1 + number, mask)
+    assert case.engine.run(key)[0][1:] == [40, 41]
+
+
+def test_min_tokens_want_the_full_sampler_only_until_they_are_there(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    key = case.engine.start(PROMPT, max_tokens=16, min_tokens=4, stop=(96,))
+    while len(case.engine.output[key]) < 8:
+        case.engine.step()
+    before = case.samples.replays
+    case.engine.run(key)
+    assert len(case.engine.output[key]) == 16
+    assert case.samples.replays == before <= 12
+    assert case.picks.replays >= 6
+
+
+def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) -> None:
+    case, now = Case(tmp_path, stuck=True), [0.0]
+    case.loop._watchdog = DeviceWatchdog(lambda: now[0])
+    assert not case.loop.device_hung()
+    case.engine.start(PROMPT, max_tokens=5)
+    case.loop._times = StepTimes()
+    while now[0] < 10 and not case.loop.device_hung():
+        case.engine.step()
+        now[0] += 0.01
+    assert 2.0 < now[0] < 2.1
+    assert case.replays == 2, "nothing more is queued behind a replay that never ends"
+
+
+def test_a_device_that_works_or_idles_is_not_hung(tmp_path: Path) -> None:
+    case, now = Case(tmp_path), [0.0]
+    case.loop._watchdog = DeviceWatchdog(lambda: now[0])
+    key = case.engine.start(PROMPT, max_tokens=20)
+    while key not in case.engine.finish:
+        case.engine.step()
+        case._settle()
+        now[0] += 0.5
+        assert not case.loop.device_hung()
+    for _ in range(20):
+        now[0] += 0.5
+        assert not case.loop.device_hung()
+
+
+def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Path) -> None:
+    case = Case(tmp_path, stuck=True)
+    case.engine.start(PROMPT, max_tokens=5, sampling=SamplingParams())
+    for step_s, depth in ((0.0, 2), (0.0004, 3), (0.0019, 3), (0.0021, 2), (0.02, 2)):
+        case.loop._enqueued = case.loop._status_seen.replays
+        case.loop._times = StepTimes()
+        case.loop._times.add(step_s)
+        steps = [case.engine.step() for _ in range(5)]
+        assert steps == [True] * depth + [False] * (5 - depth), f"steps of {step_s} s"
+        assert case.loop.nap_s == (min(0.001, step_s / 4) or 0.001)

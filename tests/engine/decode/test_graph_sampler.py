@@ -1,0 +1,135 @@
+"""The full sampler's kernels against `SlotSampler.draw`: tokens, kept sets, counts, logprobs, held rows."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.rings.mailbox import Feature
+from baton.engine.sequence import Limits, SamplingParams
+from tests.engine.sampled_batch import Request, SampledBatch
+from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# One chunk and several, whole words of masks and not, whole quads and not.
+SHAPES = [(41, 64, torch.float32), (97, 32, torch.bfloat16), (130, 64, torch.float16)]
+
+
+EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
+
+
+def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype) -> Tensor:
+    """Flat and peaked rows, some rounded, so that there are ties; one of equals."""
+    made = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
+    made *= torch.tensor([rng.choice((0.01, 0.5, 2.0, 5.0)) for _ in range(rows)])[:, None]
+    made[::3] = (made[::3] * 2).round() / 2
+    made[rng.randrange(rows)] = rng.choice((1.5, -1.5, 0.0, -0.0))
+    return made.to(dtype).to(DEVICE)
+
+
+def random_request(rng: random.Random, vocab: int, features: frozenset[str]) -> Request:
+    """The ids it names are among the first 600 tokens of a large vocabulary."""
+    named = min(vocab, 600)
+    params = random_params(rng, features, named)
+    if params.top_k and rng.random() < 0.5:
+        params = replace(params, top_k=rng.choice((1, vocab // 3, vocab - 1, vocab, 2 * vocab)))
+    if "top_p" in features and rng.random() < 0.2:
+        params = replace(params, top_p=rng.choice((0.0, 0.5, 0.75)))
+    masked = rng.random() < 0.3
+    mask = tuple(rng.sample(range(vocab), rng.randint(1, min(vocab, 5000)))) if masked else None
+    return Request(
+        params,
+        random_limits(rng, features, named, 15),
+        tuple(rng.choices(range(named), k=rng.randint(1, 20))),
+        tuple(rng.choices(range(named // 2), k=rng.randint(1, 12))),
+        mask,
+        late=masked and rng.random() < 0.4,
+    )
+
+
+def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) -> None:
+    rows = batch.ready(order)
+    tokens, told, counts = batch.expected(logits, order)
+    edited, scaled, left = batch.filtered(logits, order)
+    drawn = batch.drawn(logits, order)
+    assert [drawn[row] for row in rows] == tokens
+    assert batch.place[: len(order)].tolist() == [
+        rows.index(n) if n in rows else -1 for n in range(len(order))
+    ]
+    assert torch.equal(batch.state.sampler.counts.in_output, counts)
+    warm = [row for row in rows if batch.requests[order[row]].params.temperature > 0]
+    assert torch.equal(batch.kept(edited, scaled)[warm], left[warm])
+    edits = [row for row in rows if int(batch.state.sampler.features[order[row]]) & int(EDITS)]
+    assert torch.equal(batch.sampler.edited[edits].double(), edited[edits])
+    for place, expected in enumerate(told):
+        record = batch.logprobs(head + place)
+        if expected is None:
+            assert record is None
+            continue
+        assert record is not None
+        assert record.logprob == pytest.approx(expected.logprob, rel=1e-6, abs=1e-6)
+        assert [token for token, _ in record.top] == [token for token, _ in expected.top]
+        assert [v for _, v in record.top] == pytest.approx([v for _, v in expected.top], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("vocab", "chunk", "dtype"), SHAPES)
+def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype: torch.dtype) -> None:
+    rng = random.Random(vocab)
+    features = [frozenset(FEATURES), frozenset[str](), *(random_features(rng) for _ in range(4))]
+    requests = [random_request(rng, vocab, some) for some in features]
+    batch = SampledBatch(requests, vocab, chunk=chunk, device=DEVICE, head=5000)
+    order = rng.sample(range(len(requests)), len(requests))
+    check(batch, random_logits(rng, len(order), vocab, dtype), order, head=5000)
+
+
+def test_more_candidates_than_are_held_at_once_and_chunks_in_several_pieces() -> None:
+    params = (SamplingParams(0.8, 1600, 0.9), SamplingParams(1.5, 0, 0.7, min_p=1e-5))
+    batch = SampledBatch([Request(one) for one in params], 3001, chunk=2048, device=DEVICE)
+    logits = torch.randn(2, 3001, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    check(batch, logits, [1, 0])
+    assert int(batch.sampler.space.counts.max()) * 4 > 3 * 128
+
+
+def test_held_stops_are_held_until_min_tokens_and_no_longer() -> None:
+    stops = Limits(20, (3, 5, 7), 4)
+    requests = [Request(SamplingParams(), stops, output=(1,) * count) for count in (1, 2, 3, 4, 5)]
+    batch = SampledBatch(requests, 41, chunk=32, device=DEVICE)
+    # All were admitted while stops were held; two have come to where they no longer are.
+    batch.state.sampler.features[:] |= int(Feature.MIN_TOKENS)
+    logits = torch.zeros(5, 41, device=DEVICE)
+    logits[:, 5] = 2
+    logits[:, 9] = 1
+    assert batch.drawn(logits, [0, 1, 2, 3, 4]) == [9, 9, 9, 5, 5]
+
+
+def test_min_p_keeps_to_the_last_bit_what_the_reference_keeps() -> None:
+    """Tokens next to each other in float32 on either side of the least share that is kept."""
+    one = SamplingParams(0.7, min_p=0.625)
+    floor = torch.tensor(math.log(0.625) * float(torch.tensor(0.7)), dtype=torch.float64).float()
+    around = [floor]
+    for _ in range(3):
+        below, above = torch.tensor(-torch.inf), torch.tensor(torch.inf)
+        around = [torch.nextafter(around[0], below), *around, torch.nextafter(around[-1], above)]
+    logits = torch.cat([torch.zeros(1), torch.stack(around)]).expand(24, -1).contiguous().to(DEVICE)
+    batch = SampledBatch([Request(replace(one, seed=n)) for n in range(24)], 8, chunk=8, device=DEVICE)
+    check(batch, logits, list(range(24)))
+
+
+def test_where_nothing_may_be_drawn_the_first_token_is() -> None:
+    """A mask may allow nothing; what is computed of infinities then harms nobody."""
+    requests = [Request(SamplingParams(t, 5, 0.9), mask=()) for t in (0.0, 0.7)]
+    batch = SampledBatch(requests, 41, chunk=32, device=DEVICE)
+    with np.errstate(all="ignore"):
+        assert batch.drawn(torch.randn(2, 41, device=DEVICE), [0, 1]) == [0, 0]
+
+
+def test_arrays_of_another_vocabulary_are_refused() -> None:
+    batch = SampledBatch([Request(SamplingParams())], 41, chunk=32, device=DEVICE)
+    with pytest.raises(ValueError, match="not of 300 tokens"):
+        batch.drawn(torch.zeros(1, 300, device=DEVICE), [0])

@@ -1,0 +1,68 @@
+"""The product table: what it holds, what stands in where it holds nothing, and the one choice of `exact`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import baton.engine
+from baton.engine.forward import gemm_table as product_table
+from baton.engine.forward.gemm import Choice, Library, ProductKey
+from baton.engine.forward.gemm_table import EXACT, ProductTable, entry_of, file_stem
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
+
+KEY = ProductKey("qkv", 32, 6144, 4096, "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6, 2), Library()],
+)
+def test_a_choice_survives_its_file(choice: Choice) -> None:
+    mixed = replace(KEY, weight_dtype="float8_e4m3fn")
+    entries = [entry_of(KEY, choice, 12.345), entry_of(mixed, Library(), 1.0)]
+    table = ProductTable(json.loads(json.dumps(entries)))
+    assert table.choice(KEY) == choice
+    assert table.choice(mixed) == Library()
+    assert entries[0]["dtype"] == "bfloat16"
+
+
+def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
+    table = ProductTable([entry_of(KEY, SkinnyTuning(32), 1.0)])
+    assert table.choice(replace(KEY, product="qkv", rows=24)) == SkinnyTuning(32)
+    assert table.choice(replace(KEY, product="down", rows=24)) != SkinnyTuning(32)
+
+
+def test_what_the_chip_here_cannot_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ProductKey("gate_up", 256, 28672, 4096, "bfloat16", "bfloat16")
+    for runs, kind in ((True, WideTuning), (False, Library)):
+        monkeypatch.setattr(product_table, "runs_here", lambda runs=runs: runs)
+        assert isinstance(ProductTable.for_gpu("NVIDIA H100 80GB HBM3").choice(key), kind)
+
+
+def test_exact_is_one_choice_whatever_the_rows() -> None:
+    wide = entry_of(replace(KEY, product="qkv", rows=256), WideTuning(), 1.0)
+    table = ProductTable([entry_of(KEY, Library(), 1.0), wide], exact=True)
+    assert {table.choice(replace(KEY, product="qkv", rows=rows)) for rows in (1, 7, 32, 256)} == {EXACT}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 24, 48, 64, 65, 256])
+def test_tiles_of_the_default_are_powers_of_two(rows: int) -> None:
+    choice = ProductTable([]).choice(replace(KEY, product="qkv", rows=rows))
+    tile = choice.rows if isinstance(choice, SkinnyTuning) else 16
+    assert tile & (tile - 1) == 0
+    assert isinstance(choice, Library) or rows <= 64
+
+
+def test_every_table_of_the_repository_reads() -> None:
+    paths = list((Path(baton.engine.__file__).parent / "forward" / "gemm_tables").glob("*.json"))
+    assert f"{file_stem('NVIDIA H100 80GB HBM3')}.json" in {path.name for path in paths}
+    for path in paths:
+        entries = json.loads(path.read_text())
+        ProductTable(entries)
+        assert {entry["product"] for entry in entries} == {"qkv", "output", "gate_up", "down", "head"}

@@ -1,0 +1,64 @@
+"""Split decode attention against the plain-torch kernels: odd shapes, windows, splits, mixed lengths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
+from baton.engine.kernels.gpu.attention.split_attention import split_attention
+from tests.engine.split_reference import AttentionCase, fill_items, split_items
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool = True) -> torch.Tensor:
+    heads, rows = case.heads, case.qkv.shape[0]
+    positions = case.positions.tolist()
+    planned = split_items(positions, heads.window, policy)
+    most = policy.most_items(rows, int(sum(positions)) + rows)
+    items = Items(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
+    fill_items(items, planned, case.slots, case.positions)
+    out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
+    split_attention(
+        out, case.qkv, case.cache, layer, case.table, case.rotary,
+        items, heads, case.norms,
+    )  # fmt: skip
+    assert not items.arrived.any(), "the meeting places are left as they were found"
+    return out
+
+
+CASES = {
+    "one token each": (Heads(4, 2, 8, 0.35, 1e-5), [0, 0], 4, False, SplitPolicy()),
+    "mixed, odd dim": (Heads(6, 3, 10, 0.3, 1e-5), [1, 63, 64, 65, 130], 16, False, SplitPolicy(4, 64)),
+    "many parts": (Heads(2, 1, 16, 0.25, 1e-5), [449, 3], 64, False, SplitPolicy(66, 64)),
+    "window and norms": (Heads(4, 1, 8, 0.35, 1e-6, 70), [200, 69, 70, 5], 4, True, SplitPolicy(3, 64)),
+    "fixed parts": (Heads(4, 4, 64, 0.125, 1e-5), [140, 200], 64, False, SplitPolicy(fixed=TILE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_plain_kernels(name: str) -> None:
+    heads, positions, block_tokens, norms, policy = CASES[name]
+    case = AttentionCase.random(heads, positions, block_tokens=block_tokens, norms=norms, device=DEVICE)
+    expected, cache = case.expected(1)
+    torch.testing.assert_close(run(case, policy), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(case.cache, cache, rtol=1e-6, atol=1e-6)
+
+
+def test_a_shape_that_does_not_fit_is_refused() -> None:
+    case = AttentionCase.random(Heads(4, 2, 8, 0.35, 1e-5), [3], device=DEVICE)
+    object.__setattr__(case, "qkv", case.qkv[:, 8:].contiguous())
+    with pytest.raises(ValueError, match="qkv is"):
+        run(case, SplitPolicy())
+
+
+def test_parts_fill_the_chip_and_cover_each_row_once() -> None:
+    policy = SplitPolicy(wanted=66, shortest=128)
+    for positions in ([1119], [1119] * 64, [0, 5, 131071, 700], [64, 128, 191, 192]):
+        rows = split_items(positions, None, policy)
+        assert sum(map(len, rows)) <= policy.most_items(len(positions), 0)
+        for position, items in zip(positions, rows, strict=True):
+            assert [item.begin for item in items[1:]] == [item.end for item in items[:-1]]
+            assert (items[0].begin, items[-1].end) == (0, position + 1)
+            assert all(item.begin % TILE == 0 for item in items)

@@ -1,0 +1,227 @@
+"""The product in CUDA C++: against plain torch on a GPU; what it refuses, anywhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.device.cuda_runtime import CudaError
+from baton.device.cuda_source import can_compile, compile_source
+from baton.engine.forward.gemm import Scratch, run_product, space_needed
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.gemm.wide_product import (
+    EPILOGUES,
+    WideTuning,
+    runs_here,
+    wide_product,
+    wide_space_needed,
+)
+from baton.engine.kernels.gpu.step.row_ops import norm_rows
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
+from baton.engine.model.modules import Linear, Product
+
+KIND = torch.bfloat16
+PLAIN, RESIDUAL, SWIGLU = EPILOGUES
+
+
+def zeros(*shape: int, kind: torch.dtype = KIND) -> Tensor:
+    return torch.zeros(*shape, dtype=kind)
+
+
+@pytest.mark.parametrize(
+    ("out", "x", "weight", "tuning"),
+    [
+        (zeros(4, 16), zeros(4, 64), zeros(30, 64), WideTuning()),
+        (zeros(5, 16), zeros(4, 64), zeros(32, 64), WideTuning()),
+        (zeros(4, 16), zeros(4, 60), zeros(32, 60), WideTuning()),
+        (zeros(4, 16), zeros(4, 64), zeros(32, 64, kind=torch.float16), WideTuning()),
+        (*(zeros(*s, kind=torch.float32) for s in ((4, 16), (4, 64), (32, 64))), WideTuning()),
+        (zeros(4, 16), zeros(64, 4).t(), zeros(32, 64), WideTuning()),
+        (zeros(4, 16), zeros(4, 64), zeros(32, 64), WideTuning(columns=136)),
+        (zeros(4, 16), zeros(4, 64), zeros(32, 64), WideTuning(x_stages=4)),
+        (zeros(4, 16), zeros(4, 128), zeros(32, 128), WideTuning(splits=2)),
+    ],
+    ids=["odd", "rows", "unaligned", "kinds", "float32", "strided", "columns", "memory", "splits"],
+)
+def test_what_does_not_fit(out: Tensor, x: Tensor, weight: Tensor, tuning: WideTuning) -> None:
+    with pytest.raises(ValueError, match=r"fit|dtypes|contiguous|columns|shared memory|splits"):
+        wide_product(out, x, weight, SWIGLU, tuning)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "words"),
+    [
+        (WideTuning(columns=24), "columns"),
+        (WideTuning(columns=272), "columns"),
+        (WideTuning(256, 4, 6), "shared memory"),
+        (WideTuning(64, splits=0), "splits"),
+        (WideTuning(64, splits=4), "splits"),  # of 192, 64 at a time
+        (WideTuning(64, splits=3), "need a space of 49152 elements and 4 tiles"),
+    ],
+)
+def test_tilings_that_do_not_fit(tuning: WideTuning, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        wide_product(zeros(4, 16), zeros(4, 192), zeros(16, 192), PLAIN, tuning)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tuning", "needed"),
+    [
+        (256, 4096, WideTuning(256, 4, 5, 4), (4 * 256 * 4096, 16 * 4)),
+        (192, 4096, WideTuning(192, 4, 6, 3), (22 * 3 * 256 * 192, 22 * 4)),
+        (257, 128, WideTuning(128, splits=2), (2 * 2 * 256 * 128, 2 * 4)),
+        (256, 14336, WideTuning(), (0, 0)),
+    ],
+)
+def test_the_space_that_splits_need(m: int, n: int, tuning: WideTuning, needed: tuple[int, int]) -> None:
+    assert wide_space_needed(m, n, tuning) == needed
+
+
+def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
+    tuning = WideTuning(64, splits=2)
+    weight = Linear(zeros(256, 8), None)
+    assert space_needed(300, Product("down", weight, RESIDUAL), tuning) == wide_space_needed(300, 256, tuning)
+    assert space_needed(300, Product("gate_up", weight, SWIGLU), WideTuning()) == (0, 0)
+
+
+def test_a_product_with_a_bias_is_the_librarys() -> None:
+    x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
+    out = torch.zeros(3, 6)
+    scratch = Scratch(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
+    run_product(out, x, Product("qkv", Linear(weight, bias)), WideTuning(16), scratch)
+    torch.testing.assert_close(out, x @ weight.t() + bias)
+    with pytest.raises(ValueError, match="dtypes"):
+        run_product(out, x, Product("qkv", Linear(weight, None)), WideTuning(16), scratch)
+
+
+@pytest.mark.gpu
+def test_compiler_errors_are_reported() -> None:
+    assert can_compile()
+    with pytest.raises(CudaError, match="nonsense"):
+        compile_source('extern "C" __global__ void f() { nonsense; }', "sm_90a")
+
+
+def normal(*shape: int, seed: int, kind: torch.dtype = KIND) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda").to(kind)
+
+
+def expected_of(x: Tensor, weight: Tensor, epilogue: Epilogue, before: Tensor) -> Tensor:
+    product = x.float() @ weight.float().t()
+    if epilogue is SWIGLU:
+        return gated(product.to(x.dtype).float(), SWIGLU)
+    return product + before.float() if epilogue is RESIDUAL else product
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tuning", "epilogue"),
+    [
+        (256, 14336, 4096, WideTuning(), SWIGLU),
+        (192, 14336, 4096, WideTuning(), SWIGLU),
+        (256, 14336, 4096, WideTuning(128, 3, 5), SWIGLU),
+        (129, 2048, 1024, WideTuning(96, 4, 6), SWIGLU),
+        (1, 112, 64, WideTuning(), SWIGLU),
+        (200, 1000, 200, WideTuning(), SWIGLU),
+        (130, 114, 72, WideTuning(8, 2, 2), SWIGLU),
+        (700, 6000, 520, WideTuning(), SWIGLU),
+        (256, 4096, 14336, WideTuning(256, 4, 5, 4), RESIDUAL),
+        (192, 4096, 14336, WideTuning(192, 4, 6, 3), RESIDUAL),
+        (256, 4096, 4096, WideTuning(128, 4, 9, 2), RESIDUAL),
+        (256, 6144, 4096, WideTuning(192, 4, 6, 2), PLAIN),
+        (256, 20000, 1024, WideTuning(256, 4, 5), PLAIN),
+        (700, 6002, 520, WideTuning(224, 4, 5), RESIDUAL),
+        (300, 514, 520, WideTuning(256, 4, 5, 2), PLAIN),
+        (129, 130, 328, WideTuning(16, 2, 2, 3), RESIDUAL),
+        (64, 34, 256, WideTuning(32, 3, 4, 4), RESIDUAL),
+        (1, 18, 72, WideTuning(16, 2, 2, 2), PLAIN),
+        # More items than clusters fit on the chip.
+        (256, 8704, 512, WideTuning(128, 4, 9, 2), RESIDUAL),
+        (700, 6144, 1024, WideTuning(192, 4, 6, 3), PLAIN),
+    ],
+)
+def test_against_plain_torch(
+    m: int, n: int, k: int, tuning: WideTuning, epilogue: Epilogue, kind: torch.dtype
+) -> None:
+    assert runs_here()
+    # What stands behind the rows must not reach them.
+    buffer = normal(m + 300, k, seed=m + n, kind=kind)
+    buffer[m:] = float("nan")
+    x, weight = buffer[:m], normal(n * (2 if epilogue is SWIGLU else 1), k, seed=k, kind=kind) * k**-0.5
+    before = normal(m, n, seed=n, kind=kind)
+    out = torch.full((m + 1, n), 7.0, device="cuda", dtype=kind)
+    space = SplitSpace(*wide_space_needed(m, n, tuning), torch.device("cuda"))
+    found = []
+    for _ in range(3):  # again, as its barriers, turns and counts begin anew
+        out[:m] = before
+        space.partial.fill_(float("nan"))
+        wide_product(out[:m], x, weight, epilogue, tuning, space)
+        found.append(out[:m].clone())
+        assert not space.arrived.any(), "the counts are left as they were found"
+    torch.testing.assert_close(
+        found[0].float(), expected_of(x, weight, epilogue, before), rtol=0.02, atol=0.02
+    )
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert bool((out[m:] == 7.0).all())
+
+
+@pytest.mark.gpu
+def test_it_waits_for_the_norm_in_front() -> None:
+    """In a graph, where its weights are asked for while the norm still runs; the buffer between is spoilt."""
+    m, n, k = 256, 14336, 4096
+    weight = normal(2 * n, k, seed=1) * k**-0.5
+    x, gain = torch.zeros(m, k, device="cuda", dtype=KIND), torch.ones(k, device="cuda", dtype=KIND)
+    normed, out = torch.zeros_like(x), torch.zeros(m, n, device="cuda", dtype=KIND)
+
+    def run() -> None:
+        normed.fill_(float("nan"))
+        norm_rows(normed, x, Norm(gain, 1e-5))
+        wide_product(out, normed, weight, SWIGLU)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(4):
+            run()
+    for seed in range(20):
+        x.copy_(normal(m, k, seed=seed))
+        graph.replay()
+        expected = expected_of(rms_norm(x, gain, 1e-5), weight, SWIGLU, out)
+        torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.gpu
+def test_products_that_share_a_space_follow_one_another() -> None:
+    """In a graph, as layers do: each may begin early, and adds to what the ones in front of it stored."""
+    m, n = 256, 4096
+    shapes = (WideTuning(256, 4, 5, 4), WideTuning(128, 4, 9, 2), WideTuning(192, 4, 6, 3))
+    weights = [normal(n, n, seed=seed) * n**-0.5 for seed in range(4)]
+    needs = [wide_space_needed(m, n, tuning) for tuning in shapes]
+    elements, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
+    space = SplitSpace(elements, tiles, torch.device("cuda"))
+    start, hidden = torch.zeros(m, n, device="cuda", dtype=KIND), torch.zeros(m, n, device="cuda", dtype=KIND)
+    normed, gain = torch.zeros_like(hidden), torch.ones(n, device="cuda", dtype=KIND)
+
+    def run() -> None:
+        hidden.copy_(start)
+        for layer in range(12):
+            norm_rows(normed, hidden, Norm(gain, 1e-5))
+            wide_product(hidden, normed, weights[layer % 4], RESIDUAL, shapes[layer % 3], space)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for seed in range(20):
+        start.copy_(normal(m, n, seed=seed))
+        graph.replay()
+        expected = start.clone()
+        for layer in range(12):
+            product = rms_norm(expected, gain, 1e-5).float() @ weights[layer % 4].float().t()
+            expected = (expected.float() + product).to(KIND)
+        torch.testing.assert_close(hidden.float(), expected.float(), rtol=0.05, atol=0.1)
+    assert not space.arrived.any()

@@ -1,0 +1,93 @@
+"""Units of chunks, their inverse, and the pace that is measured."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.engine.model.families.registry import load_config
+from baton.engine.prefill.cost import Pace, PrefillCost, half_context
+
+
+@given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))
+def test_the_most_tokens_within_a_cost(start: int, count: int, half: float) -> None:
+    cost = PrefillCost(half)
+    within = cost.tokens_within(start, cost.of(start, count) * (1 + 1e-9))
+    assert within in (count - 1, count)  # a float's width below
+    assert cost.of(start, within) <= cost.of(start, count) * (1 + 1e-9)
+
+
+def test_a_chunk_costs_what_its_parts_cost() -> None:
+    cost = PrefillCost(1000.0)
+    assert math.isclose(cost.of(0, 300), cost.of(0, 100) + cost.of(100, 200))
+    assert math.isclose(cost.of(1000, 1), 2, rel_tol=1e-3)
+    assert PrefillCost().of(10**6, 7) == 7
+
+
+def test_the_pace_is_the_median_of_what_was_measured() -> None:
+    cost = PrefillCost()
+    assert cost.units_within(0.05) == math.inf
+    cost.took([(0, 10)], 5.0)  # the first compiles
+    for _ in range(4):
+        cost.took([(0, 100)], 0.1)
+    assert math.isclose(cost.units_within(0.05), 50)
+
+
+def test_a_step_of_few_rows_costs_as_much_as_the_least() -> None:
+    cost = PrefillCost(1000.0, least_rows=200)
+    assert cost.of_step([(0, 10), (0, 20)]) == pytest.approx(200 + (10 * 5 + 20 * 10) / 1000)
+    assert cost.of_step([(0, 300)]) == pytest.approx(cost.of(0, 300))
+    cost.took([(0, 10)], 0.2)  # nor does it make rows look dear
+    assert cost.seconds_of(400) == pytest.approx(0.4, rel=1e-3)
+
+
+def test_small_prompts_first_do_not_make_steps_small() -> None:
+    """The host says any step in 20 ms; the device computes a row in 24 µs."""
+
+    def step_s(rows: int) -> float:
+        return max(0.020, 24e-6 * rows)
+
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, step_s(64)), Pace(2048, step_s(2048)))
+    rows = 256
+    for _ in range(50):
+        cost.took([(0, rows)], step_s(rows))
+        rows = cost.tokens_within(0, cost.units_within(0.025))
+    assert rows == pytest.approx(0.025 / 24e-6, rel=0.01)
+    assert cost.seconds_of(cost.of_step([(0, 10)])) == pytest.approx(0.020, rel=0.01)
+
+
+def test_a_least_step_is_no_larger_than_the_largest() -> None:
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, 0.2), Pace(2048, 0.1))  # a slow moment
+    assert cost.of_step([(0, 1)]) == 2048
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, 0.001), Pace(2048, 0.1))
+    assert cost.of_step([(0, 1)]) == 224
+
+
+@given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.5, 8), seed=st.integers(0, 100))
+def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, seed: int) -> None:
+    """Whatever the order of steps near and far from their prompts' beginning, and a bad one now and then."""
+    draw, cost = random.Random(seed), PrefillCost(1000.0)
+    for number in range(200):
+        start, count = draw.choice([(0, 100), (20_000, 50), (50, 200), (5000, 100)])
+        seconds = pace * (count + slowness * count * (start + count / 2) / 1000)
+        cost.took([(start, count)], seconds * (50 if number % 11 == 3 else 1))
+    for start in (0, 1000, 30_000):
+        seconds = pace * (70 + slowness * 70 * (start + 35) / 1000)
+        assert cost.seconds_of(cost.of(start, 70)) == pytest.approx(seconds, rel=0.15)
+        assert cost.tokens_within(start, cost.units_within(seconds)) in range(59, 84)
+
+
+def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
+    """Llama-3.1-8B: 6.98e9 weights in its layers, 32 layers of width 4,096."""
+    config = load_config("baton/demo_model")
+    layer = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+    layer += 3 * config.hidden_size * config.intermediate_size
+    operations = 4 * config.num_heads * config.head_dim
+    assert math.isclose(half_context(config) * operations, 2 * layer)

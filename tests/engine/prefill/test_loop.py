@@ -1,0 +1,250 @@
+"""A device that is told ahead: what a step's chunks lead to happens when it has ended, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.device.stream import TimedEvent
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefill.step import PrefillStep
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.layout import CacheGroup, Layout, Plane
+from bench.engine_driver import prefill_step, take
+from tests.support.events import PlayedEvent
+
+VOCAB = 11
+BLOCK = 4
+PACE = 0.001
+
+
+@dataclass
+class SlowEvent(PlayedEvent):
+    stream: SlowStream
+    at: float
+
+    def query(self) -> bool:
+        return self.stream.now >= self.at
+
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        assert isinstance(earlier, SlowEvent)
+        assert self.query()
+        return self.at - earlier.at
+
+
+@dataclass
+class SlowStream:
+    """A device that takes PACE seconds a row, one step after the other; its time is the test's."""
+
+    asynchronous = True
+    now: float = 0.0
+    free_at: float = 0.0
+    rows: list[int] = field(default_factory=list)
+
+    def activate(self) -> contextlib.AbstractContextManager[None]:
+        self.free_at = max(self.free_at, self.now)
+        return contextlib.nullcontext()
+
+    def record_event(self) -> SlowEvent:
+        return SlowEvent(self, self.free_at)
+
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+@dataclass
+class NumberedPass:
+    """The token behind a row at position p is p modulo the vocabulary."""
+
+    stream: SlowStream
+    grain: int = 1
+    refused: int = 0
+    uncaptured: str = ""
+    paces: None = None
+
+    def forward(self, step: PrefillStep) -> Tensor:
+        positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]
+        self.stream.rows.append(len(positions))
+        self.stream.free_at += len(positions) * PACE
+        return torch.tensor(positions)[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden[:, 0] % VOCAB, VOCAB).float()
+
+
+class Ahead:
+    """A loop over a slow device."""
+
+    def __init__(self, tokens: int, blocks: int = 200, *, measured: bool = True) -> None:
+        planes = (Plane("k", "float32", 1, 4), Plane("v", "float32", 1, 4))
+        self.pools = BlockPools(Layout((CacheGroup((0,), planes, BLOCK),)), [blocks])
+        cost = PrefillCost()
+        if measured:
+            cost.took([(0, 1)], PACE)
+        bounds = StepBounds(tokens, seconds=1e6)
+        self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
+        self.stream = SlowStream()
+        self.loop = PrefillLoop(
+            NumberedPass(self.stream), self.scheduler, self.stream, lambda: self.stream.now
+        )
+
+    def add(self, length: int) -> Sequence:
+        sequence = Sequence(tuple(range(length)), length, SamplingParams(), Limits(4))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def check_blocks(self) -> None:
+        held = [s.blocks for s in self.scheduler.sequences if s.blocks is not None]
+        self.pools.check_integrity(held)
+
+
+def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None:
+    ahead = Ahead(tokens=100, measured=False)
+    sequence = ahead.add(400)
+    assert ahead.loop.begin()
+    assert ahead.loop.begin()
+    assert not ahead.loop.begin()
+    assert take(ahead.loop) == []
+    assert (sequence.computed, sequence.reached) == (0, 200)
+    ahead.stream.now = 0.1
+    assert [(r.chunk.start, r.chunk.count) for r in take(ahead.loop)] == [(0, 100)]
+    assert (sequence.computed, sequence.reached) == (100, 200)
+    ahead.stream.now = 0.199
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.4
+    results = take(ahead.loop)
+    assert [r.token for r in results] == [None, None]
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.5
+    assert [r.token for r in take(ahead.loop)] == [399 % VOCAB]
+    assert not ahead.loop.begin()
+    assert ahead.stream.rows == [100] * 4
+    assert not ahead.loop.under_way
+
+
+def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
+    """What is told lies behind the last look at which the step ran."""
+    ahead = Ahead(tokens=100)
+    ahead.add(100)
+    ahead.loop.begin()
+    begun = time.monotonic_ns()
+    assert not ahead.loop.await_end(0.002)
+    assert time.monotonic_ns() - begun > 2e6
+    coming = threading.Timer(0.02, setattr, (ahead.stream, "now", 0.1))
+    coming.start()
+    assert ahead.loop.await_end(5.0)
+    seen = time.monotonic_ns()
+    (result,) = take(ahead.loop)
+    assert result.token == 99 % VOCAB
+    assert begun + 2e6 < ahead.loop.ended_after_ns <= seen
+    assert ahead.loop.await_end(0.0), "nothing is under way"
+    coming.join()
+
+
+def test_who_comes_late_need_not_wait_for_two_steps() -> None:
+    """Once it is known how long steps take, the next is begun just before the last ends."""
+    ahead = Ahead(tokens=100)
+    ahead.add(400)
+    assert ahead.loop.begin()
+    for ahead.stream.now in (0.086, 0.09, 0.0935):
+        assert not ahead.loop.begin()
+    short = ahead.add(5)
+    ahead.stream.now = 0.097
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.2
+    assert short in [result.chunk.sequence for result in take(ahead.loop)]
+
+
+def test_when_all_should_have_ended() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.add(200)
+    assert ahead.loop.begin()
+    assert ahead.loop.ends_in_s == pytest.approx(0.1)
+    ahead.stream.now = 0.098
+    assert ahead.loop.begin()
+    assert ahead.loop.ends_in_s == pytest.approx(0.102)
+    ahead.stream.now = 0.21
+    assert ahead.loop.ends_in_s == pytest.approx(-0.01)
+
+
+def test_who_looks_seldom_begins_the_sooner() -> None:
+    """A device does not wait for a host that is busy elsewhere."""
+    ahead = Ahead(tokens=100)
+    ahead.add(400)
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.084
+    assert not ahead.loop.begin()
+    ahead.stream.now = 0.0915  # at 0.099 it would be too late
+    assert ahead.loop.begin()
+
+
+def test_how_long_steps_take_is_the_devices_time() -> None:
+    ahead = Ahead(tokens=100, measured=False)
+    ahead.add(300)
+    ahead.stream.now = 5.0  # nothing to do till then
+    ahead.loop.begin()
+    ahead.loop.begin()
+    ahead.stream.now = 9.0  # ended long before
+    take(ahead.loop)
+    assert abs(ahead.scheduler.cost.seconds_of(100) - 0.1) < 1e-9
+
+
+def test_blocks_that_a_step_writes_outlive_a_cancelled_sequence() -> None:
+    ahead = Ahead(tokens=40, blocks=31, measured=False)
+    sequence = ahead.add(100)
+    ahead.loop.begin()
+    ahead.scheduler.remove(sequence)
+    assert ahead.pools.pinned == 10
+    assert ahead.pools.free == ahead.pools.total - 10
+    other = ahead.add(20 * BLOCK)
+    ahead.loop.begin()
+    assert sequence.blocks is not None
+    assert other.blocks is not None
+    assert not set(other.blocks[0]) & set(sequence.blocks[0][:10])
+    ahead.stream.now = 0.04
+    assert take(ahead.loop) == []
+    assert ahead.pools.free == ahead.pools.total - 20
+    ahead.check_blocks()
+
+
+def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        ahead = Ahead(tokens=draw.choice((7, 40, 100)), blocks=60, measured=draw.random() < 0.5)
+        seen: dict[Sequence, int] = {}
+        tokens: dict[Sequence, int] = {}
+        for _ in range(400):
+            if draw.random() < 0.3:
+                seen[ahead.add(draw.randint(1, 90))] = 0
+            if draw.random() < 0.1 and ahead.scheduler.sequences:
+                ahead.scheduler.remove(draw.choice(ahead.scheduler.sequences))
+            ahead.stream.now += draw.random() * 0.03
+            for result in prefill_step(ahead.loop):
+                chunk = result.chunk
+                assert chunk.start == seen[chunk.sequence]
+                seen[chunk.sequence] += chunk.count
+                assert seen[chunk.sequence] <= chunk.sequence.computed <= chunk.sequence.reached
+                if result.token is not None:
+                    tokens[chunk.sequence] = result.token
+                    ahead.scheduler.remove(chunk.sequence)
+            ahead.check_blocks()
+            if len(ahead.scheduler.sequences) > 40:
+                break
+        assert tokens
+        assert all(token == (s.length - 1) % VOCAB and seen[s] == s.length for s, token in tokens.items())
+        for sequence in ahead.scheduler.sequences:
+            ahead.scheduler.remove(sequence)
+        ahead.stream.now += 100
+        take(ahead.loop)
+        assert ahead.pools.free == ahead.pools.total
+        assert ahead.pools.pinned == 0

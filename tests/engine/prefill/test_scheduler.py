@@ -1,0 +1,227 @@
+"""Chunks within a step's bounds, the shortest first, nobody starved, and no block lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.scheduler import (
+    AGED_PASSES,
+    AGED_SHARE,
+    LEAST_UNITS,
+    SLACK,
+    PrefillScheduler,
+    StepBounds,
+)
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.errors import BatonError, ErrorKind
+from baton.layout import CacheGroup, Layout, Plane
+
+LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=4),))
+
+
+def sequence(length: int) -> Sequence:
+    return Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(
+    blocks: int,
+    bounds: StepBounds,
+    most: int = 100,
+    cost: PrefillCost | None = None,
+    clock: Clock | None = None,
+) -> tuple[BlockPools, PrefillScheduler]:
+    pools = BlockPools(LAYOUT, [blocks + 1])
+    scheduler = PrefillScheduler(pools, bounds, max_sequences=most, cost=cost, clock=clock or Clock())
+    return pools, scheduler
+
+
+def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
+    cost = PrefillCost(half_context)
+    cost.took([(0, 1)], seconds_a_unit)
+    return cost
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=8),
+    tokens=st.integers(3, 150),
+    milliseconds=st.floats(1, 400),
+    blocks=st.integers(40, 120),
+    age_cap_s=st.sampled_from([0.0, 0.3, 1e9]),
+)
+def test_every_token_is_computed_once_in_order_within_the_bounds(
+    lengths: list[int], tokens: int, milliseconds: float, blocks: int, age_cap_s: float
+) -> None:
+    cost, clock = paced(0.001), Clock()
+    bounds = StepBounds(tokens, milliseconds / 1e3, age_cap_s)
+    pools, scheduler = make(blocks, bounds, cost=cost, clock=clock)
+    sequences = [sequence(length) for length in lengths]
+    for one in sequences:
+        scheduler.add(one)
+        clock.now += 0.01
+    seen: dict[Sequence, int] = dict.fromkeys(sequences, 0)
+    while scheduler.queued_tokens:
+        clock.now += 0.05
+        chunks = scheduler.plan()
+        assert chunks
+        count = sum(chunk.count for chunk in chunks)
+        assert count <= tokens
+        units = sum(cost.of(chunk.start, chunk.count) for chunk in chunks)
+        assert units <= max(milliseconds, LEAST_UNITS) * (1 + SLACK) + 1e-6
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
+        for chunk in chunks:
+            assert chunk.start == seen[chunk.sequence]
+            seen[chunk.sequence] += chunk.count
+            scheduler.computed(chunk)
+            if chunk.is_last:
+                scheduler.remove(chunk.sequence)
+        pools.check_integrity([s.blocks for s in scheduler.sequences if s.blocks is not None])
+    assert [seen[one] for one in sequences] == lengths
+    assert pools.free == pools.total
+
+
+def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
+    _, scheduler = make(1000, StepBounds(100, grain=32))
+    one = sequence(300)
+    scheduler.add(one)
+    ends = []
+    while scheduler.queued_tokens:
+        (chunk,) = scheduler.plan()
+        scheduler.computed(chunk)
+        ends.append(one.computed)
+    assert ends == [96, 192, 288, 300]
+    _, scheduler = make(1000, StepBounds(20, grain=32))
+    scheduler.add(sequence(300))
+    assert scheduler.plan()[0].count == 20
+
+
+def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> None:
+    _, scheduler = make(1000, StepBounds(100))
+    long, short = sequence(1000), sequence(30)
+    scheduler.add(long)
+    (chunk,) = scheduler.plan()
+    scheduler.computed(chunk)
+    scheduler.add(short)
+    assert [(c.sequence, c.start, c.count) for c in scheduler.plan()] == [(short, 0, 30), (long, 100, 70)]
+
+
+def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() -> None:
+    clock = Clock()
+    _, scheduler = make(1000, StepBounds(100, age_cap_s=1.0), clock=clock)
+    long = sequence(1000)
+    scheduler.add(long)
+    clock.now = 0.9
+    for _ in range(9):
+        scheduler.add(sequence(90))
+
+    def of_long() -> int:
+        return next((chunk.count for chunk in scheduler.plan() if chunk.sequence is long), 0)
+
+    assert [of_long() for _ in range(6)] == [0] * 6
+    clock.now = 1.0
+    half = math.ceil(100 * AGED_SHARE)
+    assert [of_long() for _ in range(2 * AGED_PASSES + 2)] == 2 * [*[0] * AGED_PASSES, half]
+
+
+def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
+    clock = Clock()
+    bounds = StepBounds(10_000, seconds=1.0, age_cap_s=1e9)
+    _, scheduler = make(20_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+    long, short, next_but_one = sequence(50_000), sequence(200), sequence(1000)
+    scheduler.add(long)
+
+    def counts() -> dict[Sequence, int]:
+        found = {chunk.sequence: chunk.count for chunk in scheduler.plan()}
+        for chunk in scheduler.plan():
+            scheduler.computed(chunk)
+            if chunk.is_last:
+                scheduler.remove(chunk.sequence)
+        return found
+
+    assert counts() == {long: 1000}, "nobody else comes"
+    scheduler.add(short)
+    assert counts() == {short: 200, long: 300}
+    assert counts() == {long: 500}, "one has come lately"
+    clock.now += 1.1
+    assert counts() == {long: 1000}
+    scheduler.add(sequence(450))
+    assert list(counts().values()) == [450], "what would be left is not worth a chunk"
+    for one in (sequence(200), next_but_one):
+        scheduler.add(one)
+    assert counts()[next_but_one] == 800, "it ends in the next step"
+
+
+def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
+    clock, bounds = Clock(), StepBounds(10_000, seconds=1.0)
+    _, scheduler = make(20_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+    for tokens, counts in {1125: [1125], 1126: [1000, 126]}.items():
+        clock.now += 10  # nobody else has come lately
+        one = sequence(tokens)
+        scheduler.add(one)
+        for count in counts:
+            (chunk,) = scheduler.plan()
+            assert chunk.count == count
+            scheduler.computed(chunk)
+        scheduler.remove(one)
+    several = [sequence(n) for n in (990, 60, 60, 60)]
+    for one in several:
+        scheduler.add(one)
+    assert sum(chunk.count for chunk in scheduler.plan()) == 180 + 820, "the slack is the step's, once"
+
+
+def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_none() -> None:
+    clock = Clock()
+    pools, scheduler = make(4, StepBounds(100, age_cap_s=1.0), clock=clock)
+    first, long, longer, short = sequence(8), sequence(12), sequence(16), sequence(4)
+    scheduler.add(first)
+    scheduler.computed(scheduler.plan()[0])
+    for one in (long, longer, short):
+        scheduler.add(one)
+    (chunk,) = scheduler.plan()
+    assert chunk.sequence is short, "it passes those that lack blocks"
+    scheduler.computed(chunk)
+    scheduler.remove(short)
+    clock.now = 2.0
+    scheduler.remove(first)
+    another = sequence(4)
+    pools.allocate(4)  # three are left: enough for `long`, not for both
+    scheduler.add(another)
+    assert [c.sequence for c in scheduler.plan()] == [long], "it waited too long to be passed again"
+
+
+def test_refusals() -> None:
+    _, scheduler = make(2, StepBounds(8), most=1)
+    with pytest.raises(BatonError, match="exceeds") as refused:
+        scheduler.add(sequence(9))
+    assert refused.value.kind is ErrorKind.INVALID
+    scheduler.add(sequence(8))
+    with pytest.raises(BatonError) as full:
+        scheduler.add(sequence(1))
+    assert full.value.kind is ErrorKind.OVERLOADED
+
+
+def test_lent_blocks_stay_their_lenders() -> None:
+    pools, scheduler = make(4, StepBounds(8))
+    lent = pools.allocate(8)
+    borrower = sequence(8)
+    borrower.blocks, borrower.borrowed = lent, True
+    scheduler.add(borrower)
+    scheduler.remove(borrower)
+    scheduler.remove(borrower)
+    pools.check_integrity([lent])

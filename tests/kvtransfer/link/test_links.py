@@ -1,0 +1,386 @@
+"""Links that break: how it is detected, what is quarantined until when, and what continues."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
+from kvtransfer.protocol.handshake import link_request
+from kvtransfer.receiver.events import Committed, TransferStarted
+from kvtransfer.receiver.link_table import MAX_LINKS
+from tests.kvtransfer.conftest import LinkPeers, TamperedConnector
+from tests.kvtransfer.support.memory_transport import MemorySenderWire, MemoryTransport
+from tests.kvtransfer.support.peers import (
+    FINGERPRINT,
+    FakeClock,
+    Peers,
+    Shape,
+    identity,
+    make_peers,
+    make_sender,
+)
+
+SHAPE = Shape(block_bytes=(8192,), window_pieces=4)
+
+
+class Memory:
+    """Peers over the memory transport, on a virtual clock."""
+
+    def __init__(self, shape: Shape = SHAPE) -> None:
+        woken = threading.Event()
+        self.clock = FakeClock()
+        self.transport = MemoryTransport(woken.set)
+        self.connector = TamperedConnector(self.transport, "memory")
+        self.peers = make_peers(
+            shape, listener=self.transport, connectors=[self.connector], clock=self.clock, woken=woken
+        )
+
+    def half_way(self, transfer: int = 1) -> Peers:
+        """A transfer of 20 blocks, some of which have arrived."""
+        self.peers.send(transfer, [list(range(20))], [list(range(20))])
+        self.peers.run_until(lambda: len(self.peers.sink.scattered) >= 7)
+        return self.peers
+
+
+def test_a_dead_senders_credits_are_quarantined_until_the_fence() -> None:
+    memory = Memory()
+    peers = memory.half_way()
+    pipe = memory.transport.pipes[0]
+    pipe.hold_fence = True
+    pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "killed"))
+    peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
+    assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
+    for _ in range(5):
+        memory.clock.now += 1000  # no timer ends it
+        peers.receiver.poll(10)
+    (audit,) = peers.receiver.links
+    assert audit.quarantined_pieces == audit.window_pieces
+    assert audit.credited_pieces == 0
+    assert audit.live_transfers == 0
+    pipe.hold_fence = False
+    peers.receiver.poll(10)
+    assert peers.receiver.links == []
+    assert peers.receiver.counters.links_fenced == 1
+    peers.close()
+
+
+def test_frames_received_before_the_break_still_count() -> None:
+    memory = Memory()
+    peers = memory.peers
+    peers.begin(9, [0]).withdraw(WithdrawReason.FINISHED)
+    peers.run_until(lambda: peers.sender.counters.links_opened == 1)
+    peers.send(1, [[1]], [[1]])
+    peers.sender.poll(4)
+    assert len(memory.transport.pipes[0].to_receiver) >= 2
+    memory.transport.pipes[0].break_off(BatonError(ErrorKind.UNAVAILABLE, "killed"))
+    peers.run_until(lambda: any(isinstance(event, Committed) for event in peers.received))
+    assert peers.equal([[1]], [[1]])
+    assert not peers.withdrawn()
+    peers.close()
+
+
+def test_progress_is_reported_by_the_next_poll_unless_forgotten() -> None:
+    peers = Memory().peers
+    for transfer in (1, 2):
+        peers.send(transfer, [[transfer]], [[transfer]])
+
+    def both_are_here() -> bool:
+        peers.sender.poll(4)
+        peers.receiver.progress(4)
+        return peers.equal([[1, 2]], [[1, 2]]) and all(
+            link.live_transfers == 0 for link in peers.receiver.links
+        )
+
+    while not both_are_here():
+        assert not peers.received
+    peers.forget(1)
+    told = peers.receiver.poll(4)
+    assert [(type(event), event.transfer_id) for event in told] == [(TransferStarted, 2), (Committed, 2)]
+    peers.receiver.transfers.acknowledge(2)
+    peers.run_until(lambda: peers.acknowledged() == [2])
+    peers.close()
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_new_link_of_the_same_sender_fences_the_old_one(link_peers: LinkPeers, incarnation: int) -> None:
+    peers = link_peers(SHAPE)
+    peers.expect(1, [list(range(20))])
+    peers.push_all(peers.begin(1, [20]), [list(range(20))])  # uncommitted: it cannot end before the new link
+    peers.run_until(lambda: len(peers.sink.scattered) >= 3)
+    again = make_sender(
+        SHAPE, peers.source, link_peers.woken.set, peers.sender._clock, [link_peers.connector],
+        incarnation=incarnation,
+    )  # fmt: skip
+    peers.expect(2, [[30]])
+    transfer = again.begin(*peers.ticket(2, [1]))
+    peers.source.pin(0, 30)
+    transfer.push(0, 0, [30])
+    transfer.commit(peers.record(transfer))
+    late: list[object] = []
+
+    def both() -> bool:
+        late.extend(again.poll(4))
+        return bool(late) and 1 in peers.withdrawn() and 1 in peers.failures()
+
+    peers.run_until(both)
+    assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
+    assert "newer link" in peers.withdrawn()[1].message
+    assert peers.equal([[30]], [[30]])
+    peers.run_until(lambda: peers.receiver.counters.links_fenced == 1)
+    assert len(peers.receiver.links) == 1
+    again.close()
+
+
+def test_a_dead_receiver_fails_its_transfers_and_a_restarted_one_is_a_new_peer(
+    link_peers: LinkPeers,
+) -> None:
+    peers = link_peers(SHAPE)
+    peers.send(1, [list(range(20))], [list(range(20))])
+    peers.run_until(lambda: len(peers.sink.scattered) >= 3)
+    peers.receiver.close()
+    while 1 not in peers.failures():
+        peers.sent += peers.sender.poll(4)
+    assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
+    assert not peers.source.pins
+    assert peers.sender.links == []
+    fresh = link_peers(SHAPE)
+    fresh.send(1, [[3]], [[4]])
+    fresh.run_until(lambda: fresh.acknowledged() == [1])
+    fresh.check_ledger()
+
+
+def test_a_receiver_that_returns_no_credit_fails_the_link() -> None:
+    memory = Memory()
+    peers = memory.half_way()
+    memory.connector.deaf = True
+    peers.step()
+    memory.clock.now += SHAPE.timeout_s + 0.1
+    peers.run_until(lambda: 1 in peers.failures())
+    assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
+    assert "no credit" in peers.failures()[1].message
+    assert not peers.source.pins
+    peers.run_until(lambda: peers.receiver.links == [])
+    peers.close()
+
+
+def test_an_idle_link_does_not_time_out() -> None:
+    memory = Memory()
+    peers = memory.peers
+    for transfer in (1, 2):
+        peers.send(transfer, [[transfer]], [[transfer]])
+        peers.run_until(lambda transfer=transfer: transfer in peers.acknowledged())  # type: ignore[misc]
+        peers.settle()
+        memory.clock.now += 1000
+        for _ in range(5):
+            peers.step()
+    assert peers.sender.counters.links_opened == 1
+    assert peers.sender.counters.links_broken == 0
+    peers.close()
+
+
+def test_an_unanswered_commit_has_a_deadline() -> None:
+    memory = Memory()
+    peers = memory.peers
+    peers.answers = False
+    peers.send(1, [[1]], [[1]])
+    peers.run_until(lambda: any(isinstance(event, Committed) for event in peers.received))
+    memory.clock.now += SHAPE.timeout_s + 0.1
+    peers.run_until(lambda: 1 in peers.failures())
+    assert peers.failures()[1].kind is ErrorKind.DEADLINE
+    peers.receiver.transfers.acknowledge(1)  # too late: counted, and no second event
+    peers.run_until(lambda: peers.sender.counters.dropped_unknown == 1)
+    assert peers.acknowledged() == []
+    peers.check_ledger()
+    peers.close()
+
+
+def test_a_sender_that_does_not_answer_a_stop_loses_its_link() -> None:
+    memory = Memory()
+    peers = memory.half_way()
+    memory.connector.mute = True
+    peers.forget(1)
+    peers.run_until(lambda: 1 in peers.failures())
+    memory.clock.now += SHAPE.timeout_s + 0.1
+    peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
+    peers.run_until(lambda: peers.receiver.links == [] and peers.sender.links == [])
+    peers.close()
+
+
+def test_a_sender_that_never_connects_to_its_link_loses_it() -> None:
+    memory = Memory()
+    peers = memory.peers
+    request = link_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
+    opened: list[object] = []
+    thread = threading.Thread(
+        target=lambda: opened.append(memory.transport.open(memory.transport.endpoint, request, 2.0))
+    )
+    thread.start()
+    peers.run_until(lambda: bool(opened))
+    thread.join()
+    memory.transport.pipes[0].sender_came = False
+    memory.clock.now += SHAPE.timeout_s + 0.1
+    peers.run_until(lambda: peers.receiver.links == [])
+    assert peers.receiver.counters.links_broken == 1
+    peers.close()
+
+
+def test_a_credit_that_was_not_in_use_breaks_the_link() -> None:
+    memory = Memory()
+    peers = memory.half_way()
+    memory.transport.pipes[0].to_sender.append(encode(Credit((0, 0))))
+    peers.run_until(lambda: 1 in peers.failures())
+    assert "was not in use" in peers.failures()[1].message
+    assert not peers.source.pins
+    peers.close()
+
+
+def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It misread the size of pieces when its link was opened: the link could not carry anything."""
+    memory = Memory()
+    peers, whole_open = memory.peers, memory.transport.open
+
+    def open_wrongly(
+        endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        response, wire = whole_open(endpoint, request, timeout_s)
+        response.piece_bytes //= 2
+        monkeypatch.undo()
+        return response, wire
+
+    monkeypatch.setattr(memory.transport, "open", open_wrongly)
+    peers.send(1, [[1, 2]], [[1, 2]])
+    peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
+    assert "blocks are not cut into such pieces" in peers.withdrawn()[1].message
+    assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
+    assert not peers.sink.scattered
+    peers.send(2, [[2]], [[2]])
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert peers.equal([[2]], [[2]])
+    peers.check_ledger()
+    assert peers.receiver.counters.links_fenced == 1
+    peers.close()
+
+
+class _Renaming:
+    """A connector that finds the receiver whatever incarnation it is asked for, as if it had been that one
+    when it was asked; `answered` links are there, whether the sender has looked or not."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._memory = transport
+        self.transport = transport.transport
+        self.answered = 0
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return True
+
+    def open(
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        request.receiver_incarnation = identity("receiver").incarnation
+        found = self._memory.open(endpoint, request, timeout_s)
+        self.answered += 1
+        return found
+
+
+def test_of_two_incarnations_that_answer_at_once_the_newer_wins() -> None:
+    memory = Memory()
+    peers, connector = memory.peers, _Renaming(memory.transport)
+    woken: list[None] = []
+    peers.sender = make_sender(SHAPE, peers.source, lambda: woken.append(None), memory.clock, [connector])
+    here = [endpoint.message() for endpoint in peers.endpoints]
+    elsewhere = [Endpoint("memory", "2").message()]
+    for incarnation, where in ((6, elsewhere), (7, here), (8, here)):
+        issuer = identity("receiver", incarnation)
+        ticket = peers.ticket(incarnation, [1], issuer=issuer, endpoints=where)
+        peers.sender.begin(*ticket)
+        while (
+            len(woken) < incarnation - 5
+        ):  # the thread's last act: its link is open, and the sender has not polled
+            peers.receiver.poll(1)
+    peers.sent += peers.sender.poll(4)
+    assert connector.answered == 3
+    assert [audit.peer.incarnation for audit in peers.sender.links] == [bytes([8]) * 16]
+    assert {transfer: (error.kind, error.message) for transfer, error in peers.failures().items()} == {
+        7: (ErrorKind.UNAVAILABLE, "the receiver at memory:1 has restarted"),
+        # Other endpoints are not affected: that link's frames and end were handled in the same poll.
+        6: (ErrorKind.UNAVAILABLE, "the link to 'receiver' broke: sender 'sender' opened a newer link"),
+    }
+    peers.close()
+
+
+class _Hanging:
+    """A connector whose answer comes when it is let go."""
+
+    transport = "hanging"
+
+    def __init__(self) -> None:
+        self.answering = threading.Event()
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return True
+
+    def open(
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        self.answering.wait(5)
+        raise BatonError(ErrorKind.UNAVAILABLE, "let go")
+
+
+def test_opening_has_a_deadline_even_if_its_thread_hangs() -> None:
+    memory, hanging = Memory(), _Hanging()
+    peers = memory.peers
+    peers.sender = make_sender(SHAPE, peers.source, lambda: None, memory.clock, [hanging])
+    transfer = peers.begin(1, [1])
+    peers.push(transfer, 0, 0, 1)
+    peers.step()
+    memory.clock.now += 2 * SHAPE.timeout_s
+    peers.run_until(lambda: 1 in peers.failures())
+    assert peers.failures()[1].kind is ErrorKind.DEADLINE
+    assert not peers.source.pins
+    hanging.answering.set()
+    peers.close()
+
+
+def test_links_are_bounded() -> None:
+    memory = Memory(Shape(window_pieces=2, piece_bytes=16, block_bytes=(16,)))
+    receiver = memory.peers.receiver
+    refused: list[BatonError] = []
+
+    def open_one(name: str) -> Callable[[], None]:
+        def run() -> None:
+            request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
+            try:
+                memory.transport.open(memory.transport.endpoint, request, 2.0)
+            except BatonError as error:
+                refused.append(error)
+
+        return run
+
+    for number in range(MAX_LINKS + 1):
+        thread = threading.Thread(target=open_one(f"sender-{number}"))
+        thread.start()
+        while thread.is_alive():
+            receiver.poll(1)
+        thread.join()
+    assert len(receiver.links) == MAX_LINKS
+    assert [error.kind for error in refused] == [ErrorKind.OVERLOADED]
+    memory.peers.close()
+
+
+def test_a_malformed_frame_names_its_fault() -> None:
+    memory = Memory()
+    peers = memory.half_way()
+    memory.transport.pipes[0].to_receiver.append(b"nonsense")
+    peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
+    assert "malformed frame: 8 bytes are shorter than a header" in peers.withdrawn()[1].message
+    assert isinstance(memory.transport.pipes[0].error, FrameError)
+    peers.run_until(lambda: peers.receiver.links == [])
+    peers.close()

@@ -1,0 +1,149 @@
+"""A link that fell back to a slower transport returns to the better one without losing a transfer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.sender import routes
+from kvtransfer.sender.events import Acknowledged
+from kvtransfer.sender.routes import MAX_PAUSE_S, MIN_PAUSE_S, Fallbacks, LinkKey
+from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.ipc.control import address_of
+from tests.kvtransfer.support.peers import Peers, Shape, make_peers
+
+KEY = LinkKey((Endpoint("grpc", "address"),), b"incarnation")
+
+
+def pauses(falls: Fallbacks, now: float, count: int) -> list[float]:
+    """Of so many retries that fail, one as soon as it is due after the other."""
+    found = []
+    for _ in range(count):
+        falls.fall_back(KEY, 1, "broken", now)
+        began = now
+        while not falls.due(KEY, now):
+            now += 0.25
+        found.append(now - began)
+    return found
+
+
+def test_pauses_double_up_to_their_bound() -> None:
+    assert pauses(Fallbacks(), 100.0, 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_until_a_retry_is_due_the_better_route_is_skipped() -> None:
+    falls = Fallbacks()
+    assert (falls.skipped(KEY, 0.0), falls.due(KEY, 0.0)) == (0, False)
+    falls.fall_back(KEY, 1, "broken", 0.0)
+    assert (falls.skipped(KEY, 0.9), falls.due(KEY, 0.9), falls.reason(KEY)) == (1, False, "broken")
+    assert (falls.skipped(KEY, 1.0), falls.due(KEY, 1.0)) == (0, True)
+
+
+def test_a_route_that_breaks_soon_after_its_return_waits_longer() -> None:
+    falls = Fallbacks()
+    falls.fall_back(KEY, 1, "broken", 0.0)
+    falls.returned(KEY, 1.0)
+    assert not falls.due(KEY, 2.0)
+    falls.fall_back(KEY, 1, "broken", 3.0)
+    assert (falls.due(KEY, 3.0 + 2 * MIN_PAUSE_S - 0.1), falls.due(KEY, 5.0)) == (False, True)
+    falls.returned(KEY, 5.0)
+    falls.fall_back(KEY, 1, "broken", 5.0 + MAX_PAUSE_S + 1)
+    assert falls.due(KEY, 5.0 + MAX_PAUSE_S + 1 + MIN_PAUSE_S)
+
+
+def test_kept_fallbacks_are_bounded() -> None:
+    falls = Fallbacks()
+    for number in range(2000):
+        falls.fall_back(LinkKey((Endpoint("grpc", str(number)),), b""), 1, "broken", 0.0)
+    assert len(falls._fallbacks) == 1024
+    assert falls.skipped(LinkKey((Endpoint("grpc", "1999"),), b""), 0.0) == 1
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+    monkeypatch.setattr(routes, "MIN_PAUSE_S", 0.2)
+    made = make_peers(Shape(), transport="auto")
+    yield made
+    made.close()
+
+
+def transports(peers: Peers) -> list[str]:
+    return [link.transport for link in peers.sender.links]
+
+
+def half(peers: Peers, transfer_id: int) -> Transfer:
+    """A transfer that goes over the link in use, and is not committed."""
+    peers.expect(transfer_id, [[transfer_id, transfer_id + 1]])
+    transfer = peers.begin(transfer_id, [2])
+    peers.push(transfer, 0, 0, transfer_id)
+    peers.run_until(lambda: transfer_id in peers.arrived())
+    return transfer
+
+
+def finish(peers: Peers, transfer: Transfer) -> str:
+    """Sends the rest; the transport that carried it."""
+    peers.push(transfer, 0, 1, transfer.transfer_id + 1)
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: transfer.transfer_id in peers.acknowledged())
+    blocks = [[transfer.transfer_id, transfer.transfer_id + 1]]
+    assert peers.equal(blocks, blocks)
+    (event,) = [
+        event
+        for event in peers.sent
+        if isinstance(event, Acknowledged) and event.transfer.transfer_id == transfer.transfer_id
+    ]
+    return event.transport
+
+
+def broken_ipc(peers: Peers) -> None:
+    assert finish(peers, half(peers, 1)) == "ipc"
+    (link,) = peers.sender._links.values()
+    assert link._window is not None
+    link._window.wire.close()
+    peers.run_until(lambda: not peers.sender.links and not peers.receiver.links)
+
+
+def test_a_link_returns_by_itself_and_transfers_end_where_they_are(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    broken_ipc(peers)
+    under_way = half(peers, 10)
+    assert transports(peers) == ["grpc"]
+    peers.run_until(lambda: transports(peers) == ["grpc", "ipc"])
+    late = half(peers, 20)
+    assert finish(peers, under_way) == "grpc"
+    peers.run_until(lambda: transports(peers) == ["ipc"] and len(peers.receiver.links) == 1)
+    assert finish(peers, late) == "ipc"
+    counters = peers.sender.counters
+    assert (counters.link_fallbacks, counters.links_returned, counters.transfers_failed) == (1, 1, 0)
+    (line,) = [record for record in caplog.records if record.getMessage() == "link_returned"]
+    assert (line.__dict__["transport"], line.__dict__["replaced"]) == ("ipc", "grpc")
+    peers.check_ledger()
+
+
+def test_an_unavailable_route_is_tried_less_and_less(peers: Peers) -> None:
+    peers.endpoints = (Endpoint("ipc", address_of("gone")), peers.endpoints[1])
+    numbers = peers.sender._link_numbers
+    assert finish(peers, half(peers, 1)) == "grpc"
+    key = LinkKey(peers.endpoints, WorkerIdentity(incarnation=b"\1" * 16).incarnation)
+    peers.run_until(lambda: peers.sender._fallbacks._fallbacks[key].pause_s > 0.5)
+    assert next(numbers) == 4  # the first link, and two retries: after 0.2 s and 0.4 s more
+    assert finish(peers, half(peers, 10)) == "grpc"
+    counters = peers.sender.counters
+    assert (counters.link_fallbacks, counters.links_returned, counters.links_broken) == (1, 0, 0)
+    assert transports(peers) == ["grpc"]
+
+
+def test_a_replaced_link_closes_after_a_withdrawal_too(peers: Peers) -> None:
+    broken_ipc(peers)
+    under_way = half(peers, 10)
+    peers.run_until(lambda: transports(peers) == ["grpc", "ipc"])
+    under_way.withdraw(WithdrawReason.ABORTED)
+    peers.run_until(lambda: transports(peers) == ["ipc"] and 10 in peers.withdrawn())
+    peers.check_ledger()

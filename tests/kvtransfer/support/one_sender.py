@@ -1,0 +1,96 @@
+"""A sender whose receivers' frames are the test's."""
+
+from __future__ import annotations
+
+from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.protocol.frames import (
+    Piece,
+    ReceiverFrame,
+    SenderFrame,
+    WithdrawReason,
+    decode_from_sender,
+    encode,
+)
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.sender import Sender
+from kvtransfer.sender.transfer import Transfer, TransferState
+from tests.kvtransfer.support.memory_transport import Pipe
+from tests.kvtransfer.support.peers import FINGERPRINT, FakeClock, identity, until
+from tests.kvtransfer.support.several_routes import SHAPE, SeveralRoutes
+
+# More than a sender does in one poll, unless a test says otherwise.
+MANY = 99
+
+
+class OneSender:
+    """A sender with open links, one to each of its receivers; the test polls."""
+
+    def __init__(self, *transports: str) -> None:
+        self.ways = [SeveralRoutes([transport]) for transport in transports]
+        self.wakes = 0
+        self.source = self.ways[0].peers.source
+        self.sender = Sender(
+            identity=identity("sender"), fingerprint=FINGERPRINT, block_bytes=SHAPE.block_bytes,
+            source=self.source, peer_timeout_s=SHAPE.timeout_s, wake=self._wake,
+            clock=self.ways[0].clock, connectors=[way for ways in self.ways for way in ways.ways],
+        )  # fmt: skip
+        for link, ways in enumerate(self.ways):
+            first = self.begin(1, link=link)
+
+            def both(receiver: Receiver = ways.peers.receiver) -> None:
+                receiver.poll(1)
+                self.sender.poll(MANY)
+
+            until(lambda link=link: self.sender.counters.links_opened > link, both)  # type: ignore[misc]
+            first.withdraw(WithdrawReason.FINISHED)
+            self.told(link)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def begin(self, transfer: int, blocks: int = 0, link: int = 0) -> Transfer:
+        """Of so many blocks, which are pushed."""
+        begun = self.sender.begin(*self.ways[link].peers.ticket(transfer, [blocks]))
+        for block in range(blocks):
+            self.source.pin(0, block)
+        begun.push(0, 0, range(blocks))
+        return begun
+
+    def commit(self, transfer: int, blocks: int = 0, link: int = 0) -> Transfer:
+        """The same, committed, and all of it is sent."""
+        begun = self.begin(transfer, blocks, link)
+        begun.commit(CommitRecord())
+        self.sender.poll(MANY)
+        assert begun.state is TransferState.COMMITTING
+        return begun
+
+    @property
+    def clock(self) -> FakeClock:
+        return self.ways[0].clock
+
+    def pipe(self, link: int = 0) -> Pipe:
+        return self.ways[link].ways[0].pipes[0]
+
+    def told(self, link: int = 0) -> list[SenderFrame]:
+        """What the receiver has been sent since the last call. It handles none of it."""
+        frames = [decode_from_sender(message)[0] for message in self.pipe(link).to_receiver]
+        self.pipe(link).to_receiver.clear()
+        return frames
+
+    def pieces(self, link: int = 0) -> int:
+        """How many it has been sent since the last call."""
+        return sum(isinstance(frame, Piece) for frame in self.told(link))
+
+    def hears(self, *frames: ReceiverFrame, link: int = 0) -> None:
+        self.pipe(link).to_sender.extend(encode(frame) for frame in frames)
+
+    def polled(self, max_pieces: int = MANY) -> bool:
+        """Whether this poll asks for another."""
+        before = self.wakes
+        self.sender.poll(max_pieces)
+        return self.wakes > before
+
+    def close(self) -> None:
+        self.sender.close()
+        for ways in self.ways:
+            ways.peers.close()

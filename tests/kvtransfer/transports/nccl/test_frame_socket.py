@@ -1,0 +1,243 @@
+"""Frames over a socket, and the acceptor of the senders' sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.protocol.frames import FrameError
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.transports.nccl import frame_acceptor as frame_acceptor
+from kvtransfer.transports.nccl import frame_socket
+from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameAcceptor, connect_frames
+from kvtransfer.transports.nccl.frame_socket import FrameSocket
+
+SECRET = LinkAuth().frames_secret(b"a link")
+
+
+def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.001)
+
+
+class Pair:
+    """Two ends of one connection; how often each was woken."""
+
+    def __init__(self, bound: int = 100) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+        listener.close()
+        self.woken = threading.Event()
+        self.one = FrameSocket(here, bound, lambda: None, "other")
+        self.other = FrameSocket(there, bound, self.woken.set, "one")
+
+    def heard(self, count: int) -> list[bytes]:
+        found: list[bytes] = []
+
+        def enough() -> bool:
+            while (message := self.other.take()) is not None:
+                found.append(message)
+            return len(found) >= count
+
+        until(enough)
+        return found
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.one.close()
+    made.other.close()
+
+
+def test_frames_arrive_whole_and_in_order(pair: Pair) -> None:
+    sent = [b"", b"a", bytes(range(256)) * 300, b"end"]
+    for message in sent:
+        pair.one.add(message)
+    assert pair.heard(len(sent)) == sent
+    assert pair.other.take() is None
+    assert pair.other.failure() is None
+
+
+def test_frames_beyond_the_socket_buffer_are_sent_later(pair: Pair) -> None:
+    sent = [bytes([n]) * 1_000_000 for n in range(20)]
+    for message in sent:
+        pair.one.add(message)
+    assert pair.one.busy_poll(), "who has something to send does not sleep"
+
+    found: list[bytes] = []
+
+    def all_there() -> bool:
+        pair.one.take()  # what is left goes out
+        while (message := pair.other.take()) is not None:
+            found.append(message)
+        return len(found) == len(sent)
+
+    until(all_there)
+    assert found == sent
+
+
+def test_a_peer_that_reads_nothing_ends_it() -> None:
+    pair = Pair(bound=3)
+    for _ in range(100):
+        pair.one.add(bytes(1_000_000))
+    broken = pair.one.failure()
+    assert broken is not None
+    assert "does not read" in broken.message
+    assert not pair.one._unsent
+    pair.one.close()
+    pair.other.close()
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> None:
+    pair.one._socket.sendall((frame_socket._LONGEST + 1).to_bytes(4, "little"))
+    with pytest.raises(FrameError, match="a frame of"):
+        pair.heard(1)
+    assert isinstance(pair.other.failure(), FrameError)
+    assert pair.other.take() is None
+
+
+def test_frames_sent_before_the_end_are_received(pair: Pair) -> None:
+    pair.one.add(b"last")
+    pair.one.close()
+    assert pair.heard(1) == [b"last"]
+    until(lambda: pair.other.take() is None and pair.other.failure() is not None)
+    assert "one's frames" in str(pair.other.failure())
+
+
+def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_socket, "_BUSY_S", 0.05)
+    pair.one.add(b"1")
+    pair.heard(1)
+    assert pair.other.busy_poll()  # for a while after a frame it looks itself
+    assert not pair.woken.is_set()
+    until(lambda: not pair.other.busy_poll())
+    time.sleep(0.05)
+    assert not pair.woken.is_set()
+    pair.one.add(b"2")
+    until(pair.woken.is_set)
+    assert pair.heard(1) == [b"2"]
+
+
+def test_the_thread_ends_with_its_socket() -> None:
+    before = threading.active_count()
+    pair = Pair()
+    pair.other.busy_poll()
+    time.sleep(0.02)
+    for end in (pair.one, pair.other):
+        end.close()
+        end.close()
+        end.add(b"nobody hears it")
+        assert end.take() is None
+    until(lambda: threading.active_count() <= before)
+
+
+class Door:
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.door = FrameAcceptor("127.0.0.1", self.woken.set)
+
+    def call(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.door.port), 5)
+
+
+@pytest.fixture
+def at() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made.door.close()
+
+
+def sent_away(caller: socket.socket) -> bool:
+    with caller:
+        caller.settimeout(5)
+        try:
+            return caller.recv(1) == b""
+        except ConnectionError:
+            return True
+
+
+def test_a_secret_is_accepted_once(at: Door) -> None:
+    brought = at.door.expect(SECRET)
+    ours = connect_frames("127.0.0.1", at.door.port, SECRET, 5.0)
+    theirs = brought.result(5)
+    until(at.woken.is_set)
+    ours.sendall(b"frame")
+    theirs.setblocking(True)
+    assert theirs.recv(5) == b"frame"
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
+    ours.close()
+    theirs.close()
+
+
+def test_unknown_secrets_are_rejected(at: Door) -> None:
+    brought = at.door.expect(SECRET)
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, bytes(SECRET_BYTES), 5.0))
+    gone = at.call()
+    gone.sendall(SECRET[:5])
+    gone.close()
+    assert not brought.done()
+    brought.cancel()
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
+
+
+def test_a_silent_caller_does_not_delay_others(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_acceptor, "_SECRET_TIMEOUT_S", 0.2)
+    silent = [at.call() for _ in range(3)]
+    brought = at.door.expect(SECRET)
+    ours = at.call()
+    for byte in SECRET:
+        ours.sendall(bytes([byte]))
+    brought.result(5).close()
+    assert all(sent_away(caller) for caller in silent)
+    ours.close()
+
+
+def test_too_many_callers_are_rejected(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_acceptor, "_MAX_CALLERS", 2)
+    waiting = [at.call() for _ in range(2)]
+    until(lambda: len(at.door._callers) == 2)
+    assert sent_away(at.call())
+    for caller in waiting:
+        caller.close()
+
+
+def test_closing_the_acceptor_drops_callers_and_ends_its_thread() -> None:
+    before = threading.active_count()
+    at = Door()
+    brought = at.door.expect(SECRET)
+    caller = at.call()
+    at.door.close()
+    at.door.close()
+    assert sent_away(caller)
+    assert not brought.done()
+    assert threading.active_count() <= before
+    with pytest.raises(OSError):
+        connect_frames("127.0.0.1", at.door.port, SECRET, 0.5)
+
+
+def test_a_host_that_cannot_be_bound_is_refused() -> None:
+    with pytest.raises(BatonError, match="cannot listen on 203") as error:
+        FrameAcceptor("203.0.113.1", lambda: None)
+    assert error.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_fixed_port_in_either_family(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as free:
+        port = free.getsockname()[1]
+    door = FrameAcceptor(host, lambda: None, port)
+    brought = door.expect(SECRET)
+    with connect_frames(host, port, SECRET, 5.0):
+        brought.result(5.0).close()
+    door.close()

@@ -1,0 +1,267 @@
+"""nccl links over a double of NCCL: where bytes go, when a window is fenced, what follows if NCCL hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+import torch
+
+from baton.device import nccl_channel
+from baton.device.nccl import Result
+from baton.device.stream import Event
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.protocol.frames import FrameError, Piece, StopAck, encode, encode_piece_header
+from kvtransfer.sender.events import Acknowledged
+from kvtransfer.sender.routes import Fallbacks
+from kvtransfer.transports.grpc.connector import GrpcConnector
+from kvtransfer.transports.grpc.listener import GrpcListener
+from kvtransfer.transports.nccl.endpoint import SENDER_RANK
+from kvtransfer.transports.nccl.receiver_wire import NcclReceiverWire
+from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
+from tests.device.nccl_double import DoubleStream
+from tests.kvtransfer.support.device_rigs import FakeRig
+from tests.kvtransfer.support.nccl_transport import NcclTransport
+from tests.kvtransfer.support.peers import Peers, Shape, make_peers
+from tests.support.events import PlayedEvent
+
+SHAPE = Shape(block_bytes=(8192,), window_pieces=8)
+
+
+class Linked:
+    """Peers on played devices that have nccl, and grpc as the second way."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self.rig = FakeRig(None)
+        self.nccl = NcclTransport(self.woken.set, self.rig)
+        listener = self.nccl.listener()
+        self.peers = make_peers(
+            SHAPE, listener=listener, woken=self.woken, rig=self.rig,
+            ways=lambda wake, blocks: (self.nccl.connect(wake, blocks), GrpcConnector(wake)),
+        )  # fmt: skip
+        second = GrpcListener(
+            "127.0.0.1", 0, piece_bytes=4096, peer_timeout_s=1.0, max_links=8, wake=self.woken.set
+        )
+        self.peers.receiver.attach(second)
+        self.peers.endpoints = (listener.endpoint, second.endpoint)
+
+    def send(self, transfer: int) -> str:
+        """Sends one transfer of four blocks; the transport that carried it."""
+        blocks = [[4 * transfer + n for n in range(4)]]
+        self.peers.send(transfer, blocks, blocks)
+        self.peers.run_until(lambda: transfer in self.peers.acknowledged())
+        assert self.peers.equal(blocks, blocks)
+        event = self.peers.sent[-1]
+        assert isinstance(event, Acknowledged)
+        return event.transport
+
+    def close(self) -> None:
+        for library in (self.nccl.receiving, self.nccl.sending):
+            library.double.hangs.clear()
+        self.peers.close()
+        until(self.peers, lambda: not self.nccl.receiving.aborting + self.nccl.sending.aborting)
+
+
+def until(peers: Peers, holds: object) -> None:
+    peers.run_until(holds)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def linked() -> Iterator[Linked]:
+    made = Linked()
+    yield made
+    made.close()
+
+
+def test_bytes_go_from_staging_to_staging(linked: Linked) -> None:
+    """The same index on both sides, and with them what the sender's device found of their sum."""
+    assert linked.send(1) == "nccl"
+    (ours,), (theirs,) = linked.nccl.sending.stagings, linked.nccl.receiving.stagings
+    moved = linked.peers.receiver.counters.bytes_received
+    assert moved == 4 * 8192
+    assert torch.equal(ours.memory.tensor, theirs.memory.tensor)
+    assert ours.parts(0).any()
+    linked.peers.check_ledger()
+    assert linked.peers.sender.counters.link_fallbacks == 0
+
+
+def test_a_receive_without_a_sender_is_aborted(linked: Linked) -> None:
+    """The sender's device stops within a piece: its window is fenced by our own abort, and by nothing
+    less."""
+    assert linked.send(1) == "nccl"
+    peers, links = linked.peers, linked.nccl.receiving
+    channel, window = links.channels[0], links.stagings[0]
+    assert channel.receive(window.address_of(0), 4096)  # what is never sent
+    links.double.hangs.set()
+    linked.nccl.sending.channels[0].abort("killed")
+    peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
+    for _ in range(20):
+        peers.receiver.poll(10)
+        time.sleep(0.005)
+    (audit,) = peers.receiver.links
+    assert audit.quarantined_pieces == audit.window_pieces
+    assert not channel.terminated
+    links.double.hangs.clear()
+    peers.run_until(lambda: peers.receiver.links == [])
+    assert peers.receiver.counters.links_fenced == 1
+    assert channel.terminated
+
+
+def test_a_link_that_broke_is_followed_by_one_over_grpc(linked: Linked) -> None:
+    assert linked.send(1) == "nccl"
+    linked.nccl.sending.double.fails = Result.REMOTE_ERROR
+    linked.peers.run_until(lambda: not linked.peers.sender.links)
+    assert linked.send(2) == "grpc"
+    assert linked.peers.sender.counters.link_fallbacks == 1
+
+
+def test_ends_that_do_not_connect_fall_back_to_grpc(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No transfer fails of it."""
+    monkeypatch.setattr(linked.nccl.receiving.double, "fails", Result.SYSTEM_ERROR)
+    assert linked.send(1) == "grpc"
+    assert linked.peers.sender.counters.link_fallbacks == 1
+    assert not linked.peers.failures()
+
+
+def test_after_a_hung_abort_nccl_is_not_used(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permanently, even if the abort returns later."""
+    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
+    assert linked.send(1) == "nccl"
+    links, double = linked.nccl.sending, linked.nccl.sending.double
+    double.hangs.set()
+    (one,) = linked.peers.sender._links.items()
+    linked.peers.sender._break(*one, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    assert not links.hung
+    linked.peers.run_until(lambda: links.hung)
+    linked.peers.sender._fallbacks = Fallbacks()  # it would try nccl first
+    assert linked.send(2) == "grpc"
+    assert links.aborting == 1
+    double.hangs.clear()
+    linked.peers.run_until(lambda: links.aborting == 0)
+    assert links.hung
+    with pytest.raises(BatonError, match="did not abort a channel"):
+        links.channel(links.unique_id(), SENDER_RANK, lambda: None)
+
+
+def test_a_receiver_whose_nccl_has_hung_is_reached_over_grpc(
+    linked: Linked,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once: the sender's request was not judged, and no transfer fails."""
+    monkeypatch.setattr(linked.nccl.receiving, "_hung", True)
+    assert linked.send(1) == "grpc"
+    assert not linked.peers.failures()
+    assert linked.peers.sender.counters.link_fallbacks == 1
+    assert linked.peers.receiver.counters.links_refused == 1
+
+
+def test_blocks_are_gathered_when_their_step_has_ended(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And announced before, whatever the host does then."""
+    assert linked.send(1) == "nccl"
+    stream, ended, said = wires(linked)[0]._stream, PlayedEvent(complete=True), list[object]()
+    after, run = stream.wait_event, stream.run
+
+    def noted_after(event: Event) -> None:
+        said.append(event)
+        after(event)
+
+    def noted_run(work: Callable[[], None]) -> None:
+        said.append("gather")
+        run(work)
+
+    monkeypatch.setattr(stream, "wait_event", noted_after)
+    monkeypatch.setattr(stream, "run", noted_run)
+    peers = linked.peers
+    peers.expect(2, [[3]])
+    transfer = peers.begin(2, [1])
+    peers.source.pin(0, 5)
+    transfer.push(0, 0, [5], ended)
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert said == [ended, "gather"] * 2  # pieces of the block
+    assert peers.equal([[5]], [[3]])
+    peers.check_ledger()
+
+
+def test_a_channel_of_a_lost_peer_is_aborted_while_its_loop_is_blocked(linked: Linked) -> None:
+    """It may be blocked by the very channel that only it would abort."""
+    assert linked.send(1) == "nccl"
+    sending, receiving = wires(linked)
+    time.sleep(0.7)
+    assert not sending._channel.aborting, "its peer is there"
+    assert not receiving._channel.aborting
+    sending._keepalive.close()  # and neither loop looks
+    until_s = time.monotonic() + 5.0
+    while not (sending._channel.terminated and receiving._channel.terminated):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    linked.peers.run_until(lambda: not linked.peers.sender.links and not linked.peers.receiver.links)
+    assert linked.peers.receiver.counters.links_fenced == 1
+
+
+def wires(linked: Linked) -> tuple[NcclSenderWire, NcclReceiverWire]:
+    """Both ends of the one link there is."""
+    (sending,), (receiving,) = linked.peers.sender._links.values(), linked.peers.receiver._links
+    assert sending._window is not None
+    return cast(NcclSenderWire, sending._window.wire), cast(NcclReceiverWire, receiving.wire)
+
+
+def names(*indices: int, length: int = 4096) -> bytes:
+    return b"".join(encode_piece_header(Piece(1, 0, n, 0, length, n, 7)) for n in indices)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(StopAck(3)), b""],
+    ids=["far", "twice", "too long", "crumbs", "mixed", "nothing"],
+)
+def test_a_malformed_frame_breaks_the_link(linked: Linked, message: bytes) -> None:
+    """And no receive is posted for an index that is not the sender's."""
+    linked.send(1)
+    sending, receiving = wires(linked)
+    until(linked.peers, lambda: not receiving._receives)
+    sending._frames.add(message)
+    linked.peers.run_until(lambda: linked.peers.receiver.counters.links_broken == 1)
+    assert isinstance(receiving._malformed, FrameError)
+    until(linked.peers, lambda: not linked.peers.sender.links)
+    assert linked.send(2) == "grpc"
+
+
+def test_a_piece_is_received_before_its_bytes_arrive(linked: Linked) -> None:
+    """Its receive waits for the bytes; later pieces arrive after it."""
+    linked.send(1)
+    _, receiving = wires(linked)
+    before = receiving.arrived_count()
+    stopped = linked.nccl.sending.channels[0]._stream
+    assert isinstance(stopped, DoubleStream)
+    goes_on = threading.Event()
+    stopped.add(lambda: _wait(goes_on))
+    peers = linked.peers
+    peers.send(2, [[1, 2]], [[30, 31]])
+    peers.run_until(lambda: len(receiving._receives) == 4)
+    assert receiving.arrived_count() == before
+    assert receiving.busy_poll()
+    goes_on.set()
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert receiving.arrived_count() == before + 4
+    assert peers.equal([[1, 2]], [[30, 31]])
+
+
+def test_frames_over_the_keepalive_break_the_link(linked: Linked) -> None:
+    """The keepalive stream carries no frames."""
+    linked.send(1)
+    sending, _ = wires(linked)
+    sending._keepalive.send(StopAck(3))
+    until(linked.peers, lambda: not linked.peers.sender.links)
+    assert linked.peers.receiver.counters.links_broken == 1
+    assert linked.send(2) == "grpc"
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(5)

@@ -1,0 +1,12 @@
+"""Keep-alive of HTTP connections."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+
+from services.router.http.server import HttpServer
+
+
+def test_an_idle_connection_is_the_clients_to_close() -> None:
+    """Load balancers keep one for 60 s, and may send a request at the last moment."""
+    assert HttpServer(Starlette()).connections.limits.idle_timeout_s > 60

@@ -1,0 +1,258 @@
+"""The calls of one attempt: their requests, and what their failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.block_hash import MAX_RESERVE_HASHES
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import (
+    AttachRequest,
+    AttachResponse,
+    GetHandoffRequest,
+    GetHandoffResponse,
+    ReserveRequest,
+    ReserveResponse,
+    TicketState,
+)
+from baton.v1.prefill_pb2 import (
+    GiveTicketRequest,
+    GiveTicketResponse,
+    PrefillRequest,
+)
+from baton.v1.types_pb2 import Limits, Sampling
+from services.router.lifecycle import attempt_calls
+from services.router.request.request import Echo
+from services.router.workers.worker_error import client_error
+from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
+from tests.router.lifecycle.scripted_workers import (
+    PROMPT,
+    REQUEST_ID,
+    rpc_error,
+    settled,
+)
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+async def test_initial_state(scene: Scene) -> None:
+    assert (scene.calls.prefill.error, scene.calls.prefill.handed_off, scene.calls.kv_bytes_shipped) == (
+        None,
+        None,
+        0,
+    )
+    scene.output.decode_started = True
+    assert scene.calls.kv_bytes_shipped == 0, "none are known of"
+    await scene.calls.prefill.wait(2)
+    assert scene.pair.claimed == CLAIMED
+
+
+async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_HASHES + 3))
+    scene = Scene(monkeypatch, names)
+    # Of a prompt ahead of its ticket the first token may be there already.
+    scene.output.accept_first_token(3, NEXT)
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET, kv_bytes=640)
+    assert not scene.output.reserved
+    assert await scene.calls.reserve() == TICKET
+    (call,) = scene.pair.decode_peer.calls["Reserve"]
+    assert call.request == ReserveRequest(
+        attempt=ATTEMPT,
+        router_id=scene.pair.decode.router_id,
+        token_count=len(PROMPT) + 2,
+        first_number=2,
+        max_tokens=8,
+        ttl_ms=60_000,
+        block_hashes=names[:MAX_RESERVE_HASHES],
+    )
+    assert call.timeout == attempt_calls.RESERVE_S
+    assert scene.pair.decode.outputs == {REQUEST_ID: scene.output}
+    assert scene.output.reserved is True
+    assert scene.calls.kv_bytes_shipped == 0
+    scene.output.decode_started = True
+    assert scene.calls.kv_bytes_shipped == 640
+
+
+REFUSALS = [
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, ErrorKind.OVERLOADED, True, "the workers have no room"),
+    (grpc.StatusCode.UNAVAILABLE, ErrorKind.UNAVAILABLE, False, "a worker became unavailable"),
+    (grpc.StatusCode.INTERNAL, ErrorKind.INTERNAL, True, "a worker failed"),
+]
+
+
+@pytest.mark.parametrize(("code", "kind", "reachable", "public"), REFUSALS)
+async def test_decode_refuses(
+    scene: Scene, code: grpc.StatusCode, kind: ErrorKind, reachable: bool, public: str
+) -> None:
+    scene.pair.decode_peer.answers["Reserve"] = rpc_error(code, "its words")
+    with pytest.raises(BatonError) as caught:
+        await scene.calls.reserve()
+    assert (caught.value.kind, str(caught.value)) == (kind, "decode-0: its words")
+    assert client_error(caught.value).message == public
+    assert scene.pair.decode.reachable is reachable
+    assert scene.output.reserved is False
+    scene.calls.refused()
+    assert scene.pair.claimed == FREE
+    assert scene.pair.decode.outputs == {}
+    assert not scene.pair.decode.accepts_work, "it is left alone for a moment"
+    scene.calls.abandon()
+    assert scene.pair.decode_peer.calls["Cancel"] == []
+
+
+async def test_the_prefill_request(scene: Scene) -> None:
+    scene.calls.prefill.start(TICKET)
+    (call,) = scene.pair.prefill_peer.calls["Prefill"]
+    assert call.request == PrefillRequest(
+        attempt=ATTEMPT,
+        token_ids=[*PROMPT, *EMITTED],
+        prompt_length=len(PROMPT),
+        sampling=Sampling(seed=9),
+        limits=Limits(max_tokens=8, stop_token_ids=(2,)),
+        ticket=TICKET,
+        prompt_logprobs=False,
+        ticket_follows=False,
+    )
+    assert call.timeout == pytest.approx(60, abs=1e-6)
+
+
+# max_tokens, echo, with its ticket, seconds left -> prompt_logprobs, ticket_follows, the call's timeout.
+PREFILLS = [
+    (8, False, False, 60, False, True, 60),
+    (1, False, False, 60, False, True, 60),
+    (0, True, False, 60, True, False, 60),
+    (8, True, True, 60, True, False, 60),
+    (8, False, False, 0, False, True, 0.001),
+    (8, False, False, -5, False, True, 0.001),
+]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "echo", "ticket", "left_s", "prompt_logprobs", "ticket_follows", "timeout"), PREFILLS
+)
+async def test_a_ticket_follows_where_one_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+    max_tokens: int,
+    echo: bool,
+    ticket: bool,
+    left_s: float,
+    prompt_logprobs: bool,
+    ticket_follows: bool,
+    timeout: float,
+) -> None:
+    fields: dict[str, Any] = {"echo": Echo(""), "sampling": Sampling(logprobs=1)} if echo else {}
+    scene = Scene(monkeypatch, left_s=left_s, max_tokens=max_tokens, **fields)
+    scene.calls.prefill.start(TICKET if ticket else None)
+    (call,) = scene.pair.prefill_peer.calls["Prefill"]
+    assert call.request.HasField("ticket") == ticket
+    assert (call.request.prompt_logprobs, call.request.ticket_follows) == (prompt_logprobs, ticket_follows)
+    assert call.timeout == pytest.approx(timeout, abs=1e-6)
+
+
+LOST = (ErrorKind.UNAVAILABLE, "{}: it was lost: it is gone")
+
+
+@pytest.mark.parametrize("method", ["Reserve", "Prefill", "GiveTicket", "GetHandoff"])
+async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
+    pair = scene.pair
+    worker = pair.decode if method in ("Reserve", "GetHandoff") else pair.prefill
+    if method == "Prefill":
+        call = await scene.prefilling()
+        worker.lose("it is gone")
+        await scene.calls.prefill.wait(2)
+        assert scene.error == (LOST[0], LOST[1].format("prefill-0"))
+        assert call.cut
+        return
+    begin = {
+        "Reserve": scene.calls.reserve,
+        "GiveTicket": lambda: scene.calls.give_ticket(TICKET),
+        "GetHandoff": scene.calls.decode_has_sequence,
+    }[method]
+    waiting = asyncio.ensure_future(begin())
+    await settled()
+    worker.lose("it is gone")
+    await settled()
+    assert waiting.done()
+    if method == "GetHandoff":
+        assert await waiting is False
+        return
+    with pytest.raises(BatonError) as caught:
+        await waiting
+    assert (caught.value.kind, str(caught.value)) == (LOST[0], LOST[1].format(worker.name))
+
+
+async def test_the_ticket_follows(scene: Scene) -> None:
+    scene.pair.prefill_peer.answers["GiveTicket"] = GiveTicketResponse()
+    await scene.calls.give_ticket(TICKET)
+    (call,) = scene.pair.prefill_peer.calls["GiveTicket"]
+    assert call.request == GiveTicketRequest(attempt=ATTEMPT, ticket=TICKET)
+    assert call.timeout == attempt_calls._GIVE_TICKET_S
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["prefill runs", "prefill has failed"])
+async def test_a_ticket_that_prefill_does_not_accept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """If prefill's call fails too, its own error is more specific."""
+    call = await scene.prefilling()
+    scene.pair.prefill_peer.answers["GiveTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
+    if not runs:
+        call.end(rpc_error(grpc.StatusCode.INTERNAL, "out of memory"))
+        await scene.calls.give_ticket(TICKET)
+        assert scene.error == (ErrorKind.INTERNAL, "prefill-0: out of memory")
+        return
+    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: settled())
+    with pytest.raises(BatonError) as caught:
+        await scene.calls.give_ticket(TICKET)
+    reason = "prefill-0: GiveTicket: no such prefill"
+    assert (caught.value.kind, str(caught.value)) == (ErrorKind.UNAVAILABLE, reason)
+    assert client_error(caught.value).message == "a worker became unavailable"
+
+
+# The ticket's state at decode -> whether the sequence continues there.
+STATES = [
+    (TicketState.TICKET_STATE_COMMITTED, True),
+    (TicketState.TICKET_STATE_ACTIVE, True),
+    (TicketState.TICKET_STATE_RESERVED, False),
+]
+
+
+@pytest.mark.parametrize(("state", "goes_on"), STATES)
+async def test_whether_decode_has_the_sequence(
+    scene: Scene, state: TicketState.ValueType, goes_on: bool
+) -> None:
+    scene.pair.decode_peer.answers["GetHandoff"] = GetHandoffResponse(state=state)
+    assert await scene.calls.decode_has_sequence() is goes_on
+    (call,) = scene.pair.decode_peer.calls["GetHandoff"]
+    assert call.request == GetHandoffRequest(attempt=ATTEMPT)
+    assert call.timeout == attempt_calls._GET_HANDOFF_S
+    assert scene.pair.decode_peer.calls["Attach"] == []
+
+
+async def test_decode_is_not_asked_once_it_has_sent_tokens(scene: Scene) -> None:
+    scene.output.decode_started = True
+    assert await scene.calls.decode_has_sequence() is True
+    assert scene.pair.decode_peer.calls["GetHandoff"] == []
+
+
+async def test_a_decode_worker_that_does_not_answer_has_no_sequence(scene: Scene) -> None:
+    scene.pair.decode_peer.answers["GetHandoff"] = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+    assert await scene.calls.decode_has_sequence() is False
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_a_ticket_that_has_ended_is_replayed(scene: Scene, replays: bool) -> None:
+    answers = scene.pair.decode_peer.answers
+    answers["GetHandoff"] = GetHandoffResponse(state=TicketState.TICKET_STATE_ENDED)
+    answers["Attach"] = AttachResponse() if replays else rpc_error(grpc.StatusCode.NOT_FOUND, "unknown")
+    assert await scene.calls.decode_has_sequence() is replays
+    (call,) = scene.pair.decode_peer.calls["Attach"]
+    router_id = scene.pair.decode.router_id
+    assert call.request == AttachRequest(router_id=router_id, attempt=ATTEMPT, next_number=2)
+    assert (scene.output.attempt_error is None) == replays

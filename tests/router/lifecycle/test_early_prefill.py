@@ -1,0 +1,101 @@
+"""Prompts that start before decode has reserved a slot: the ticket follows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
+from tests.router.fake_model import expected
+
+PROMPT = [9, 8, 7]
+SLOW_S = 0.4
+
+
+async def test_the_first_token_does_not_wait_for_the_slot(site: SiteMaker) -> None:
+    async with site() as here:
+        here.worker("decode-0").behaviour.reserve_s = SLOW_S
+        call = here.stub.Generate(ids_request(PROMPT, 6), timeout=10)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        responses = aiter(call)
+        first = await anext(responses)
+        assert loop.time() - begun < SLOW_S
+        assert not here.worker("decode-0").tickets
+        rest = [response async for response in responses]
+        assert tokens_of([first, *rest]) == expected(PROMPT, 6)
+        assert rest[-1].trace.attempts == 1
+        request = here.worker("prefill-0").prefill_requests[0]
+        assert request.ticket_follows
+        (promise,) = here.worker("decode-0").reserves
+        assert (promise.token_count, promise.first_number) == (
+            len(PROMPT),
+            0,
+        )  # not the token's that came first
+        await here.quiet()
+
+
+async def test_a_first_token_that_ends_the_request_releases_the_slot(site: SiteMaker) -> None:
+    async with site() as here:
+        here.worker("decode-0").behaviour.reserve_s = 0.1
+        assert tokens_of(await here.generate(ids_request(PROMPT, 1))) == expected(PROMPT, 1)
+        await here.quiet()
+
+
+async def test_a_client_that_leaves_before_the_reservation_leaves_nothing(site: SiteMaker) -> None:
+    async with site() as here:
+        here.worker("decode-0").behaviour.reserve_s = SLOW_S
+        call = here.stub.Generate(ids_request(PROMPT, 6), timeout=10)
+        await call.read()
+        call.cancel()
+        await until(lambda: here.worker("prefill-0").running_prefills == 0)
+        await asyncio.sleep(SLOW_S)  # the Reserve under way has come to its end
+        await here.quiet()
+
+
+async def test_prefill_fails_while_the_reservation_is_awaited(site: SiteMaker) -> None:
+    """The ticket is not accepted; prefill's own error is the reason, and another attempt continues."""
+    async with site() as here:
+        here.worker("decode-0").behaviour.reserve_s = 0.05
+        here.worker("prefill-0").behaviour.break_prefills = 1
+        here.worker("prefill-0").behaviour.break_at = "first"
+        responses = await here.generate(ids_request(PROMPT, 6))
+        assert tokens_of(responses) == expected(PROMPT, 6)
+        assert responses[-1].trace.attempts == 2
+        await here.quiet()
+
+
+async def test_an_error_that_is_not_retried_is_returned_unchanged(site: SiteMaker) -> None:
+    async with site() as here:
+        here.worker("decode-0").behaviour.reserve_s = 0.05
+        behaviour = here.worker("prefill-0").behaviour
+        behaviour.break_prefills, behaviour.break_at = 1, "start"
+        behaviour.break_code = grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.generate(ids_request(PROMPT, 6))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await here.quiet()
+
+
+async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -> None:
+    async with site() as here:
+        decode = here.worker("decode-0")
+        decode.behaviour.foreign_slots = 2
+        known = next(one for one in here.router.directory.workers if one.name == "decode-0")
+        await until(lambda: known.foreign_slots == 2)
+        assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
+        request = here.worker("prefill-0").prefill_requests[0]
+        assert not request.ticket_follows
+        assert request.HasField("ticket")
+        await here.quiet()
+
+
+async def test_with_a_combined_worker_the_reservation_comes_first(site: SiteMaker) -> None:
+    """Its prompt is computed into the reserved blocks."""
+    async with site(prefill=0, decode=0, both=1) as here:
+        assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
+        assert not here.worker("both-0").prefill_requests[0].ticket_follows
+        await here.quiet()

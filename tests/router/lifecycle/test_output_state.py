@@ -1,0 +1,343 @@
+"""Two token streams report one output: what is kept, dropped, delivered, and what is an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import SequenceOutput
+from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
+from baton.v1.types_pb2 import Attempt, FinishReason, Sampling
+from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.output_state import OutputState
+from services.router.request.request import Delta, Echo, Request
+from tests.router.lifecycle.scripted_attempt import an_output
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, logprobs_message
+
+PROMPT = (1, 2, 3, 4, 5)
+RUNS = FinishReason.FINISH_REASON_UNSPECIFIED
+STOP = FinishReason.FINISH_REASON_STOP
+LENGTH = FinishReason.FINISH_REASON_LENGTH
+MOVED = FinishReason.FINISH_REASON_PREEMPTED
+CANCELLED = FinishReason.FINISH_REASON_CANCELLED
+# The public state as an attempt begins.
+FRESH: dict[str, Any] = {
+    "emitted": [],
+    "ending": RUNS,
+    "error": None,
+    "attempt_error": None,
+    "decode_started": False,
+    "ended_by_decode": False,
+    "decoding": False,
+    "reserved": False,
+    "cached_tokens": None,
+}
+
+
+def an_output_of(
+    *, logprobs: bool = False, echo: bool = False, attempt: int = 1
+) -> tuple[OutputState, Outbox]:
+    """Of a request for four tokens after a prompt of five."""
+    sampling = Sampling(logprobs=2) if logprobs or echo else Sampling()
+    request = Request(
+        id=REQUEST_ID,
+        prompt_ids=PROMPT,
+        sampling=sampling,
+        max_tokens=4,
+        stop_token_ids=(),
+        stop=(),
+        skip_special_tokens=True,
+        arrived_ns=0,
+        deadline=0.0,
+        echo=Echo("") if echo else None,
+    )
+    output, outbox = an_output(request)
+    if attempt:
+        output.begin(attempt)
+    return output, outbox
+
+
+def delivered(outbox: Outbox) -> Delta:
+    """What was delivered since the last time; an empty delta if that is nothing."""
+    return outbox.take() or Delta(0)
+
+
+def state(output: OutputState) -> dict[str, Any]:
+    return {name: getattr(output, name) for name in FRESH}
+
+
+def error_of(output: OutputState) -> tuple[ErrorKind, str]:
+    assert output.error is not None
+    return output.error.kind, str(output.error)
+
+
+def first_token(number: int, token: int, **fields: Any) -> FirstToken:
+    return FirstToken(number=number, token_id=token, **fields)
+
+
+def decoded(
+    first: int, ids: list[int], ending: FinishReason.ValueType = RUNS, attempt: int = 1, **fields: Any
+) -> SequenceOutput:
+    where = Attempt(request_id=REQUEST_ID, number=attempt)
+    return SequenceOutput(attempt=where, first_number=first, token_ids=ids, finish_reason=ending, **fields)
+
+
+def a_run(position: int, *values: float) -> PromptLogprobs:
+    return PromptLogprobs(first_position=position, logprobs=[logprobs_message(value) for value in values])
+
+
+def serialised(*values: float) -> list[bytes]:
+    return [logprobs_message(value).SerializeToString() for value in values]
+
+
+def test_before_the_first_attempt() -> None:
+    output, outbox = an_output_of(attempt=0)
+    assert state(output) == FRESH
+    assert (output.attempt, output.prompt_complete, output.delivered) == (0, True, 0)
+    assert outbox.take() is None
+
+
+def test_an_attempt_begins_afresh_and_keeps_what_was_emitted() -> None:
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, cached_tokens=2))
+    output.accept_decoded(decoded(1, [11], MOVED))
+    output.reserved = True
+    output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
+    output.begin(2)
+    assert state(output) == {**FRESH, "emitted": [10, 11], "cached_tokens": 2}
+    assert output.attempt == 2
+
+
+def test_emitted_tokens_are_dropped_if_the_prompts_logprobs_are_incomplete() -> None:
+    """The prompt is run once more, and nothing was shown: so the output begins anew."""
+    output, outbox = an_output_of(echo=True)
+    output.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-1)]))
+    assert outbox.take() is None
+    output.begin(2)
+    assert state(output) == FRESH
+    assert output.delivered == 0
+    output.accept_prompt_logprobs(2, a_run(1, -1, -2, -3, -4))
+    output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-1)]))
+    output.begin(3)
+    assert output.emitted == [10]
+    delta = delivered(outbox)
+    assert (delta.token_ids, delta.logprobs) == ([10], serialised(-1))
+    assert delta.prompt_logprobs == serialised(-1, -2, -3, -4)
+
+
+@pytest.mark.parametrize("by", ["prefill", "decode", "prompt"])
+def test_another_attempts_reports_change_nothing(by: str) -> None:
+    output, outbox = an_output_of(echo=by == "prompt", attempt=3)
+    for attempt in (2, 4):
+        if by == "prefill":
+            output.accept_first_token(attempt, first_token(0, 10, finish_reason=STOP, cached_tokens=2))
+        elif by == "decode":
+            output.accept_decoded(decoded(0, [10], STOP, attempt))
+        else:
+            output.accept_first_token(attempt, first_token(0, 10))
+            output.accept_prompt_logprobs(attempt, a_run(1, -1, -2, -3, -4))
+            assert not output.prompt_complete
+    assert state(output) == FRESH
+    assert outbox.take() is None
+
+
+def test_a_token_is_delivered_within_its_report() -> None:
+    output, outbox = an_output_of()
+    output.accept_first_token(1, first_token(0, 97))
+    output.accept_decoded(decoded(1, [98, 99]))
+    assert (output.emitted, output.delivered) == ([97, 98, 99], 3)
+    assert outbox.take() == Delta(0, [97, 98, 99], "abc", opening=True)
+
+
+# (reported cached tokens, token number) -> what is kept.
+CACHED = [(2, 0, 2), (0, 0, 0), (5, 0, 5), (7, 0, 5), (3, 1, None)]
+
+
+@pytest.mark.parametrize(("said", "number", "kept"), CACHED)
+def test_cached_tokens_are_those_of_the_prompts_first_run(said: int, number: int, kept: int | None) -> None:
+    """A later attempt finds what earlier ones computed: that was no saving. Nor is there more than the
+    prompt has."""
+    output, _ = an_output_of()
+    output.accept(1, 0, [9] * number, RUNS)
+    output.accept_first_token(1, first_token(number, 10, cached_tokens=said))
+    assert output.cached_tokens == kept
+    assert output.emitted == [9] * number + [10]
+
+
+def test_prefills_token_may_end_the_output() -> None:
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, finish_reason=STOP))
+    assert state(output) == {**FRESH, "emitted": [10], "ending": STOP, "cached_tokens": 0}
+
+
+# The reports of decode's stream -> emitted, ending, decode_started, ended by decode, decoding.
+DECODED: list[tuple[list[SequenceOutput], tuple[Any, ...]]] = [
+    ([decoded(0, [10])], ([10], RUNS, True, False, False)),
+    ([decoded(0, [10, 11])], ([10, 11], RUNS, True, False, True)),
+    ([decoded(1, [11])], ([10, 11], RUNS, True, False, True)),
+    ([decoded(1, [11]), decoded(0, [10, 11, 12])], ([10, 11, 12], RUNS, True, False, True)),
+    ([decoded(1, [11, 12]), decoded(1, [11])], ([10, 11, 12], RUNS, True, False, True)),
+    ([decoded(1, [11, 12, 13], LENGTH)], ([10, 11, 12, 13], LENGTH, True, True, True)),
+    ([decoded(1, [11], MOVED), decoded(1, [11])], ([10, 11], MOVED, True, True, True)),
+    ([decoded(1, [11]), decoded(2, [], MOVED)], ([10, 11], MOVED, True, True, True)),
+    ([decoded(1, [11], STOP), decoded(2, [], CANCELLED)], ([10, 11], STOP, True, True, True)),
+    ([decoded(1, [11], LENGTH), decoded(2, [], CANCELLED)], ([10, 11], LENGTH, True, True, True)),
+    ([decoded(1, [], CANCELLED), decoded(1, [11], STOP)], ([10, 11], STOP, True, True, True)),
+    # A reservation that ended unused.
+    ([decoded(1, [], CANCELLED)], ([10], CANCELLED, False, True, False)),
+]
+
+
+@pytest.mark.parametrize(("outputs", "expected"), DECODED)
+def test_decodes_stream_continues_after_prefills_token(
+    outputs: list[SequenceOutput], expected: tuple[Any, ...]
+) -> None:
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, cached_tokens=1))
+    for report in outputs:
+        output.accept_decoded(report)
+    emitted, ending, decode_started, ended_by_decode, decoding = expected
+    assert state(output) == {
+        **FRESH,
+        "emitted": emitted,
+        "ending": ending,
+        "decode_started": decode_started,
+        "ended_by_decode": ended_by_decode,
+        "decoding": decoding,
+        "cached_tokens": 1,
+    }
+
+
+# A report after the tokens 10 and 11 -> what is wrong with it.
+FAULTS: list[tuple[SequenceOutput, str]] = [
+    (decoded(3, [13]), "tokens 2 to 2 never came"),
+    (decoded(5, [13]), "tokens 2 to 4 never came"),
+    (decoded(1, [12]), "token 1 came twice and differs"),
+    (decoded(0, [10, 12, 13]), "token 0 came twice and differs"),
+    (decoded(2, [12, 13, 14]), "more than 4 tokens came"),
+]
+
+
+@pytest.mark.parametrize(("report", "message"), FAULTS)
+def test_a_broken_report_fails_the_request(report: SequenceOutput, message: str) -> None:
+    output, _ = an_output_of(attempt=1)
+    output.accept(1, 0, [10, 11], RUNS)
+    output.accept_decoded(report)
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+    before = list(output.emitted)
+    output.accept(1, len(before), [19], STOP)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    assert (output.emitted, output.ending) == (before, RUNS), "nothing counts after an error"
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+
+
+def test_logprobs_come_one_a_token() -> None:
+    output, outbox = an_output_of(logprobs=True)
+    output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+    told = [logprobs_message(-1), logprobs_message(-2), logprobs_message(-3)]
+    output.accept_decoded(decoded(0, [10, 11, 12], logprobs=told))
+    assert delivered(outbox).logprobs == serialised(-1, -2, -3)
+    output.accept_decoded(decoded(3, [13]))
+    assert error_of(output) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
+    bare, _ = an_output_of(logprobs=True)
+    bare.accept_first_token(1, first_token(0, 10))
+    assert error_of(bare) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
+    unasked, outbox = an_output_of()
+    unasked.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+    assert unasked.emitted == [10]
+    assert delivered(outbox).logprobs == []
+
+
+def test_the_prompts_logprobs_come_in_order_and_once() -> None:
+    output, outbox = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    output.accept_prompt_logprobs(1, a_run(2, -2, -3))
+    output.begin(2)
+    output.accept_prompt_logprobs(2, a_run(1, -1, -2))  # reported by the first attempt already
+    output.accept_prompt_logprobs(2, a_run(2, -2, -3))
+    assert not output.prompt_complete
+    output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-9)]))
+    output.accept_prompt_logprobs(2, a_run(3, -3))
+    assert outbox.take() is None, "the tokens wait for all of the prompt"
+    output.accept_prompt_logprobs(2, a_run(3, -3, -4))
+    assert output.prompt_complete
+    delta = delivered(outbox)
+    assert delta.prompt_logprobs == serialised(-1, -2, -3, -4)
+    assert (delta.token_ids, delta.logprobs) == ([10], serialised(-9)), "the token that waited"
+    assert output.error is None
+
+
+def test_the_last_of_the_prompts_logprobs_delivers_nothing_without_a_token() -> None:
+    output, outbox = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3, -4))
+    assert output.prompt_complete
+    assert outbox.take() is None
+
+
+# After one of the prompt's four logprobs: the next run -> what is wrong with it.
+PROMPT_FAULTS = [
+    (a_run(3, -3), "the prompt's logprobs 1 to 1 never came"),
+    (a_run(5, -3), "the prompt's logprobs 1 to 3 never came"),
+    (a_run(2, -2, -3, -4, -5), "more than 4 logprobs of the prompt came"),
+]
+
+
+@pytest.mark.parametrize(("run", "message"), PROMPT_FAULTS)
+def test_a_broken_report_of_the_prompt_fails_the_request(run: PromptLogprobs, message: str) -> None:
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    output.accept_prompt_logprobs(1, run)
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+
+
+def test_the_prompts_first_token_has_no_logprobs() -> None:
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(0, -1))
+    assert error_of(output)[0] is ErrorKind.INTERNAL
+
+
+def test_a_token_of_prefill_before_all_of_the_prompt_is_an_error() -> None:
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3))
+    output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+    message = "attempt 1: a token came before all of the prompt's logprobs"
+    assert error_of(output) == (ErrorKind.INTERNAL, message)
+    assert output.emitted == []
+
+
+def test_the_first_error_of_an_attempt_counts() -> None:
+    output, _ = an_output_of()
+    first, second = BatonError(ErrorKind.UNAVAILABLE, "a"), BatonError(ErrorKind.UNAVAILABLE, "b")
+    output.lose(first)
+    output.lose(second)
+    assert output.attempt_error is first
+
+
+async def test_only_what_needs_a_decision_wakes_the_request() -> None:
+    output, _ = an_output_of()
+
+    async def woken() -> bool:
+        waiting = asyncio.ensure_future(output.changed())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done = waiting.done()
+        waiting.cancel()
+        return done
+
+    output.accept_first_token(1, first_token(0, 10))
+    assert not await woken(), "a token alone is delivered without the request's task"
+    output.accept_decoded(decoded(1, [11], MOVED))
+    assert await woken()
+    output.begin(2)
+    output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
+    assert await woken()
+    output.begin(3)
+    output.accept(3, 9, [1], RUNS)
+    assert await woken()
+    assert not await woken()
+    echoed, _ = an_output_of(echo=True)
+    echoed.accept_prompt_logprobs(1, a_run(1, -1))
+    await asyncio.wait_for(echoed.changed(), 1)

@@ -1,0 +1,272 @@
+"""The limits and defaults of each parameter, and the complete error of each invalid one."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.errors import ErrorKind, FieldError
+from baton.v1.types_pb2 import LogitBias, Sampling
+from services.router.request import validate
+from services.router.request.request import Chat, ChatTurn, ParsedRequest
+from services.router.request.validate import RequestLimits
+
+VOCAB, EOS = 300, (256, 257)
+U32, U64 = 2**32 - 1, 2**64 - 1
+PARSED = ParsedRequest(model="fake", text="a")
+LIMITS = RequestLimits("fake", EOS, VOCAB, 512)
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn bits are all ones."""
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 2**bits - 1)
+
+
+def check(parsed: ParsedRequest) -> validate.Fields:
+    return validate.check_fields(parsed, LIMITS)
+
+
+def parts_of(error: FieldError) -> tuple[str | None, str, str | None, ErrorKind]:
+    return error.param, error.message, error.code, error.kind
+
+
+def test_unset_fields_have_neutral_values() -> None:
+    fields = check(PARSED)
+    assert fields == validate.Fields(
+        choices=1,
+        sampling=Sampling(temperature=1.0, top_p=1.0, seed=U64),
+        stop_token_ids=EOS,
+        stop=(),
+        max_tokens=16,
+        min_tokens=0,
+    )
+    assert not fields.sampling.HasField("repetition_penalty")
+    assert not fields.sampling.HasField("logprobs")
+
+
+def test_a_neutral_repetition_penalty_stays_unset() -> None:
+    sampling = check(replace(PARSED, repetition_penalty=1.0)).sampling
+    assert not sampling.HasField("repetition_penalty")
+
+
+LEAST: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 2.0**-40,
+    "min_p": 0.0,
+    "repetition_penalty": 0.01,
+    "presence_penalty": -2.0,
+    "frequency_penalty": -2.0,
+    "logprobs": 0,
+    "seed": 0,
+}
+MOST: dict[str, Any] = {
+    "temperature": 100.0,
+    "top_k": VOCAB,
+    "top_p": 1.0,
+    "min_p": 1.0,
+    "repetition_penalty": 100.0,
+    "presence_penalty": 2.0,
+    "frequency_penalty": 2.0,
+    "logprobs": 20,
+    "seed": U64,
+}
+BETWEEN: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 7,
+    "top_p": 0.25,
+    "min_p": 0.125,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.75,
+    "frequency_penalty": -0.75,
+    "logprobs": 3,
+    "seed": 11,
+}
+
+
+@pytest.mark.parametrize("values", [LEAST, MOST, BETWEEN], ids=["least", "most", "between"])
+def test_valid_values_are_kept(values: dict[str, Any]) -> None:
+    sampling = check(replace(PARSED, **values)).sampling
+    assert sampling == Sampling(**values)
+    assert sampling.HasField("logprobs")
+
+
+def test_top_k_never_exceeds_the_vocabulary() -> None:
+    assert check(replace(PARSED, top_k=U32)).sampling.top_k == VOCAB
+
+
+def test_biases_of_zero_are_left_out() -> None:
+    biases = ((5, 100.0), (0, -100.0), (6, 0.0), (VOCAB - 1, 0.5))
+    assert list(check(replace(PARSED, logit_bias=biases)).sampling.logit_bias) == [
+        LogitBias(token_id=5, bias=100.0),
+        LogitBias(token_id=0, bias=-100.0),
+        LogitBias(token_id=VOCAB - 1, bias=0.5),
+    ]
+    all_of_them = tuple((token, 1.0) for token in range(300))
+    assert len(check(replace(PARSED, logit_bias=all_of_them)).sampling.logit_bias) == 300
+
+
+def test_counts_and_texts_at_their_limits() -> None:
+    texts = tuple("a" * 1023 + chr(ord("a") + number) for number in range(15))
+    ids = (0, 1, 2, 3, 4, VOCAB - 1)
+    fields = check(replace(PARSED, n=128, best_of=128, stop=(*texts, "b"), stop_token_ids=ids))
+    assert (fields.choices, fields.stop) == (128, (*texts, "b"))
+    assert fields.stop_token_ids == (*ids, *EOS)
+
+
+def test_duplicates_count_once() -> None:
+    fields = check(replace(PARSED, stop=("b", "a", "b"), stop_token_ids=(9, 256, 9)))
+    assert (fields.stop, fields.stop_token_ids) == (("b", "a"), (9, 256, 257))
+
+
+def test_an_ignored_end_of_sequence_does_not_stop_the_output() -> None:
+    fields = check(replace(PARSED, ignore_eos=True, stop_token_ids=(9,)))
+    assert fields.stop_token_ids == (9,)
+
+
+# The fields that are asked for; the error's parameter and message.
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": -0.5}, "temperature", "temperature must be from 0 to 100"),
+    ({"temperature": 100.5}, "temperature", "temperature must be from 0 to 100"),
+    ({"temperature": math.nan}, "temperature", "temperature must be a finite number"),
+    ({"temperature": 1e300}, "temperature", "temperature must be a finite number"),
+    ({"temperature": -1e300}, "temperature", "temperature must be a finite number"),
+    ({"top_k": -1}, "top_k", f"top_k must be from 0 to {U32}"),
+    ({"top_k": 2**32}, "top_k", f"top_k must be from 0 to {U32}"),
+    ({"top_p": 0.0}, "top_p", "top_p must be above 0 and at most 1"),
+    ({"top_p": 1.5}, "top_p", "top_p must be above 0 and at most 1"),
+    ({"top_p": 1e-60}, "top_p", "top_p must be above 0 and at most 1"),
+    ({"top_p": math.inf}, "top_p", "top_p must be a finite number"),
+    ({"min_p": -0.5}, "min_p", "min_p must be from 0 to 1"),
+    ({"min_p": 1.5}, "min_p", "min_p must be from 0 to 1"),
+    ({"presence_penalty": -2.5}, "presence_penalty", "presence_penalty must be from -2 to 2"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "presence_penalty must be from -2 to 2"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "frequency_penalty must be from -2 to 2"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", "frequency_penalty must be from -2 to 2"),
+    ({"repetition_penalty": 0.009}, "repetition_penalty", "repetition_penalty must be from 0.01 to 100"),
+    ({"repetition_penalty": 100.5}, "repetition_penalty", "repetition_penalty must be from 0.01 to 100"),
+    ({"seed": -1}, "seed", f"seed must be from 0 to {U64}"),
+    ({"seed": 2**64}, "seed", f"seed must be from 0 to {U64}"),
+    ({"logprobs": -1}, "logprobs", "logprobs must be from 0 to 20"),
+    (
+        {"logprobs": 21, "api_names": {"logprobs": "top_logprobs"}},
+        "top_logprobs",
+        "top_logprobs must be from 0 to 20",
+    ),
+    ({"logit_bias": ((1, -100.5),)}, "logit_bias", "logit_bias must be from -100 to 100"),
+    ({"logit_bias": ((1, 100.5),)}, "logit_bias", "logit_bias must be from -100 to 100"),
+    (
+        {"logit_bias": ((VOCAB, 1.0),)},
+        "logit_bias",
+        "logit_bias: token id 300 is not in the vocabulary of 300",
+    ),
+    ({"logit_bias": ((1, 1.0), (1, 2.0))}, "logit_bias", "logit_bias names a token twice"),
+    (
+        {"logit_bias": tuple((token, 1.0) for token in range(301))},
+        "logit_bias",
+        "at most 300 tokens in logit_bias; got 301",
+    ),
+    ({"n": 0}, "n", "n must be from 1 to 128"),
+    ({"n": 129}, "n", "n must be from 1 to 128"),
+    ({"n": 2, "best_of": 1}, "best_of", "best_of other than n is not supported"),
+    ({"best_of": 2}, "best_of", "best_of other than n is not supported"),
+    (
+        {"stop_token_ids": (1, 2, 3, 4, 5, 6, 7)},
+        "stop_token_ids",
+        "at most 8 stop token ids, the model's own included; got 9",
+    ),
+    (
+        {"stop_token_ids": (1, VOCAB)},
+        "stop_token_ids",
+        "stop_token_ids: token id 300 is not in the vocabulary of 300",
+    ),
+    ({"stop": ("a",) * 17}, "stop", "at most 16 stop strings; got 17"),
+    ({"stop": ("a", "")}, "stop", "a stop string must not be empty"),
+    ({"stop": ("a", "a" * 1025)}, "stop", "a stop string has at most 1024 characters"),
+    (
+        {"chat": Chat((ChatTurn("user", "a"), ChatTurn("narrator", "b")))},
+        "messages",
+        "messages[1].role must be one of assistant, developer, system, tool, user",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_an_error_names_the_field_and_its_limits(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        check(replace(PARSED, **fields))
+    assert parts_of(caught.value) == (param, message, None, ErrorKind.INVALID)
+
+
+def test_all_roles_that_templates_know_are_accepted() -> None:
+    roles = ("system", "developer", "user", "assistant", "tool")
+    check(replace(PARSED, chat=Chat(tuple(ChatTurn(role, "a") for role in roles))))
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"), [("other", "other"), ("m" * 64, "m" * 64), ("m" * 65, f"{'m' * 64}…")]
+)
+def test_another_model_does_not_exist(model: str, shown: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        check(ParsedRequest(model=model, text="a"))
+    message = f"the model '{shown}' does not exist"
+    assert parts_of(caught.value) == ("model", message, "model_not_found", ErrorKind.NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        ([0, -1, -2], "-1"),
+        ([0, 299, 300, 301], "300"),
+        ([301, -1], "301"),
+        ([0, 10**70], f"1{'0' * 63}…"),
+    ],
+)
+def test_the_first_token_id_outside_the_vocabulary_is_named(ids: list[int], shown: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        validate.check_token_ids("prompt", ids, VOCAB)
+    message = f"prompt: token id {shown} is not in the vocabulary of 300"
+    assert parts_of(caught.value) == ("prompt", message, None, ErrorKind.INVALID)
+
+
+def test_token_ids_of_the_whole_vocabulary_are_kept() -> None:
+    ids = list(range(VOCAB))
+    assert validate.check_token_ids("prompt", ids, VOCAB) is ids
+
+
+def test_each_choice_draws_with_a_seed_of_its_own() -> None:
+    asked = Sampling(temperature=0.5, seed=U64 - 1, top_p=0.25)
+    drawn = [validate.with_seed_of(asked, choice) for choice in range(4)]
+    assert drawn == [
+        Sampling(temperature=0.5, seed=seed, top_p=0.25) for seed in (U64 - 1, U64, 0, 1)
+    ]  # fmt: skip
+    assert drawn[0] is asked
+    assert asked.seed == U64 - 1
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"text": ""}, {"text": None}, {"text": None, "token_ids": ()}, {"text": None, "tokenized": ()}]
+)
+def test_an_empty_prompt_is_refused_before_it_is_tokenised(prompt: dict[str, Any]) -> None:
+    with pytest.raises(FieldError) as caught:
+        check(replace(PARSED, api_names={"prompt": "messages"}, **prompt))
+    assert parts_of(caught.value) == ("messages", "the prompt is empty", None, ErrorKind.INVALID)
+
+
+@pytest.mark.parametrize("parsed", [replace(PARSED, token_ids=(1,)), PARSED, replace(PARSED, tokenized=(1,))])
+def test_a_tokenised_prompt_is_within_the_vocabulary(parsed: ParsedRequest) -> None:
+    """The ids of a helper process are checked there: here that would delay other streams."""
+    fields = check(parsed)
+    validate.check_prompt(parsed, fields, (0, VOCAB - 1), LIMITS)
+    if parsed.tokenized is not None:
+        validate.check_prompt(parsed, fields, (VOCAB,), LIMITS)
+        return
+    with pytest.raises(FieldError) as caught:
+        validate.check_prompt(parsed, fields, (1, VOCAB), LIMITS)
+    message = "prompt: token id 300 is not in the vocabulary of 300"
+    assert parts_of(caught.value) == ("prompt", message, None, ErrorKind.INVALID)

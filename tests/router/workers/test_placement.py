@@ -1,0 +1,247 @@
+"""Which workers a request is placed on, and why none would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.router.request.request import ClientCall
+from services.router.workers.placement import Claim, Placement, PrefillClaim
+from services.router.workers.pools import Pools
+from services.router.workers.worker import Worker
+from tests.router.workers.bare_workers import (
+    MODEL,
+    TOKENIZER,
+    Found,
+    bare_worker,
+    placement_of,
+    pools_of,
+    workers_of,
+)
+
+PREFILL, DECODE, BOTH = "prefill-0", "decode-0", "both-0"
+Change = Callable[[Worker], None]
+
+
+def placed(placement: Placement, cached: dict[Worker, int] | None = None) -> tuple[str, str] | None:
+    """The names of the pair that a prompt of 50 tokens gets; nothing stays claimed."""
+    claim = placement.pick(50, 10, lambda worker: (cached or {}).get(worker, 0))
+    if claim is None:
+        return None
+    claim.release()
+    return claim.prefill.name, claim.decode.name
+
+
+def test_prefix_hits_are_read_once_for_each_worker() -> None:
+    workers = workers_of(PREFILL, "prefill-1", DECODE, "decode-1")
+    asked: list[str] = []
+
+    def cached(worker: Worker) -> int:
+        asked.append(worker.name)
+        return 0
+
+    assert placement_of(workers).pick(50, 10, cached) is not None
+    assert asked == [worker.name for worker in workers]
+
+
+def free(slots: int) -> Change:
+    def change(worker: Worker) -> None:
+        worker.claimed_slots = 8 - slots
+
+    return change
+
+
+def promised(tokens: int) -> Change:
+    def change(worker: Worker) -> None:
+        worker.reserved_tokens = tokens
+
+    return change
+
+
+def queued(tokens: int) -> Change:
+    def change(worker: Worker) -> None:
+        worker.queued_tokens = tokens
+
+    return change
+
+
+# Of two decoding workers: what differs from an idle one, what they have of the prompt. The second wins.
+SECOND_WINS: list[tuple[str, str, list[Change], list[Change], tuple[int, int]]] = [
+    ("decode-0", "decode-1", [free(3)], [free(4), promised(90)], (9, 0)),
+    ("decode-0", "decode-1", [promised(91)], [promised(90)], (9, 0)),
+    ("decode-0", "decode-1", [], [], (8, 9)),
+    # A worker that prefills for itself, by what its cache saves beyond its queue.
+    ("both-0", "both-1", [free(8)], [free(2)], (0, 1)),
+    ("both-0", "both-1", [queued(9)], [queued(7), free(2)], (30, 29)),
+    ("both-0", "both-1", [queued(30), free(2)], [queued(40), free(3)], (30, 30)),
+    ("decode-0", "both-1", [], [free(2)], (40, 1)),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "of_first", "of_second", "cached"), SECOND_WINS)
+def test_the_least_loaded_decode_worker_or_the_one_whose_cache_saves_most(
+    first: str, second: str, of_first: list[Change], of_second: list[Change], cached: tuple[int, int]
+) -> None:
+    workers = [*workers_of(first, second, PREFILL)]
+    for worker, changes in zip(workers, (of_first, of_second), strict=False):
+        for change in changes:
+            change(worker)
+    has = dict(zip(workers, cached, strict=False))
+    for ordered in (workers, [*reversed(workers)]):
+        pair = placed(placement_of(ordered), has)
+        assert pair is not None
+        assert pair[1] == second
+
+
+@pytest.mark.parametrize(
+    ("queues", "cached", "chosen"),
+    [
+        ((20, 19, 21), (0, 0, 0), "prefill-1"),
+        ((20, 19, 21), (0, 0, 3), "prefill-2"),
+        ((20, 19, 21), (2, 0, 1), "prefill-0"),
+    ],
+)
+def test_the_prefill_worker_with_the_least_to_compute_first(
+    queues: tuple[int, ...], cached: tuple[int, ...], chosen: str
+) -> None:
+    workers = workers_of("prefill-0", "prefill-1", "prefill-2", DECODE)
+    for worker, tokens in zip(workers, queues, strict=False):
+        worker.queued_tokens = tokens
+    pair = placed(placement_of(workers), dict(zip(workers, cached, strict=False)))
+    assert pair == (chosen, DECODE)
+
+
+async def test_workers_without_room_are_passed_over() -> None:
+    """In the order in which they would be chosen: the emptiest first."""
+    away, refusing, barred, unmatched, good = [
+        bare_worker(f"decode-{number}", fingerprint=b"other" if number == 3 else b"same")
+        for number in range(5)
+    ]
+    good.claimed_slots = 7  # one slot is free
+    away.following = False
+    prefill, later = workers_of("prefill-0", "prefill-1")
+    later.queued_tokens = 99
+    workers = [away, refusing, barred, unmatched, good, prefill, later]
+    placement = placement_of(workers, ahead=100)
+    refusing.refused()
+
+    def pick() -> Claim | None:
+        return placement.pick(50, 10, may_use=lambda worker: worker is not barred)
+
+    for chosen in (prefill, later):
+        claim = pick()
+        assert claim is not None
+        assert (claim.prefill, claim.decode) == (chosen, good)
+        claim.release()
+        chosen.queued_tokens = 100  # as much as a prompt may have before it
+    assert pick() is None
+    later.queued_tokens = 99
+    assert pick() is not None
+    later.queued_tokens = 0
+    assert good.free_slots == 0
+    assert pick() is None
+
+
+async def test_a_prefill_worker_that_just_refused_gets_no_work() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    placement = placement_of([prefill, decode])
+    prefill.refused()
+    assert placed(placement) is None
+    assert placement.pick_prefill(50) is None
+    assert placement.usable()  # it will have room
+
+
+async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker() -> None:
+    decode, first, second, both, refusing = workers_of(DECODE, PREFILL, "prefill-1", BOTH, "prefill-2")
+    first.queued_tokens, second.queued_tokens, both.queued_tokens = 98, 97, 96
+    placement = placement_of([decode, first, second, both, refusing], ahead=100)
+    refusing.refused()
+    for chosen in (both, second, first):
+        call = ClientCall()
+        claim = placement.pick_prefill(2, call)
+        assert claim is not None
+        assert claim.prefill is chosen
+        assert type(claim) is PrefillClaim
+        assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
+        chosen.queued_tokens += 2
+    assert placement.pick_prefill(2) is None
+    second.queued_tokens = 0
+    second.set_following(following=False)  # only decode workers are followed
+    assert placement.pick_prefill(2) is not None
+    second.queued_tokens = 0
+    second.unreachable()
+    assert placement.pick_prefill(2) is None
+
+
+def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:
+    old = workers_of(PREFILL, DECODE)
+    new = [bare_worker(name, checkpoint=b"new") for name in ("prefill-9", "decode-9")]
+    pools = pools_of([*old, *new])
+    placement = Placement(Found([*old, *new]), pools, prefill_ahead_tokens=1000)
+    assert placement.pools.several
+    call = ClientCall()
+    assert placement.pick(50, 10, call=call) is not None
+    assert (call.pool, placement.pools.current) == (old[0].pool, old[0].pool)
+    assert [call.formats.get(worker.decodes) for worker in old] == ["bfloat16"] * 2
+    pools.switch(new[0].pool)
+    assert placement.pools.current == new[0].pool
+    for bound, (prefill, decode) in ((call, old), (None, new), (ClientCall(), new)):
+        claim = placement.pick(50, 10, call=bound)
+        assert claim is not None
+        assert (claim.prefill, claim.decode) == (prefill, decode)
+        claim = placement.pick_prefill(50, bound)  # type: ignore[assignment]
+        assert claim is not None
+        assert claim.prefill is prefill
+    for worker in old:
+        worker.reachable = False
+    assert placement.usable()
+    assert placement.usable(ClientCall())
+    assert not placement.usable(call)
+    assert placement.pick(50, 10, call=call) is None
+    assert placement.pick_prefill(50, call) is None
+
+
+def test_one_pool_is_not_several() -> None:
+    placement = placement_of(workers_of(PREFILL, DECODE))
+    assert not placement.pools.several
+
+
+# Names of workers; unreachable ones; why a request would not be served, None if it would.
+USABLE: list[tuple[list[str], list[str], str | None]] = [
+    ([PREFILL, DECODE], [], None),
+    ([BOTH], [], None),
+    ([], [], "no worker is ready"),
+    ([PREFILL, DECODE], [PREFILL, DECODE], "no worker is ready"),
+    ([PREFILL], [], "no decode worker is ready"),
+    ([PREFILL, DECODE], [DECODE], "no decode worker is ready"),
+    ([DECODE], [], "no prefill worker is ready"),
+    ([PREFILL, DECODE], [PREFILL], "no prefill worker is ready"),
+    ([PREFILL, BOTH], [BOTH], "no decode worker is ready"),
+]
+
+
+@pytest.mark.parametrize(("names", "away", "reason"), USABLE)
+def test_a_router_without_a_pair_reports_what_is_missing(
+    names: list[str], away: list[str], reason: str | None
+) -> None:
+    workers = workers_of(*names)
+    pools = pools_of(workers)
+    for worker in workers:
+        worker.reachable = worker.name not in away
+    pools.review()
+    placement = Placement(Found(workers), pools, prefill_ahead_tokens=1000)
+    assert placement.usable() is (reason is None)
+    if reason is not None:
+        assert placement.unusable_reason() == reason
+
+
+def test_workers_of_other_pools_or_models_do_not_make_a_router_usable() -> None:
+    prefill, decode = bare_worker(PREFILL, fingerprint=b"other"), bare_worker(DECODE)
+    apart = placement_of([prefill, decode])
+    assert (apart.usable(), apart.unusable_reason()) == (False, "no prefill worker matches a decode worker")
+    pools = Pools(MODEL, TOKENIZER, "another", lambda: [prefill, decode])
+    pools.review()
+    none = Placement(Found([prefill, decode]), pools, prefill_ahead_tokens=1000)
+    reason = "no worker that is ready belongs to the model's pool"
+    assert (none.usable(), none.unusable_reason()) == (False, reason)

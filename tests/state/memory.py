@@ -1,0 +1,191 @@
+"""In-memory stores with the behaviour of the Redis ones, under the same contract suite."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.errors import BatonError, ErrorKind
+from baton.state.counters import Counters
+from baton.state.keys import FORGET_MEMBER_S, HINT_S, PREFIX_S
+from baton.state.records import JournalEntry, JournalWrite, Listed, Listing, LoadHint, Member
+from baton.state.seal import Seal, new_journal_key
+from baton.state.state import State
+from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
+
+
+@dataclass
+class Memory:
+    """The contents of the in-memory stores. `unavailable` makes every call fail, `wipe` deletes
+    everything."""
+
+    clock: Callable[[], float] = time.monotonic
+    unavailable: bool = False
+    journal_key: bytes = field(default_factory=new_journal_key, repr=False)
+    epoch: str = ""
+    # name -> (member, generation, end of lease)
+    members: dict[str, tuple[Listed, float]] = field(default_factory=dict)
+    # name -> (incarnation, values, time)
+    hints: dict[str, tuple[str, dict[str, int], float]] = field(default_factory=dict)
+    # holder -> (hashes, end)
+    held: dict[str, tuple[set[bytes], float]] = field(default_factory=dict)
+    # request id -> (entry, end)
+    journal: dict[bytes, tuple[JournalEntry, float]] = field(default_factory=dict)
+
+    def now(self) -> float:
+        """The time in seconds. Raises BatonError(UNAVAILABLE) while `unavailable`."""
+        if self.unavailable:
+            raise BatonError(ErrorKind.UNAVAILABLE, "the in-memory store is unavailable")
+        return self.clock()
+
+    def wipe(self) -> None:
+        """Deletes everything, like a restart of Redis."""
+        self.epoch = ""
+        for store in (self.members, self.hints, self.held, self.journal):
+            store.clear()
+
+
+class MemoryRegistry:
+    """`stores.Registry` in memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def announce(self, member: Member, generation: int, lease_s: float) -> int:
+        now = self._memory.now()
+        fresh = int(now * 1e6) + 1
+        known = self._memory.members.get(member.name)
+        if known is None:
+            generation = generation or fresh
+        elif known[0].member.incarnation == member.incarnation:
+            generation = max(generation, known[0].generation)
+        elif generation == 0:
+            generation = max(fresh, known[0].generation + 1)
+        elif generation < known[0].generation:
+            raise BatonError(ErrorKind.CONFLICT, f"a newer {member.name} is registered")
+        members = self._memory.members
+        for name in [name for name, (_, end) in members.items() if end <= now - FORGET_MEMBER_S]:
+            del members[name]
+        self._memory.epoch = self._memory.epoch or uuid.uuid4().hex
+        members[member.name] = (Listed(member, generation), now + lease_s)
+        return generation
+
+    async def withdraw(self, name: str, incarnation: str) -> None:
+        self._memory.now()
+        known = self._memory.members.get(name)
+        if known is not None and known[0].member.incarnation == incarnation:
+            del self._memory.members[name]
+
+    async def listing(self) -> Listing:
+        now = self._memory.now()
+        live = (listed for listed, end in self._memory.members.values() if end > now)
+        return Listing(self._memory.epoch, tuple(live))
+
+
+class MemoryLoadHints:
+    """`stores.LoadHints` in memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def publish(self, name: str, incarnation: str, values: Mapping[str, int]) -> None:
+        self._memory.hints[name] = (incarnation, dict(values), self._memory.now())
+
+    async def read(self) -> dict[str, LoadHint]:
+        now = self._memory.now()
+        return {
+            name: LoadHint(incarnation, dict(values), now - at)
+            for name, (incarnation, values, at) in self._memory.hints.items()
+            if now - at <= HINT_S
+        }
+
+
+class MemoryPrefixIndex:
+    """`stores.PrefixIndex` in memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def _held(self, holder: str) -> set[bytes] | None:
+        held, end = self._memory.held.get(holder, (None, 0.0))
+        return held if end > self._memory.now() else None
+
+    async def apply(
+        self, holder: str, added: Sequence[bytes], removed: Sequence[bytes], *, fresh: bool = False
+    ) -> bool:
+        if len(added) + len(removed) > MAX_DELTA:
+            raise BatonError(ErrorKind.INVALID, f"more than {MAX_DELTA} changes of the prefix index")
+        now = self._memory.now()
+        held = set() if fresh else self._held(holder)
+        if held is None:
+            return False
+        held |= set(added)
+        held -= set(removed)
+        self._memory.held[holder] = (held, now + PREFIX_S)
+        return True
+
+    async def longest_prefix(self, hashes: Sequence[bytes], holders: Sequence[str]) -> dict[str, int]:
+        self._memory.now()
+        found = {}
+        for holder in list(dict.fromkeys(holders))[:MAX_LOOKUP_HOLDERS]:
+            held = self._held(holder) or set()
+            looked = hashes[:MAX_LOOKUP_BLOCKS]
+            count = next((i for i, one in enumerate(looked) if one not in held), len(looked))
+            if count:
+                found[holder] = count
+        return found
+
+    async def forget(self, holder: str) -> None:
+        self._memory.now()
+        self._memory.held.pop(holder, None)
+
+
+class MemoryJournalStore:
+    """`stores.JournalStore` in memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def _open(self) -> dict[bytes, tuple[JournalEntry, float]]:
+        now, journal = self._memory.now(), self._memory.journal
+        for request_id in [one for one, (_, end) in journal.items() if end <= now]:
+            del journal[request_id]
+        return journal
+
+    async def write(self, writes: Sequence[JournalWrite]) -> None:
+        entries = self._open()
+        for one in writes:
+            known = entries.get(one.request_id)
+            if one.action == "append":
+                entry = JournalEntry(one.body, one.attempt)
+                entries[one.request_id] = (entry, self._memory.now() + one.ttl_s)
+            elif one.action == "close":
+                entries.pop(one.request_id, None)
+            elif known is not None and known[0].attempt < one.attempt:
+                entries[one.request_id] = (JournalEntry(known[0].body, one.attempt), known[1])
+
+    async def read(self, request_id: bytes) -> JournalEntry | None:
+        entry, _ = self._open().get(request_id, (None, 0.0))
+        return entry
+
+    async def open_ids(self, limit: int) -> list[bytes]:
+        ordered = sorted(self._open().items(), key=lambda item: item[1][1])
+        return [request_id for request_id, _ in ordered[:limit]]
+
+    async def count_open(self) -> int:
+        return len(self._open())
+
+
+def memory_state(memory: Memory | None = None) -> State:
+    """State without Redis; several may share one `memory`. Call from a running loop."""
+    memory = memory or Memory()
+    return State(
+        MemoryRegistry(memory),
+        MemoryLoadHints(memory),
+        MemoryPrefixIndex(memory),
+        MemoryJournalStore(memory),
+        Seal(memory.journal_key, "memory"),
+        Counters(),
+    )

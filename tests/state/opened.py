@@ -1,0 +1,20 @@
+"""State that has connected."""
+
+from __future__ import annotations
+
+from baton.errors import BatonError, ErrorKind
+from baton.state import State
+from baton.state.state import NAMESPACE
+
+
+async def open_state(url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
+    """`State.at`, once Redis has answered or is unavailable. BatonError(UNAUTHENTICATED) where it refuses the
+    password."""
+    state = State.at(url, namespace=namespace, journal_key=journal_key)
+    try:
+        await state.check()
+    except BatonError as error:
+        if error.kind is not ErrorKind.UNAVAILABLE:
+            await state.close()
+            raise
+    return state

@@ -1,0 +1,138 @@
+"""The documentation names files, settings, metrics, log events, flags and links that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from baton.cli.up.settings import FLAGS
+from services.common.config.up import UpConfig
+from tools.metrics_page import FAMILIES, PAGE, with_tables
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tests" / "README.md",
+    *sorted(DOCS.glob("*.md")),
+]
+PRODUCTION = ("baton", "kvtransfer", "services", "loadgen")
+# First parts of a path; other text in backticks with a slash in it is none.
+FOLDERS = (
+    "baton/",
+    "kvtransfer/",
+    "services/",
+    "loadgen/",
+    "bench/",
+    "tests/",
+    "proto/",
+    "docs/",
+    "tools/",
+    "models/",
+)
+
+
+def _ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_files_in_backticks_exist(page: Path) -> None:
+    named = [text.rstrip("/") for text in re.findall(r"`([\w./*-]+)`", page.read_text("utf-8"))]
+    paths = [text for text in named if text.startswith(FOLDERS)]
+    assert [path for path in paths if not list(ROOT.glob(path))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, heading = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (heading and heading not in _anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_architecture_page_names_every_production_folder() -> None:
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    folders = {
+        path.parent.relative_to(ROOT) for top in PRODUCTION for path in (ROOT / top).rglob("__init__.py")
+    }
+    covered = {Path(text) for text in re.findall(r"`([\w./-]+)`", page)}
+    missing = [
+        folder for folder in folders if not any(folder == one or one in folder.parents for one in covered)
+    ]
+    assert sorted(map(str, missing)) == []
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \|([^|]*)\|", (DOCS / "configuration.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert {name: default.strip() for name, default in rows} == dict(_settings(UpConfig()))
+
+
+def test_every_flag_is_documented_at_its_setting() -> None:
+    page = (DOCS / "configuration.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \|[^|]*\| `(--[a-z-]+)` \|", page, re.MULTILINE))
+    assert rows == {flag.path: flag.name for flag in FLAGS}
+
+
+def test_the_metrics_page_is_up_to_date() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page == with_tables(page), "run make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_metrics_in_backticks_exist(page: Path) -> None:
+    known = {family.name for families in FAMILIES.values() for family in families}
+    named = set(re.findall(r"\bbaton_(?:router|worker)_\w+", page.read_text("utf-8")))
+    assert {name.removesuffix("_bucket") for name in named} - known == set()
+
+
+def test_log_events_of_the_troubleshooting_page_exist() -> None:
+    section = (
+        (DOCS / "troubleshooting.md").read_text("utf-8").partition("## Log events")[2].partition("\n## ")[0]
+    )
+    events = [name for line in section.splitlines() if line.startswith("| `") for name in _first_cell(line)]
+    source = "".join(path.read_text("utf-8") for top in PRODUCTION for path in (ROOT / top).rglob("*.py"))
+    assert events
+    assert [event for event in events if f'"{event}"' not in source] == []
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _settings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, _shown(value)
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _first_cell(line: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", line.split("|")[1])

@@ -1,0 +1,134 @@
+"""Prefill on a device that ends its steps some turns after they were begun, as a GPU does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.device.stream import HostStream, TimedEvent
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Model
+from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.v1.engine_pb2 import CancelCommand
+from baton.v1.types_pb2 import Attempt
+from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
+from tests.support.events import PlayedEvent
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
+
+TURNS = 3
+
+
+class LateEvent(PlayedEvent):
+    """Ends after a few polls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+
+    def query(self) -> bool:
+        self._looks += 1
+        return self._looks > TURNS
+
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        return 1e-6
+
+
+class LateStream(HostStream):
+    asynchronous = True
+
+    def record_event(self) -> LateEvent:
+        return LateEvent()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateStream()
+    )
+
+
+def rest(stepped: SteppedEngine) -> None:
+    """Turns until there is nothing to do and no step runs."""
+    loop = stepped.engine.prefill.loop
+    for _ in range(2000):
+        if not stepped.play() and not loop.under_way:
+            return
+    raise AssertionError("the engine does not come to rest")
+
+
+def start(stepped: SteppedEngine, name: bytes, tokens: int) -> int:
+    reserved = stepped.ask(reserve=reserve(name=name, tokens=tokens)).reserved
+    return stepped.send(prefill=prefill(reserved.ticket, name=name, tokens=tokens))
+
+
+def outputs(stepped: SteppedEngine) -> tuple[list[int], list[int]]:
+    """First tokens, and those of decode."""
+    firsts = [e.prefill.first_token.token_id for e in stepped.events if e.prefill.HasField("first_token")]
+    return sorted(firsts), sorted(record.token for record in stepped.records if record.has_token)
+
+
+def run(folder: Path) -> tuple[list[int], list[int]]:
+    folder.mkdir()
+    stepped = SteppedEngine(folder)
+    for name, tokens in ((b"a", 9), (b"b", 30)):
+        start(stepped, name, tokens)
+    rest(stepped)
+    for name, tokens in ((b"c", 21), (b"d", 16)):
+        start(stepped, name, tokens)
+    rest(stepped)
+    found = outputs(stepped)
+    stepped.assert_free()
+    stepped.close()
+    return found
+
+
+@pytest.mark.slow
+def test_tokens_are_the_same_with_the_gpu_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    expected = run(tmp_path / "plain")
+    assert len(expected[0]) == 4
+    request.getfixturevalue("late")
+    assert run(tmp_path / "late") == expected
+
+    def by_kernels(model: Model, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
+        return PrefillPass(model, cache, most_rows, SMALL_RULE, SMALL_TUNING)
+
+    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
+    assert run(tmp_path / "kernels") == expected
+
+
+@pytest.mark.usefixtures("late")
+def test_nothing_is_sent_or_pushed_before_its_step_has_ended(tmp_path: Path) -> None:
+    stepped = SteppedEngine(tmp_path)
+    start(stepped, b"a", 30)
+    stepped.turn()
+    side = stepped.engine.prefill
+    (job,) = side.jobs._jobs.values()
+    assert side.loop.under_way
+    assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
+    while not job.sequence.computed:
+        assert job.pushed == [0]
+        stepped.turn()
+    assert job.pushed == [job.sequence.computed // 4]
+    rest(stepped)
+    stepped.assert_free()
+    stepped.close()
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("turns", [1, 3, 8])
+def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> None:
+    stepped = SteppedEngine(tmp_path)
+    number = start(stepped, b"a", 40)
+    other = start(stepped, b"b", 20)
+    stepped.turn(turns)
+    assert stepped.engine.prefill.loop.under_way
+    stepped.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    rest(stepped)
+    assert "failed" in stepped.of(number)
+    assert "failed" not in stepped.of(other)
+    assert len(outputs(stepped)[0]) == 1
+    stepped.assert_free()
+    stepped.close()

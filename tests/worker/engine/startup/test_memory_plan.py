@@ -1,0 +1,180 @@
+"""The memory plan: configured blocks, blocks of a share, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
+from baton.errors import BatonError, ErrorKind
+from services.common.config.worker import EngineConfig, WorkerConfig
+from services.worker.engine.startup.memory_plan import (
+    CPU_KV_BYTES,
+    Gpu,
+    MemoryPlan,
+    MemoryPlanner,
+    other_bytes,
+)
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+H100 = Gpu("GPU 0", 85_000_000_000, 84_000_000_000)
+WEIGHTS = 16_060_522_496  # in bfloat16
+BLOCK = 8 * 2**20  # of 64 tokens
+
+Plan = Callable[..., int]
+Whole = Callable[..., MemoryPlan]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelConfig:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return load_config(tmp_path)
+
+
+@pytest.fixture
+def whole(config: ModelConfig) -> Whole:
+    def planned(
+        gpu: Gpu | None = H100, max_context: int = 131_072, weights: int = WEIGHTS, **settings: Any
+    ) -> MemoryPlan:
+        engine = EngineConfig(**settings)
+        layout = config.layout(engine.block_tokens_on("cuda" if gpu else "cpu"), "bfloat16")
+        return MemoryPlanner(config, engine, layout, max_context, weights, gpu).plan()
+
+    return planned
+
+
+@pytest.fixture
+def plan(whole: Whole) -> Plan:
+    return lambda *args, **settings: whole(*args, **settings).kv_blocks
+
+
+def test_kv_blocks_fill_the_share_of_a_single_worker(config: ModelConfig, plan: Plan) -> None:
+    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), 256)
+    assert plan(slots=256) == left // BLOCK
+    assert plan(slots=256) > 6800  # 435,000 tokens
+
+
+def test_weights_and_buffers_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
+    fixed = WEIGHTS + other_bytes(config, EngineConfig(), 128)
+    both = 2 * (fixed + plan(gpu_workers=2) * BLOCK)
+    assert 0.9 * H100.total_bytes - 2 * BLOCK < both <= 0.9 * H100.total_bytes
+    assert plan(gpu_memory=0.45) == plan(gpu_workers=2)
+
+
+LINK = 256 * 2**20
+
+
+def test_link_staging_is_set_aside(plan: Plan) -> None:
+    """Each takes 256 MiB, of a window on one side and of staging on the other."""
+    alone = plan(slots=256)
+    for links in (1, 3):
+        assert alone - plan(slots=256, gpu_links=links) == links * LINK // BLOCK
+    assert plan(slots=256, gpu_links=0) == alone
+
+
+def test_configured_blocks_and_links_together_must_be_free(plan: Plan) -> None:
+    kv_blocks = 1000
+    free = Gpu("GPU 0", H100.total_bytes, WEIGHTS + kv_blocks * BLOCK + 2 * LINK)
+    assert plan(free, kv_blocks=kv_blocks, gpu_links=2) == kv_blocks
+    with pytest.raises(BatonError, match=r"0\.805 GB for links, and KV blocks") as caught:
+        plan(free, kv_blocks=kv_blocks, gpu_links=3)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert plan(None, gpu_links=3) == plan(None)  # a CPU's windows are the host's
+
+
+def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
+    assert other_bytes(config, EngineConfig(), 256) <= 2_500_000_000
+
+
+def test_no_more_blocks_than_all_slots_can_use(plan: Plan) -> None:
+    assert plan(slots=2, max_context=640) == 2 * 10 + 1
+    assert plan(slots=2, max_context=641) == 2 * 11 + 1
+    assert plan(slots=2, max_context=640, kv_blocks=1000) == 1000  # unless configured
+
+
+def test_a_share_too_small_for_the_model_is_refused(plan: Plan) -> None:
+    with pytest.raises(BatonError) as caught:
+        plan(gpu_workers=5)
+    assert caught.value.kind is ErrorKind.INVALID
+    for figure in ("0.9 of GPU 0's 85 GB", "shared by 5 workers", "15.3 GB", "16.1 GB"):
+        assert figure in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_memory_in_use_by_others_is_unavailable(plan: Plan) -> None:
+    busy = Gpu("GPU 0", H100.total_bytes, 30_000_000_000)
+    with pytest.raises(BatonError, match=r"30 GB of 85 GB are free") as caught:
+        plan(busy)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert plan(busy, gpu_workers=3) > 2  # what it takes is free
+    with pytest.raises(BatonError, match="do not fit") as caught:
+        plan(kv_blocks=10_000)
+    assert caught.value.kind is ErrorKind.INVALID  # not even on an empty one
+
+
+def test_configured_memory_applies_to_both_devices(plan: Plan) -> None:
+    assert plan(kv_memory_mb=840) == 840_000_000 // BLOCK
+    assert plan(None, kv_memory_mb=840) == 840_000_000 // (BLOCK // 4)
+    with pytest.raises(BatonError, match="kv_memory_mb"):
+        plan(kv_memory_mb=16)
+
+
+def test_cpu_defaults(plan: Plan) -> None:
+    assert plan(None) == CPU_KV_BYTES // (BLOCK // 4)
+    engine = EngineConfig()
+    assert (engine.block_tokens_on("cuda"), engine.block_tokens_on("cpu")) == (64, 16)
+    assert EngineConfig(block_tokens=8).block_tokens_on("cuda") == 8
+
+
+def test_placement_sets_the_number_of_sharing_workers_unless_configured() -> None:
+    worker = WorkerConfig(name="a", role="both", model="m")
+    placed = worker.on_gpu(1, 3).engine
+    assert (placed.device_index, placed.gpu_workers) == (1, 3)
+    told = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
+    assert told.on_gpu(None, 3).engine.gpu_workers == 2
+
+
+def test_slots_of_a_gpu_fit_typical_sequences(whole: Whole) -> None:
+    """An 8B model: an H100 alone and shared, and smaller cards whose KV cache holds far fewer sequences."""
+    assert whole().slots == 256
+    assert whole(gpu_workers=2).slots == 128  # 22 GB each, 163,000 tokens
+    assert whole(gpu_memory=0.3).slots == 48  # 59,000 tokens
+    a10 = Gpu("GPU 0", 24_000_000_000, 23_500_000_000)
+    assert whole(a10).slots == 24  # 30,000 tokens
+    for plan in (whole(), whole(gpu_workers=2), whole(gpu_memory=0.3), whole(a10)):
+        assert (plan.kv_blocks - 1) * 64 >= plan.slots * 1024
+    assert whole(Gpu("GPU 0", 20_500_000_000, 20_000_000_000)).slots == 16, "never fewer"
+
+
+def test_slots_follow_a_short_context_and_configured_blocks(whole: Whole) -> None:
+    assert whole(kv_blocks=1 + 64 * 16).slots == 64
+    assert whole(kv_blocks=64 * 16).slots == 48, "one block is scratch"
+    assert whole(kv_blocks=1 + 64 * 16, max_context=256).slots == 256
+    assert whole(kv_memory_mb=840).slots == 16
+
+
+def test_slots_as_configured_and_on_a_cpu(whole: Whole) -> None:
+    assert whole(slots=3).slots == 3
+    assert whole(slots=1000).slots == 1000
+    assert whole(None).slots == 16
+    assert whole(None, slots=40).slots == 40
+    assert (EngineConfig().most_slots, EngineConfig(slots=1000).most_slots) == (256, 1000)

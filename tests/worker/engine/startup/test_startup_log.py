@@ -1,0 +1,77 @@
+"""Log lines of an engine's start on a simulated GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from structlog.testing import capture_logs
+
+from baton.errors import BatonError, ErrorKind
+from services.common.config.worker import EngineConfig
+from services.worker.engine.startup.memory_plan import link_bytes
+from services.worker.engine.startup.model_loader import load
+from services.worker.engine.startup.startup_log import capture_logged, log_memory
+from tests.engine.local_engine import CONFIG
+
+GPU = torch.device("cuda", 0)
+
+
+def test_compiled_and_cached_kernels_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with capture_logs() as logs, capture_logged(GPU):
+        hear = triton.knobs.compilation.listener
+        for hit in (True, False, True):
+            hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
+    (line,) = logs
+    assert (line["event"], line["kernels"], line["compiled"]) == ("graphs_captured", 3, 1)
+    assert line["kernel_cache"] == str(tmp_path)
+
+
+def test_nothing_is_logged_for_a_cpu_or_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with capture_logs() as logs:
+        with capture_logged(torch.device("cpu")):
+            pass
+        assert not (tmp_path / "cache").exists()
+        with capture_logged(GPU):
+            pass
+    assert logs == []
+
+
+def test_a_kernel_cache_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BatonError, match="kernel_cache") as caught, capture_logged(GPU):
+        raise AssertionError
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=8)
+    model = replace(load(str(tmp_path), engine), device=GPU)
+    blocks = sum(group.nbytes for group in model.cache.groups)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
+    with capture_logs() as logs:
+        log_memory(model, engine)
+    (line,) = logs
+    assert (line["event"], line["gpu"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 0, 10.0, 80.0)
+    known = line["weights_gb"] + line["kv_gb"]
+    assert line["kv_gb"] == round(blocks / 1e9, 2)
+    assert line["buffers_gb"] == pytest.approx(2 - known, abs=0.02)
+    assert line["planned_links_gb"] == round(link_bytes(engine, model.layout) / 1e9, 2) > 0
+    if workers == 1:
+        assert line["other_gb"] == pytest.approx(10 - known, abs=0.02)
+    else:
+        assert "other_gb" not in line

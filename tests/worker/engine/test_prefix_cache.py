@@ -1,0 +1,98 @@
+"""The prefix cache of a stepped engine: the same tokens whatever was found, no block leaked."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.prefix_cache.host_store import HostBlockStore
+from baton.v1.worker_pb2 import GetAuditRequest, PrefixAudit
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
+
+BLOCK = 4
+
+
+NUMBERS = itertools.count(1)
+
+
+def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[int], int]:
+    """The tokens of a request, and how many tokens of its prompt were cached."""
+    name = next(NUMBERS).to_bytes(2, "little")
+    ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
+    command = prefill(ticket, name=name, tokens=len(prompt), most=most)
+    command.token_ids[:] = prompt
+    number = stepped.send(prefill=command)
+    stepped.records.clear()
+    deadline = time.monotonic() + 10
+    while "prefill_ended" not in stepped.of(number):  # the prompt may wait for a disk
+        stepped.run_out()
+        assert time.monotonic() < deadline
+    stepped.run_out()
+    first = next(e for e in stepped.events if e.id == number and e.prefill.HasField("first_token"))
+    return [r.token for r in stepped.records if r.has_token], first.prefill.first_token.cached_tokens
+
+
+def audit(stepped: SteppedEngine) -> PrefixAudit:
+    return stepped.ask(audit=GetAuditRequest()).audit.prefixes
+
+
+@pytest.mark.parametrize("chunk", [3, 8, 64])
+def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: SteppedEngine, chunk: int) -> None:
+    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk)
+    prompt = [(7 * i) % 60 + 3 for i in range(40)]
+    for shared in range(1, 22):
+        tokens = prompt[:shared] + [(11 * i + shared) % 60 + 3 for i in range(5)]
+        wanted, none = ask(truth, tokens)
+        assert none == 0
+        first, _ = ask(stepped, tokens)
+        again, cached = ask(stepped, tokens)
+        assert first == again == wanted
+        assert cached == (len(tokens) - 1) // BLOCK * BLOCK
+        stepped.assert_free()
+    stepped.close()
+
+
+def turn_while_the_disk_works(stepped: SteppedEngine) -> None:
+    """Lets the disk finish what it has been given."""
+    for _ in range(200):
+        stepped.turn()
+        time.sleep(0.001)
+
+
+def conversation(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 60) for _ in range(length)]
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("disk", [False, True])
+def test_evicted_blocks_come_back_from_the_tiers_behind(
+    tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
+) -> None:
+    """32 blocks on the device and five prompts of ten: each evicts earlier ones."""
+    block_bytes = truth.ask(audit=GetAuditRequest()).audit.block_bytes[0]
+    folder = str(tmp_path / "disk") if disk else None
+    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
+    store = stepped.engine.decode.prefix_cache._store  # type: ignore[union-attr]
+    assert isinstance(store, HostBlockStore)
+    if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
+        store._host = HostBlocks(store._host._cache, 12 * block_bytes)
+        store._room = 12
+    prompts = [conversation(40 + seed % 3, seed) for seed in range(5)]
+    for _ in range(3):
+        for prompt in prompts:
+            wanted, _ = ask(truth, prompt)
+            assert ask(stepped, prompt)[0] == wanted
+            stepped.assert_free()
+            if disk:
+                turn_while_the_disk_works(stepped)
+    found = audit(stepped)
+    assert found.evicted_blocks > 0
+    assert (found.disk_hits if disk else found.host_hits) > 0
+    assert found.disk_corrupt == 0
+    stepped.close()

@@ -1,0 +1,84 @@
+"""Detection of a hanging engine, and the front's answers while the engine is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import DescribeRequest, Load
+from services.common.processes.drain import Drain
+from services.worker.front import worker_servicer
+from services.worker.front.engine_handle import detect_hang
+from services.worker.front.worker_servicer import WorkerServicer
+
+
+async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:
+    heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
+    watching = asyncio.create_task(detect_hang(heartbeat))
+    for _ in range(6):
+        heartbeat.beat(0.005)
+        await asyncio.sleep(0.1)
+    stands_since = time.monotonic()
+    async with asyncio.timeout(10):
+        reason = await watching
+    assert time.monotonic() - stands_since > 1.8
+    assert "the engine made no progress for 2." in reason
+
+
+async def test_a_step_that_should_take_longer_is_waited_for() -> None:
+    heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
+    watching = asyncio.create_task(detect_hang(heartbeat))
+    heartbeat.beat(0.5)
+    await asyncio.sleep(3.0)
+    assert not watching.done()
+    watching.cancel()
+    assert heartbeat.read() == (1, 0.5)
+
+
+class SlowEngine:
+    """Answers when it is let, and counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self.gone = False
+
+    async def call(self, command: EngineCommand) -> EngineEvent:
+        self.asked += 1
+        await self.answers.wait()
+        if self.gone:
+            raise BatonError(ErrorKind.UNAVAILABLE, "the engine has ended")
+        return EngineEvent(load=Load(slots=8, free_slots=self.asked))
+
+
+class AbortedError(Exception):
+    """What a real context raises."""
+
+
+class Context:
+    async def abort(self, code: object, details: str, **rest: object) -> None:
+        raise AbortedError(details)
+
+
+async def test_describe_does_not_wait_for_a_busy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers with the last known load, and has one question at a time with the engine."""
+    monkeypatch.setattr(worker_servicer, "_LOAD_S", 0.01)
+    engine, request, context = SlowEngine(), DescribeRequest(), Context()
+    servicer = WorkerServicer(engine, WorkerIdentity(name="w"), ReadyEvent(), Drain())  # type: ignore[arg-type]
+    for _ in range(5):
+        answer = await servicer.Describe(request, context)  # type: ignore[arg-type]
+        assert (answer.identity.name, answer.load.slots) == ("w", 0)
+    assert engine.asked == 1
+    engine.answers.set()
+    assert (await servicer.Describe(request, context)).load.free_slots == 1  # type: ignore[arg-type]
+    assert (await servicer.Describe(request, context)).load.free_slots == 2  # type: ignore[arg-type]
+    engine.gone = True
+    with pytest.raises(AbortedError, match="the engine has ended"):
+        await servicer.Describe(request, context)  # type: ignore[arg-type]
