@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from deploy.helm.values_comments import CHART, read_values
-from services.common.config import DTYPE_SPELLINGS, EngineConfig, RouterSettings, TransferConfig
-from services.common.strict_model import StrictModel
+from services.common.config.router import RouterSettings
+from services.common.config.types import StrictModel
+from services.common.config.worker import EngineConfig, TransferConfig
 
 Schema = dict[str, Any]
 
@@ -44,7 +45,7 @@ def build() -> str:
     for name in ("types", "roles", "parts"):
         types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
     types["engine"] = _settings(EngineConfig)
-    types["engine"]["properties"]["dtype"]["enum"] += DTYPE_SPELLINGS
+    types["engine"]["properties"]["dtype"]["enum"] += ["bf16", "fp16", "fp32", "fp64"]
     types["transfer"] = _settings(TransferConfig)
     types["routerSettings"] = _settings(RouterSettings)
     expansion = _Expansion(types)

@@ -11,8 +11,9 @@ import promql_parser
 import pytest
 import yaml
 
-from services.common.histogram import EXPORTED_SECONDS
+from services.common.observability.histogram import EXPORTED_SECONDS
 from tests.deploy.chart import CHART, Object, case, render
+from tools.metrics_page import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -21,8 +22,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 @cache
 def _exported() -> set[str]:
     """Names of metrics in the code of routers and workers."""
-    text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "services").rglob("*.py"))
-    names = set(re.findall(r'"(baton_(?:router|worker)_[a-z0-9_]+)"', text))
+    names = {metric.name for families in FAMILIES.values() for metric in families}
     processes = {"process_resident_memory_bytes", "engine_process_resident_memory_bytes"}
     return names | {name + suffix for name in names for suffix in SUFFIXES} | processes
 
