@@ -13,13 +13,16 @@ from services.common.config.worker import WorkerConfig
 class SupervisionSettings(StrictModel):
     """The operator's settings of how workers are started and supervised."""
 
-    # local: start a Ray cluster; none: run without Ray.
-    ray_address: str = Field("local", min_length=1)
-    # A worker without a heartbeat for so long is killed.
-    hang_timeout_s: float = Field(5.0, gt=0)
-    # Absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; where an existing Ray
-    # cluster is joined (ray_address), each machine needs it, or the environment variables.
-    secrets_file: Path | None = None
+    ray_address: str = Field(
+        "local", min_length=1, description="local: start a Ray cluster; none: run without Ray"
+    )
+    hang_timeout_s: float = Field(5.0, gt=0, description="a worker without a heartbeat for so long is killed")
+    secrets_file: Path | None = Field(
+        None,
+        description="absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; "
+        "where an existing Ray cluster is joined (ray_address), each machine needs it, or "
+        "the environment variables",
+    )
 
     @property
     def on_another_ray(self) -> bool:
@@ -37,13 +40,12 @@ class SupervisionSettings(StrictModel):
 class ClusterConfig(SupervisionSettings):
     """Configuration of the process that starts the workers, on Ray or as children."""
 
-    # Random, so that several clusters can share one Ray.
-    cluster_id: str = Field(pattern="^[0-9a-z-]+$")
+    cluster_id: str = Field(
+        pattern="^[0-9a-z-]+$", description="random, so that several clusters can share one Ray"
+    )
     workers: tuple[WorkerConfig, ...]
-    # Unset: python -m services.worker.
-    worker_program: tuple[str, ...] = ()
-    # Secrets that are read on a worker's machine.
-    secret_names: tuple[str, ...] = ()
+    worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
+    secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

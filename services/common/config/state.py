@@ -13,10 +13,12 @@ NO_STATE = "none"
 class StateSettings(StrictModel):
     """The operator's settings of the soft state in Redis."""
 
-    # Unset: an embedded server; none: no state.
-    redis_url: str | None = Field(None, repr=False)
-    # Processes with one namespace form one cluster; unset: a random one.
-    namespace: str | None = Field(None, pattern="^[A-Za-z0-9_-]{1,64}$")
+    redis_url: str | None = Field(None, repr=False, description="unset: an embedded server; none: no state")
+    namespace: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9_-]{1,64}$",
+        description="processes with one namespace form one cluster; unset: a random one",
+    )
 
 
 class StateConfig(StrictModel):
@@ -24,9 +26,8 @@ class StateConfig(StrictModel):
 
     redis_url: str = Field(repr=False)
     namespace: str
-    # Precedes the names of its workers in the registry.
-    cluster_id: str = ""
-    # The server is the embedded one of `baton up`.
-    embedded: bool = False
-    # Hex; empty: a random one, so that no other router can read the journal.
-    journal_key: str = Field("", repr=False)
+    cluster_id: str = Field("", description="precedes the names of its workers in the registry")
+    embedded: bool = Field(False, description="the server is the embedded one of `baton up`")
+    journal_key: str = Field(
+        "", repr=False, description="hex; empty: a random one, so that no other router can read the journal"
+    )

@@ -17,37 +17,44 @@ from services.common.config.worker import EngineConfig, TransferConfig
 class UpConfig(StrictModel):
     """Configuration of `baton up`, from which `baton.cli` makes those of its children."""
 
-    # Folder, hub id, demo or random; unset: demo.
-    model: str | None = None
-    # Unset: the folder's name or the hub id.
-    served_model_name: str | None = None
-    # Prefill workers.
-    prefill: int | None = Field(None, ge=0)
-    # Decode workers.
-    decode: int | None = Field(None, ge=0)
-    # Workers of both roles.
-    both: int | None = Field(None, ge=0)
+    model: str | None = Field(None, description="folder, hub id, demo or random; unset: demo")
+    served_model_name: str | None = Field(None, description="unset: the folder's name or the hub id")
+    prefill: int | None = Field(None, ge=0, description="prefill workers")
+    decode: int | None = Field(None, ge=0, description="decode workers")
+    both: int | None = Field(None, ge=0, description="workers of both roles")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterSettings = RouterSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     state: StateSettings = StateSettings()
-    # Keys the hashes of cached blocks, which are found on disk after a restart with the same secret; unset:
-    # derived from cluster_secret.
-    prefix_secret: str | None = Field(None, min_length=16, repr=False)
-    # Metrics port of the first worker, each further one has the next; 0: any free port.
-    worker_metrics_port: int = Field(0, ge=0, le=65535)
-    # Authenticates router and workers to each other; unset: random. A `baton worker` that joins needs the
-    # same.
-    cluster_secret: str | None = Field(None, min_length=MIN_SECRET_LENGTH, repr=False)
-    # File with the cluster secret.
-    cluster_secret_file: Path | None = None
-    # Consecutive restarts of a router that runs for less than a minute; then all is stopped.
-    router_restarts: int = Field(8, ge=0)
-    # Longest start of one process.
-    start_timeout_s: float = Field(600.0, gt=0)
-    # Longest drain at a stop.
-    drain_s: float = Field(DRAIN_S, ge=0, le=24)
+    prefix_secret: str | None = Field(
+        None,
+        min_length=16,
+        repr=False,
+        description="keys the hashes of cached blocks, which are found on disk after a restart with the "
+        "same secret; unset: derived from cluster_secret",
+    )
+    worker_metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="metrics port of the first worker, each further one has the next; 0: any free port",
+    )
+    cluster_secret: str | None = Field(
+        None,
+        min_length=MIN_SECRET_LENGTH,
+        repr=False,
+        description="authenticates router and workers to each other; unset: random. A `baton worker` "
+        "that joins needs the same",
+    )
+    cluster_secret_file: Path | None = Field(None, description="file with the cluster secret")
+    router_restarts: int = Field(
+        8,
+        ge=0,
+        description="consecutive restarts of a router that runs for less than a minute; then all is stopped",
+    )
+    start_timeout_s: float = Field(600.0, gt=0, description="longest start of one process")
+    drain_s: float = Field(DRAIN_S, ge=0, le=24, description="longest drain at a stop")
     log_level: LogLevel = "info"
 
     @property

@@ -32,59 +32,88 @@ class EngineConfig(StrictModel):
     """Configuration of an engine process, of any role."""
 
     device: Device = "auto"
-    # Index among the GPUs that CUDA shows; unset: round robin, the first for a single worker.
-    device_index: int | None = Field(None, ge=0)
+    device_index: int | None = Field(
+        None,
+        ge=0,
+        description="index among the GPUs that CUDA shows; unset: round robin, the first for a single worker",
+    )
     dtype: DType = "auto"
     numerics: Numerics = "auto"
     weights: Weights = "file"
-    # Seed of --weights random, the same on every worker.
-    weights_seed: int = Field(0, ge=0)
-    # Folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache.
-    kernel_cache: str | None = None
-    # Tokens of a KV block; unset: 64 on a GPU, 16 on a CPU.
-    block_tokens: int | None = Field(None, ge=1, le=1024)
-    # Share of a GPU's memory that its workers use together, in equal parts.
-    gpu_memory: float = Field(0.9, gt=0, le=1)
-    # Most workers that share a GPU; unset: one, or all of them where there is one GPU.
-    gpu_workers: int | None = Field(None, ge=1)
-    # Links to other workers that GPU memory is reserved for, up to 256 MiB each; unset: one to each worker
-    # that hands sequences over to it, with NCCL also to each that it hands over to.
-    gpu_links: int | None = Field(None, ge=0)
-    # Memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves.
-    kv_memory_mb: int | None = Field(None, ge=1)
-    # KV blocks of each cache group; unset: by memory.
-    kv_blocks: int | None = Field(None, ge=2)
-    # Most concurrent sequences of a decode worker; unset: 16 on a CPU, on a GPU as many of 1,024 tokens as
-    # its KV blocks have room for, from 16 to 256.
-    slots: int | None = Field(None, ge=1, le=4096)
-    # Most prompt tokens of a prefill step; unset: 256, on a GPU 2048.
-    chunk_tokens: int | None = Field(None, ge=1)
-    # Longest expected duration of a prefill step; while others arrive, a prompt that needs several steps gets
-    # half of each.
-    prefill_step_ms: float = Field(25.0, gt=0)
-    # A prompt that has waited so long gets at least an eighth of the steps' time.
-    prefill_age_cap_ms: float = Field(2000.0, ge=0)
-    # Run prefill steps of up to 1,024 rows as CUDA graphs on a GPU.
-    prefill_graphs: bool = True
-    # Unset: the model's own.
-    max_context_tokens: int | None = Field(None, ge=2)
-    # Most top logprobs that a request may ask for; 0: no logprobs.
-    max_logprobs: int = Field(20, ge=0, le=20)
-    # Host memory for KV blocks of swapped-out sequences; 0: sequences are preempted instead.
-    host_kv_mb: int = Field(512, ge=0)
-    # Output tokens to reserve KV blocks for; more are allocated as the sequence grows; unset: the 90th
-    # percentile of recent output lengths.
-    reserve_output_tokens: int | None = Field(None, ge=1)
-    # Reuse the KV blocks of common prompt prefixes.
-    prefix_cache: bool = True
-    # Host memory for cached blocks that are evicted from the device; 0: none.
-    prefix_host_mb: int = Field(0, ge=0)
-    # Folder for cached blocks that are evicted from host memory; unset: none.
-    prefix_disk_dir: str | None = None
-    # Disk space for them, for each worker.
-    prefix_disk_mb: int = Field(4096, ge=1)
-    # Most prefills of a worker, queued or running.
-    prefill_queue: int = Field(256, ge=1)
+    weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
+    kernel_cache: str | None = Field(
+        None, description="folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache"
+    )
+    block_tokens: int | None = Field(
+        None, ge=1, le=1024, description="tokens of a KV block; unset: 64 on a GPU, 16 on a CPU"
+    )
+    gpu_memory: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory that its workers use together, in equal parts"
+    )
+    gpu_workers: int | None = Field(
+        None,
+        ge=1,
+        description="most workers that share a GPU; unset: one, or all of them where there is one GPU",
+    )
+    gpu_links: int | None = Field(
+        None,
+        ge=0,
+        description="links to other workers that GPU memory is reserved for, up to 256 MiB each; unset: "
+        "one to each worker that hands sequences over to it, with NCCL also to each that it "
+        "hands over to",
+    )
+    kv_memory_mb: int | None = Field(
+        None, ge=1, description="memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves"
+    )
+    kv_blocks: int | None = Field(None, ge=2, description="KV blocks of each cache group; unset: by memory")
+    slots: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="most concurrent sequences of a decode worker; unset: 16 on a CPU, on a GPU as many "
+        "of 1,024 tokens as its KV blocks have room for, from 16 to 256",
+    )
+    chunk_tokens: int | None = Field(
+        None, ge=1, description="most prompt tokens of a prefill step; unset: 256, on a GPU 2048"
+    )
+    prefill_step_ms: float = Field(
+        25.0,
+        gt=0,
+        description="longest expected duration of a prefill step; while others arrive, a prompt that "
+        "needs several steps gets half of each",
+    )
+    prefill_age_cap_ms: float = Field(
+        2000.0,
+        ge=0,
+        description="a prompt that has waited so long gets at least an eighth of the steps' time",
+    )
+    prefill_graphs: bool = Field(
+        True, description="run prefill steps of up to 1,024 rows as CUDA graphs on a GPU"
+    )
+    max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
+    max_logprobs: int = Field(
+        20, ge=0, le=20, description="most top logprobs that a request may ask for; 0: no logprobs"
+    )
+    host_kv_mb: int = Field(
+        512,
+        ge=0,
+        description="host memory for KV blocks of swapped-out sequences; 0: sequences are preempted instead",
+    )
+    reserve_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="output tokens to reserve KV blocks for; more are allocated as the sequence grows; "
+        "unset: the 90th percentile of recent output lengths",
+    )
+    prefix_cache: bool = Field(True, description="reuse the KV blocks of common prompt prefixes")
+    prefix_host_mb: int = Field(
+        0, ge=0, description="host memory for cached blocks that are evicted from the device; 0: none"
+    )
+    prefix_disk_dir: str | None = Field(
+        None, description="folder for cached blocks that are evicted from host memory; unset: none"
+    )
+    prefix_disk_mb: int = Field(4096, ge=1, description="disk space for them, for each worker")
+    prefill_queue: int = Field(256, ge=1, description="most prefills of a worker, queued or running")
 
     @model_validator(mode="after")
     def _disk_is_behind_the_host(self) -> EngineConfig:
@@ -110,23 +139,34 @@ class EngineConfig(StrictModel):
 class TransferConfig(StrictModel):
     """Links between workers."""
 
-    # ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both workers can use it, else
-    # grpc.
-    transport: Transport = "auto"
-    # Wire quantization of KV: native: none, fp8 and int8: eight bits an element with a scale for each token
-    # and head, which halves the bytes of 16-bit KV and loses some precision; quantized KV is sent through
-    # host memory.
-    kv_wire: KVWire = "native"
+    transport: Transport = Field(
+        "auto",
+        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both "
+        "workers can use it, else grpc",
+    )
+    kv_wire: KVWire = Field(
+        "native",
+        description="wire quantization of KV: native: none, fp8 and int8: eight bits an element with a "
+        "scale for each token and head, which halves the bytes of 16-bit KV and loses some "
+        "precision; quantized KV is sent through host memory",
+    )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
-    # Staging pieces of a link at its receiver.
-    window_pieces: int = Field(32, ge=2, le=65536)
-    # Longest wait for a peer's answer.
-    peer_timeout_s: float = Field(10.0, gt=0)
-    # Where a decode worker listens for links over grpc or nccl; 0: any free port. The first worker of `baton
-    # up` gets this port, each further one the next.
-    transfer_port: int = Field(0, ge=0, le=65535)
-    # Where a decode worker listens for the frames of nccl links; 0: any free port; further workers as above.
-    frames_port: int = Field(0, ge=0, le=65535)
+    window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces of a link at its receiver")
+    peer_timeout_s: float = Field(10.0, gt=0, description="longest wait for a peer's answer")
+    transfer_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where a decode worker listens for links over grpc or nccl; 0: any free port. The "
+        "first worker of `baton up` gets this port, each further one the next",
+    )
+    frames_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where a decode worker listens for the frames of nccl links; 0: any free port; "
+        "further workers as above",
+    )
 
     def of_worker(self, index: int) -> TransferConfig:
         """The configuration of the `index`-th of several workers, whose ports are higher by `index`."""
@@ -153,26 +193,22 @@ class WorkerConfig(StrictModel):
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     role: Role
     model: str
-    # The cluster within which its name is unique.
-    cluster_id: str = ""
+    cluster_id: str = Field("", description="the cluster within which its name is unique")
     host: str = "127.0.0.1"
-    # 0: any free port, reported when ready.
-    port: int = Field(0, ge=0, le=65535)
-    # 0: any free port; null: no metrics.
-    metrics_port: int | None = Field(0, ge=0, le=65535)
-    # The model's name in the API; a router uses only workers with its own name; unset: the folder's name.
-    served_model_name: str | None = None
-    # How often its supervisor has restarted this worker.
-    restarts: int = Field(0, ge=0)
+    port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
+    metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
+    served_model_name: str | None = Field(
+        None,
+        description="the model's name in the API; a router uses only workers with its own name; unset: "
+        "the folder's name",
+    )
+    restarts: int = Field(0, ge=0, description="how often its supervisor has restarted this worker")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
-    # Unset: the worker is not registered.
-    state: StateConfig | None = None
-    # Keys the hashes of cached blocks; unset: random.
-    prefix_secret: str = Field("", repr=False)
+    state: StateConfig | None = Field(None, description="unset: the worker is not registered")
+    prefix_secret: str = Field("", repr=False, description="keys the hashes of cached blocks; unset: random")
     cluster_secret: str = ClusterSecret
-    # Longest drain at a stop.
-    drain_s: float = Field(DRAIN_S, ge=0)
+    drain_s: float = Field(DRAIN_S, ge=0, description="longest drain at a stop")
     log_level: LogLevel = "info"
 
     @property
