@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
+from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
@@ -43,9 +43,6 @@ from services.router.workers.placement import Placement
 from services.router.workers.pools import Pools
 from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from services.common.config.router import RouterConfig
 
 _STOP_GRACE_S = 1.0
 # The largest request of AdminService names a worker or a pool.

@@ -19,8 +19,8 @@ from torch import Tensor
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
+from baton.engine.rings.step_shape import StepShape
 from baton.engine.sampling.slot_sampler import SlotSampler
-from baton.engine.step_shape import StepShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.engine.rings.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
 from baton.engine.rings.mailbox import HEADER_BYTES, Mailbox, mailbox_bytes
 from baton.engine.rings.output_ring import RING_HEADER_BYTES, RingReader, RingWriter, ring_bytes
-from baton.engine.step_shape import StepShape
+from baton.engine.rings.step_shape import StepShape
 
 _PAGE = 4096
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
@@ -21,15 +22,11 @@ from baton.v1.admin_pb2 import (
 from baton.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from services.common.errors import abort
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.observability.status import Status
-    from services.router.workers.directory import Directory
-    from services.router.workers.pools import Pools
-    from services.router.workers.worker import Worker
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.observability.status import Status
+from services.router.workers.directory import Directory
+from services.router.workers.pools import Pools
+from services.router.workers.worker import Worker
 
 ADMIN_SERVICE_NAME = DESCRIPTOR.services_by_name["AdminService"].full_name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,13 +22,11 @@ from baton.v1.router_pb2 import (
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
 from services.router.formats.generate_message import MessageT, parse_message
+from services.router.lifecycle.admission import Admission
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.observability.status import Status
+from services.router.request.request import Delta, Request
 from services.router.request.sizes import LARGE_BYTES
-
-if TYPE_CHECKING:
-    from services.router.lifecycle.admission import Admission
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.observability.status import Status
-    from services.router.request.request import Delta, Request
 
 SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
 

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import Send
 
 from baton.errors import ErrorKind, FieldError
 from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
+from services.router.formats.openai_fields import SamplingBody
 from services.router.http.body import CancelOnDisconnect
 from services.router.http.errors import HANDLERS
 from services.router.http.server import http_app
+from services.router.lifecycle.admission import Admission
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.lifecycle.readiness import Readiness
 from services.router.request import sizes
+from services.router.request.request import Request
 from services.router.tokenization import helper_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.requests import Request as HttpRequest
-    from starlette.routing import BaseRoute
-    from starlette.types import Send
-
-    from services.router.formats.openai_fields import SamplingBody
-    from services.router.lifecycle.admission import Admission
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.lifecycle.readiness import Readiness
-    from services.router.request.request import Request
 
 
 class HttpApi:

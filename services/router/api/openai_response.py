@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.types import Send
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.formats.json_bodies import encode, send_json
 from services.router.formats.openai_fields import StreamOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.types import Send
-
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.request.request import Delta, Request
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.request.request import Delta, Request
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from baton.v1.router_pb2 import GenerateRequest
 from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ParsedRequest
-
-if TYPE_CHECKING:
-    from baton.v1.router_pb2 import GenerateRequest
 
 MessageT = TypeVar("MessageT", bound=Message)
 

@@ -7,12 +7,10 @@ import itertools
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+
+from starlette.types import Send
 
 from baton.errors import FieldError
-
-if TYPE_CHECKING:
-    from starlette.types import Send
 
 # List items encoded at once. With 20 logprobs each that takes about 1 ms.
 _BATCH = 32

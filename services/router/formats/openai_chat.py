@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FailFast
 
@@ -11,9 +11,7 @@ from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody
 from services.router.formats.openai_logprobs import chat_logprobs
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
-
-if TYPE_CHECKING:
-    from services.router.text.token_texts import TokenTexts
+from services.router.text.token_texts import TokenTexts
 
 _CHAT_NEUTRAL: Neutral = {
     **NEUTRAL,

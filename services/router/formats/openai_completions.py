@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id
 from services.router.formats.openai_logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
-
-if TYPE_CHECKING:
-    from services.router.text.token_texts import TokenTexts
+from services.router.text.token_texts import TokenTexts
 
 MAX_CHOICES = 1024
 

@@ -6,15 +6,11 @@ JSON has no infinity: a token with probability 0 has the logprob -9999, as in Op
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from baton.v1.types_pb2 import Logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from services.router.request.request import Delta, Request
-    from services.router.text.token_texts import TokenTexts
+from services.router.request.request import Delta, Request
+from services.router.text.token_texts import TokenTexts
 
 LEAST_LOGPROB = -9999.0
 

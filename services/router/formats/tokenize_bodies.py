@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -12,10 +12,8 @@ from services.router.formats.openai_chat import ChatFields, Messages
 from services.router.formats.openai_fields import Body, Neutral
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
-
-if TYPE_CHECKING:
-    from services.router.request.validate import RequestLimits
-    from services.router.text.tokenizer import ModelTokenizer
+from services.router.request.validate import RequestLimits
+from services.router.text.tokenizer import ModelTokenizer
 
 
 class TokenizeBody(ChatFields):

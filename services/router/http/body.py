@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from baton.errors import FieldError
 from services.common.errors import openai_body
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.types import Receive, Scope, Send
 
 _LINGER_S = 1.0
 # The longest Content-Length that is parsed.

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from services.common.config.router import ConnectionLimits
+from services.common.config.router import ConnectionLimits
 
 # Connections above the limit, each for one short response.
 RESERVE = 32

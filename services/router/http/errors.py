@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import http_status, openai_body
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from starlette.requests import Request as HttpRequest
 
 _RETRY_AFTER_S = "1"
 

@@ -13,23 +13,18 @@ application puts into the scope's state (`deadline`, on the event loop's clock),
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.http.connections import Connections, client_address
 from services.router.http.errors import error_response
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-    from uvicorn.config import Config
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-    from uvicorn.server import ServerState
-
 
 # Bytes passed to the parser at once, so that an endless header is noticed early.
 _SLICE = 16 * 1024

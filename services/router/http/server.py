@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from baton.addresses import join_address
 from services.common.config.router import ConnectionLimits
@@ -16,13 +20,6 @@ from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.protocol import LimitedProtocol
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp
 
 _START_POLL_S = 0.005
 _GRACE_S = 2

@@ -13,24 +13,21 @@ import asyncio
 import contextlib
 import secrets
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from baton.errors import BatonError
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
+from services.router.lifecycle.observations import Observations
 from services.router.request import validate
 from services.router.request.request import Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
+from services.router.text.model_info import ModelInfo
 from services.router.text.stop_strings import automaton_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from services.router.formats.openai_chat import ChatBody
-    from services.router.formats.openai_completions import CompletionBody
-    from services.router.lifecycle.observations import Observations
-    from services.router.text.model_info import ModelInfo
-    from services.router.tokenization.request_reader import Body, RequestReader
-    from services.router.tokenization.tokenizer_pool import TokenizerPool
-    from services.router.workers.pools import Pools
+from services.router.tokenization.request_reader import Body, RequestReader
+from services.router.tokenization.tokenizer_pool import TokenizerPool
+from services.router.workers.pools import Pools
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024

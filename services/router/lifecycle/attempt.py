@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket
 from baton.v1.router_pb2 import Stage
 from baton.v1.types_pb2 import FinishReason
 from services.router.lifecycle.attempt_calls import PREFILL_END_S, AttemptCalls
+from services.router.lifecycle.output_state import OutputState
+from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish
+from services.router.workers.placement import Claim
+from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 from services.router.workers.worker_error import RETRIED_KINDS
-
-if TYPE_CHECKING:
-    from baton.v1.decode_pb2 import Ticket
-    from services.router.lifecycle.output_state import OutputState
-    from services.router.lifecycle.timeline import RequestTimeline
-    from services.router.workers.placement import Claim
-    from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 
 # An early prefill is sent so many seconds before the slot is reserved: then the two calls do not delay each
 # other, and the ticket still arrives before the first token.

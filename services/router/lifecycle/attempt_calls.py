@@ -7,8 +7,6 @@ decode has answered the cancel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import grpc
 import grpc.aio
 
@@ -18,15 +16,13 @@ from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, Ticket, Ticke
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
+from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall, remaining_s
+from services.router.request.request import Request
+from services.router.workers.cancels import Cancels
+from services.router.workers.placement import Claim
 from services.router.workers.token_stream import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
-
-if TYPE_CHECKING:
-    from services.router.lifecycle.output_state import OutputState
-    from services.router.request.request import Request
-    from services.router.workers.cancels import Cancels
-    from services.router.workers.placement import Claim
 
 RESERVE_S = 5.0
 _GIVE_TICKET_S = 5.0

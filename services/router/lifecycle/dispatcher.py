@@ -6,16 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from baton.errors import BatonError, ErrorKind
+from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
 from services.router.request.request import Delta, Request
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-
-    from services.router.lifecycle.outbox import Outbox
 
 _CANCELS_S = 5.0
 

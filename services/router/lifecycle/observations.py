@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from baton.errors import ErrorKind
+from baton.v1.router_pb2 import RequestTrace, Usage
 from services.common.observability.histogram import Histogram, tokens_histogram
 from services.common.observability.logs import get_log
+from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish
-
-if TYPE_CHECKING:
-    from baton.errors import ErrorKind
-    from baton.v1.router_pb2 import RequestTrace, Usage
-    from services.router.lifecycle.timeline import RequestTimeline
 
 # The outcome of a request whose client disconnected or cancelled.
 CANCELLED = "cancelled"

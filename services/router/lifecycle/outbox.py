@@ -6,17 +6,13 @@ outboxes hold together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
+from baton.state import Receipt
+from baton.v1.router_pb2 import RequestTrace, Usage
 from services.router.request.request import Delta, Finish
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
-    from baton.state import Receipt
-    from baton.v1.router_pb2 import RequestTrace, Usage
 
 # Of a Python object and the reference to it.
 _OBJECT_BYTES = 40

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import SequenceOutput
+from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
 from baton.v1.router_pb2 import Stage, Usage
 from baton.v1.types_pb2 import FinishReason, Logprobs
+from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish, Request
+from services.router.text.output_text import OutputText
 from services.router.workers.worker_error import internal_error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from baton.v1.decode_pb2 import SequenceOutput
-    from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
-    from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.outbox import Outbox
-    from services.router.lifecycle.timeline import RequestTimeline
-    from services.router.text.output_text import OutputText
 
 # Finish reasons that a later report does not replace.
 _FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
+from services.router.lifecycle.output_state import OutputState
+from services.router.request.request import Request
+from services.router.workers.placement import PrefillClaim
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
-if TYPE_CHECKING:
-    from baton.v1.decode_pb2 import Ticket
-    from services.router.lifecycle.output_state import OutputState
-    from services.router.request.request import Request
-    from services.router.workers.placement import PrefillClaim
-
-    Call = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]
+Call = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]
 
 _log = get_log("attempt")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.workers.placement import Placement
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.workers.placement import Placement
 
 
 class Readiness:

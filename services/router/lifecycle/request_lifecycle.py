@@ -18,9 +18,9 @@ needs prefill alone, without steps 2, 4, 5 and 6.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import Journal, JournalRecord
@@ -35,16 +35,12 @@ from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish, Request
+from services.router.text.output_text import OutputText
+from services.router.workers.cancels import Cancels
+from services.router.workers.placement import Claim
+from services.router.workers.prefix_affinity import PrefixAffinity, PromptBlocks
+from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from services.router.text.output_text import OutputText
-    from services.router.workers.cancels import Cancels
-    from services.router.workers.placement import Claim
-    from services.router.workers.prefix_affinity import PrefixAffinity, PromptBlocks
-    from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 
 # Requests have no tenants yet.
 _TENANT = ""

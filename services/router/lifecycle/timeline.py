@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from baton.v1.router_pb2 import RequestTrace, Stage, StageTime
-
-if TYPE_CHECKING:
-    from services.router.request.request import Request
+from services.router.request.request import Request
 
 
 class RequestTimeline:

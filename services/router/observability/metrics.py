@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.state import State
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
-from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
+from services.common.observability.metrics import (
+    Metric,
+    Samples,
+    ScrapedCollector,
+    collect,
+    process_metrics,
+    render,
+)
+from services.router.observability.status import Status
 from services.router.workers.worker import Worker, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.requests import Request as HttpRequest
-
-    from baton.state import State
-    from services.common.observability.metrics import Samples
-    from services.router.observability.status import Status
 
 
 def _by_key(counts: Counter[str]) -> Samples:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -16,26 +16,22 @@ from baton.v1.admin_pb2 import (
     WorkerAudit,
     WorkerStatus,
 )
+from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
+from services.router.http.connections import Connections
+from services.router.lifecycle.admission import ServedModel
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.outbox import UnreadBudget
+from services.router.lifecycle.readiness import Readiness
+from services.router.observability.store import Store
 from services.router.observability.window import LONGEST_S, Window
+from services.router.workers.cancels import Cancels
+from services.router.workers.directory import Directory
+from services.router.workers.pools import Pools
+from services.router.workers.waiting_queue import WaitingQueue
 from services.router.workers.worker import Peer, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from baton.v1.router_pb2 import RouterStatus
-    from services.router.http.connections import Connections
-    from services.router.lifecycle.admission import ServedModel
-    from services.router.lifecycle.dispatcher import Dispatcher
-    from services.router.lifecycle.observations import Observations
-    from services.router.lifecycle.outbox import UnreadBudget
-    from services.router.lifecycle.readiness import Readiness
-    from services.router.observability.store import Store
-    from services.router.workers.cancels import Cancels
-    from services.router.workers.directory import Directory
-    from services.router.workers.pools import Pools
-    from services.router.workers.waiting_queue import WaitingQueue
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0

@@ -6,16 +6,12 @@ Without a configured store there is no registry and no journal; everything else 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from baton.errors import BatonError
 from baton.state import Journal, Member, State
 from baton.v1.admin_pb2 import StoreStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from services.common.config.state import StateConfig
+from services.common.config.state import StateConfig
 
 # At shutdown, the time to write pending journal entries, if Redis is available.
 _CLOSE_S = 0.5

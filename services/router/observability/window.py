@@ -6,13 +6,10 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from baton.v1.router_pb2 import Latency, RouterStatus
 from services.common.observability.histogram import SECONDS, quantile
-
-if TYPE_CHECKING:
-    from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.observations import Observations
 
 LONGEST_S = 60
 _TICK_S = 1.0

@@ -12,22 +12,17 @@ those of the most likely tokens. An echoed prompt counts as well.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sized
-from typing import TYPE_CHECKING
+from collections.abc import Sequence, Sized
 
 from baton.errors import FieldError
+from baton.v1.router_pb2 import GenerateRequest
+from services.router.request.request import Request
 from services.router.request.validate import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     context_exceeded,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from baton.v1.router_pb2 import GenerateRequest
-    from services.router.request.request import Request
 
 LARGE_BYTES = 64 * 1024
 # For /tokenize and /detokenize, whose responses are several times as large as their bodies.

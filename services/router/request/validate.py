@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import secrets
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.router.request.request import Chat, ParsedRequest
+from services.router.request.request import Chat, ParsedRequest
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
 DEFAULT_MAX_TOKENS = 16

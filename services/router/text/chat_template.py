@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.request.request import Chat
 from services.router.text.control_tokens import ControlTokens, cut, strings_of, unused_separator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from services.router.request.request import Chat
-
 
 _LONGEST_REASON = 200
 # Variables that a client must not set: those with fields of their own, the environment's, special tokens.

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tokenizers import Tokenizer
+from tokenizers import Tokenizer
 
 # Some vocabularies mark only some of their control tokens as special: DeepSeek's <|User|> is not marked.
 _CONTROL_SPELLING = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)

@@ -10,12 +10,9 @@ With a byte-level tokenizer the deltas concatenate to exactly the decoding of al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tokenizers import Tokenizer
+from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 # A character has at most so many bytes before its last one.

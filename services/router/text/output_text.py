@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from services.router.request.request import Request
+from services.router.text.detokenizer import Detokenizer
 from services.router.text.stop_strings import StopStrings
-
-if TYPE_CHECKING:
-    from services.router.request.request import Request
-    from services.router.text.detokenizer import Detokenizer
 
 
 class OutputText:

@@ -14,11 +14,8 @@ strings of 1,024 characters.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _NO_CHILD = ""  # which no character equals
 ROOT = 0

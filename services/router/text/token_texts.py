@@ -7,10 +7,8 @@ A token may be part of a character in byte-level vocabularies. OpenAI's API writ
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -6,21 +6,17 @@ tokenizer's `encode_batch_fast` releases the GIL, `encode` and `decode` do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.request.request import Chat, ParsedRequest
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
 from services.router.text.detokenizer import Detokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from services.router.request.request import Chat, ParsedRequest
-    from services.router.text.model_info import ModelInfo
+from services.router.text.model_info import ModelInfo
 
 
 class ModelTokenizer:

@@ -6,13 +6,11 @@ u32 header length, u32 number of parts, u64 length of each part, header, parts
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _LENGTH = struct.Struct("<I")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
@@ -25,11 +25,9 @@ from services.router.formats.tokenize_bodies import (
     tokenize_response,
 )
 from services.router.request import sizes, validate
+from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
-
-if TYPE_CHECKING:
-    from services.router.request.request import ParsedRequest
-    from services.router.text.tokenizer import ModelTokenizer
+from services.router.text.tokenizer import ModelTokenizer
 
 # The largest request without its prompt. Its longest fields are stop strings.
 MAX_REST_BYTES = 512 * 1024

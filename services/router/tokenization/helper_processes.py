@@ -14,19 +14,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.parent_death import tied
 from services.common.observability.logs import get_log
+from services.router.request.validate import RequestLimits
 from services.router.tokenization.helper_frames import receive_frame, send_frame
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.router.request.validate import RequestLimits
 
 _MODULE = "services.router.tokenization.helper_process"
 # Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.

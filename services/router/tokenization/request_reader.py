@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.generate_message import parse_message, parsed_request
@@ -14,14 +14,10 @@ from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
+from services.router.request.validate import RequestLimits
 from services.router.tokenization import helper_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from services.router.request.validate import RequestLimits
-    from services.router.tokenization.helper_jobs import Job
-    from services.router.tokenization.tokenizer_pool import TokenizerPool
+from services.router.tokenization.helper_jobs import Job
+from services.router.tokenization.tokenizer_pool import TokenizerPool
 
 Body = bytes | bytearray
 # Ids converted to Python integers at once, so that the GIL is held for less than 1 ms.

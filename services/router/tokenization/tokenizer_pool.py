@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from baton.errors import BatonError, ErrorKind
+from services.router.request.request import ParsedRequest, Request
 from services.router.request.sizes import LARGE_TOKENS
+from services.router.request.validate import RequestLimits
 from services.router.text.output_text import OutputText
 from services.router.text.token_texts import TokenTexts
+from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization import helper_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from services.router.request.request import ParsedRequest, Request
-    from services.router.request.validate import RequestLimits
-    from services.router.text.tokenizer import ModelTokenizer
-    from services.router.tokenization.helper_processes import HelperProcesses
+from services.router.tokenization.helper_processes import HelperProcesses
 
 T = TypeVar("T")
 # Decoding with offsets goes token by token in Python, so a thread decodes fewer ids.

@@ -7,12 +7,8 @@ one by one until the large request fits; the other workers are not affected.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from services.router.workers.worker import Worker
+from services.router.workers.worker import Worker
 
 # Turn and order of arrival. Lower positions are placed first.
 QueuePosition = tuple[int, int]

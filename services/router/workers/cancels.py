@@ -10,20 +10,16 @@ for it is an orphan, and is cancelled too.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
 
 from baton.v1.decode_pb2 import CancelRequest
+from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from baton.v1.types_pb2 import Attempt
-    from services.router.workers.placement import Claim
-    from services.router.workers.worker import Worker
+from services.router.workers.placement import Claim
+from services.router.workers.worker import Worker
 
 _CALL_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0

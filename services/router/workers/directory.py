@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 
+from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import channel_options
@@ -21,11 +22,6 @@ from services.common.rpc.internal_rpc import internal_channel
 from services.router.workers.liveness import CHECK_INTERVAL_S
 from services.router.workers.token_stream import follow
 from services.router.workers.worker import Peer, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from baton.v1.types_pb2 import Attempt
 
 HEARTBEAT_S = 0.5
 # Long enough for a worker that stalls for a second.

@@ -8,16 +8,12 @@ stays as long as it answers, since it may only have lost its connection to Redis
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from baton.addresses import is_loopback, split_address
+from baton.state import Member
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from baton.state import Member
-    from services.router.workers.directory import Directory
+from services.router.workers.directory import Directory
 
 _WORKERS = ("prefill", "decode", "both")
 

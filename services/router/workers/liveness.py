@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 # A worker that is silent for longer is lost. One that stalls for a second is silent for 1.5 s at most, since
 # it sends and answers every half second. gRPC's keepalive breaks a dead connection after 2.25 s, which

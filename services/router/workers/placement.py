@@ -11,19 +11,15 @@ longest cached prefix wins, unless that worker's queue is longer by more than th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from services.router.request.request import ClientCall
+from services.router.workers.directory import Directory
 from services.router.workers.pools import Pools, bind
+from services.router.workers.worker import Worker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from services.router.request.request import ClientCall
-    from services.router.workers.directory import Directory
-    from services.router.workers.worker import Worker
-
-    Cached = Callable[[Worker], int]
-    MayUse = Callable[[Worker], bool]
+Cached = Callable[[Worker], int]
+MayUse = Callable[[Worker], bool]
 
 
 class PrefillClaim:

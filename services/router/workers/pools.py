@@ -11,18 +11,13 @@ A request is bound to the pool of its first attempt, and to the weight formats t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from services.router.request.request import ClientCall
-    from services.router.workers.worker import Worker
-
+from services.router.request.request import ClientCall
+from services.router.workers.worker import Worker
 
 _log = get_log("pools")
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from baton.block_hash import BlockHasher
 from baton.errors import BatonError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from baton.state import State
-    from services.router.workers.worker import Worker
+from baton.state import State
+from services.router.workers.worker import Worker
 
 # Longer prompts are hashed in a thread: on the event loop they would delay every stream by 1 ms or more.
 _LONG_TOKENS = 4096

@@ -8,7 +8,7 @@ lost by `Worker.check_liveness`, whether its stream is open or not.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -17,12 +17,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import AttachRequest, Position, SequenceOutput, SubscribeRequest, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
+from services.router.workers.worker import AttemptOutput, Worker
 from services.router.workers.worker_error import WorkerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from services.router.workers.worker import AttemptOutput, Worker
 
 _OPEN_S = 2.0
 _ATTACH_S = 2.0

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
+from services.router.request.request import ClientCall
 from services.router.workers.block_wait import BlockWait, QueuePosition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from services.router.request.request import ClientCall
-    from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
-    from services.router.workers.worker import Worker
+from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
+from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 

@@ -8,27 +8,26 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
+
+import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import WorkerState
+from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.types_pb2 import Attempt, WorkerRole
+from baton.v1.worker_pb2 import DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.worker_error import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import grpc.aio
-
-    from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
     from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
-    from baton.v1.worker_pb2 import DescribeResponse
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
 # A worker that had no room gets no new work for so long,

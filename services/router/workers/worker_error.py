@@ -5,14 +5,11 @@ Clients do not get names, addresses or incarnations of workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import grpc
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import from_grpc
 from services.common.observability.logs import get_log
-
-if TYPE_CHECKING:
-    import grpc
 
 _log = get_log("dispatch")
 

@@ -15,13 +15,13 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Limits
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
-from services.worker.engine.decode.reservation import Admission, Reservation
-from services.worker.engine.request_parameters import (
+from services.worker.engine.common.request_parameters import (
     check_token_ids,
     first_logprobs_of,
     limits_of,
     sampling_of,
 )
+from services.worker.engine.decode.reservation import Admission, Reservation
 from services.worker.engine.startup.model_loader import LoadedModel
 
 

@@ -13,13 +13,13 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
+from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.decode.admission import AdmissionChecks
 from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.startup.model_loader import LoadedModel
-from services.worker.engine.step_clock import StepClock
 
 
 class DecodeSide:

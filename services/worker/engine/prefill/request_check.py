@@ -11,7 +11,7 @@ from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
-from services.worker.engine.request_parameters import check_token_ids, limits_of, sampling_of
+from services.worker.engine.common.request_parameters import check_token_ids, limits_of, sampling_of
 from services.worker.engine.startup.model_loader import LoadedModel
 
 

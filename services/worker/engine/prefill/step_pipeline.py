@@ -20,8 +20,8 @@ from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine.logprobs import logprobs_message
+from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
-from services.worker.engine.step_clock import StepClock
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that
 # end from then on, and everything else on them waits behind.

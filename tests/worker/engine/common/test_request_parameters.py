@@ -13,7 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import LogitBias, TokenLogprob
-from services.worker.engine.request_parameters import first_logprobs_of, limits_of, sampling_of
+from services.worker.engine.common.request_parameters import first_logprobs_of, limits_of, sampling_of
 
 VOCAB = 1000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.engine.rings.layout import SharedRings
-from baton.engine.step_shape import StepShape
+from baton.engine.rings.step_shape import StepShape
 
 
 @pytest.mark.parametrize("rows", [1, 4])

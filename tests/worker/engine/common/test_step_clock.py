@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker.engine.step_clock import StepClock
+from services.worker.engine.common.step_clock import StepClock
 
 
 class Loop:
