@@ -33,7 +33,7 @@ SET_BY_CHART: dict[type[StrictModel], set[str]] = {
     TransferConfig: {"transfer_port", "frames_port"},
     RouterSettings: {
         *("host", "http_port", "grpc_port", "public_metrics"),
-        *("admin_host", "admin_grpc_port", "admin_http_port", "request_timeout_s"),
+        *("admin_host", "admin_http_host", "admin_grpc_port", "admin_http_port", "request_timeout_s"),
     },
 }
 _DROPPED = ("title", "default", "format")

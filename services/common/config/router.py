@@ -7,6 +7,7 @@ from pydantic import Field
 from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from services.common.config.state import StateConfig
+from services.common.config.tls import Auth, InternalTls, PublicTls
 from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, StrictModel
 
 
@@ -69,6 +70,9 @@ class RouterSettings(StrictModel):
         None, description="serve /metrics on http_port as well; unset: only where host is loopback"
     )
     admin_host: str = Field("127.0.0.1", description="address of the two admin ports")
+    admin_http_host: str | None = Field(
+        None, description="address of the admin HTTP port alone; unset: admin_host"
+    )
     # AdminService; unset: DEFAULT_GRPC_PORT, or any free port where grpc_port is 0.
     admin_grpc_port: int | None = Field(None, ge=0, le=65535)
     # Metrics and health; unset: DEFAULT_HTTP_PORT, or any free port where grpc_port is 0.
@@ -139,5 +143,9 @@ class RouterConfig(RouterSettings):
     state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
     prefix_secret: str = Field("", repr=False, description="the workers'; unset: no placement by prefix")
     cluster_secret: str = ClusterSecret
+    tls: InternalTls | None = Field(None, description="unset: plaintext to the workers")
+    public_tls: PublicTls | None = Field(None, description="unset: plaintext on the public ports")
+    auth: Auth | None = Field(None, description="unset: the public ports need no API key")
+    require_tls: bool = Field(False, description="refuse to start where a port would be plaintext")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

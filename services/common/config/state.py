@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from services.common.config.types import StrictModel
@@ -25,6 +27,9 @@ class StateConfig(StrictModel):
     """Where a process finds the cluster's soft state. Its repr shows no secret."""
 
     redis_url: str = Field(repr=False)
+    redis_url_file: Path | None = Field(
+        None, description="file with the URL, read again where the server refuses the credentials"
+    )
     namespace: str
     cluster_id: str = Field("", description="precedes the names of its workers in the registry")
     embedded: bool = Field(False, description="the server is the embedded one of `baton up`")

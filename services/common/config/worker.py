@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.common.config.state import StateConfig
+from services.common.config.tls import InternalTls
 from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, Role, StrictModel
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -208,6 +209,13 @@ class WorkerConfig(StrictModel):
     state: StateConfig | None = Field(None, description="unset: the worker is not registered")
     prefix_secret: str = Field("", repr=False, description="keys the hashes of cached blocks; unset: random")
     cluster_secret: str = ClusterSecret
+    tls: InternalTls | None = Field(None, description="unset: plaintext gRPC")
+    require_tls: bool = Field(False, description="refuse to start where a port would be plaintext")
+    admin_http_port: int | None = Field(
+        None, ge=0, le=65535, description="port of /health, /ready and /metrics; unset: none"
+    )
+    group: str = Field("", description="workers of one pod share it; routers prefer pairs of one group")
+    start_timeout_s: float = Field(1800.0, gt=0, description="longest time to load the model")
     drain_s: float = Field(DRAIN_S, ge=0, description="longest drain at a stop")
     log_level: LogLevel = "info"
 

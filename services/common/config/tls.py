@@ -1,0 +1,40 @@
+"""Configuration of TLS and of API keys. All of it names files, which are read again when they change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from services.common.config.types import StrictModel
+
+
+class InternalTls(StrictModel):
+    """Mutual TLS between router, workers and supervisor, links over gRPC included."""
+
+    cert_file: Path = Field(description="this process's certificate chain, PEM")
+    key_file: Path = Field(description="its private key, PEM")
+    ca_file: Path = Field(description="the authorities of the cluster's certificates, PEM")
+    domain: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?$",
+        description="a certificate has the DNS name of its role in this domain: router.DOMAIN, "
+        "prefill.DOMAIN, decode.DOMAIN, workers.DOMAIN (both roles), supervisor.DOMAIN",
+    )
+
+
+class PublicTls(StrictModel):
+    """TLS on the public HTTP and gRPC ports."""
+
+    cert_file: Path = Field(description="the certificate chain, PEM")
+    key_file: Path = Field(description="its private key, PEM")
+    client_ca_file: Path | None = Field(
+        None, description="authorities of clients' certificates, PEM; unset: clients need none"
+    )
+
+
+class Auth(StrictModel):
+    """API keys of the public ports."""
+
+    api_keys_file: Path = Field(
+        description="a key a line; empty lines and lines that begin with # are ignored"
+    )
