@@ -241,7 +241,7 @@ _METHODS = tuple(
         "WorkerService/Describe",
         "WorkerService/GetAudit",
         "PrefillService/Prefill",
-        "PrefillService/GiveTicket",
+        "PrefillService/ProvideTicket",
         "DecodeService/Reserve",
         "DecodeService/Subscribe",
         "DecodeService/Attach",

@@ -117,7 +117,7 @@ class ScriptedPeer:
         self.answers: dict[str, Any] = {"Cancel": CancelResponse()}
         unary = ("Reserve", "GetHandoff", "Attach", "Cancel")
         self.decode = SimpleNamespace(**{name: self._unary(name) for name in unary})
-        self.prefill = SimpleNamespace(GiveTicket=self._unary("GiveTicket"), Prefill=self._prefill)
+        self.prefill = SimpleNamespace(ProvideTicket=self._unary("ProvideTicket"), Prefill=self._prefill)
 
     async def call(self, method: str, index: int = 0) -> Any:
         """The call number `index` of a method, as soon as it has been made."""

@@ -86,9 +86,9 @@ async def test_a_prompt_starts_before_its_ticket(router: ScriptedRouter) -> None
         first = outbox.take()
         assert first is not None
         assert list(first.token_ids) == [97]
-        assert pair.prefill_peer.calls["GiveTicket"] == []
+        assert pair.prefill_peer.calls["ProvideTicket"] == []
         await router.promise(pair)
-        (give,) = pair.prefill_peer.calls["GiveTicket"]
+        (give,) = pair.prefill_peer.calls["ProvideTicket"]
         assert give.request.ticket.body == b"a promise"
         assert len(pair.prefill_peer.calls["Prefill"]) == 1
         (reserve,) = pair.decode_peer.calls["Reserve"]
