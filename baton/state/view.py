@@ -23,7 +23,7 @@ class Roster:
         self._grace_s = grace_s
         self._epoch: str | None = None
         self._poll_failed = False
-        self._settled_at = 0.0
+        self._grace_ends = 0.0
         self._known: dict[str, Listed] = {}
 
     @property
@@ -39,10 +39,10 @@ class Roster:
         """Applies a listing that was received at `now` (monotonic seconds); returns whether members
         changed."""
         if self._known and (self._poll_failed or listing.epoch != self._epoch):
-            self._settled_at = now + self._grace_s
+            self._grace_ends = now + self._grace_s
         self._poll_failed = False
         self._epoch = listing.epoch
-        known = self._known.copy() if now < self._settled_at else {}
+        known = self._known.copy() if now < self._grace_ends else {}
         for listed in listing.entries:
             name = listed.member.name
             # Right after a wipe an old incarnation may register first.

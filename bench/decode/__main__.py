@@ -111,7 +111,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         sys.exit(f"bench.decode: {lacking}")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    _say(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
+    _report(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
     engine = DecodeEngine(cases[0], size, front)
     try:
@@ -120,7 +120,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         gc.freeze()  # as an engine does: a look at all that was loaded would hold up the steps
         measure_all(engine, cases, arguments)
     finally:
-        _say(f"front: {engine.close()}")
+        _report(f"front: {engine.close()}")
 
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
@@ -133,7 +133,7 @@ def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -
         return
     results = []
     for case in cases:
-        _say(f"batch {case.batch}")
+        _report(f"batch {case.batch}")
         results.append({"batch": case.batch, **measure_one(engine, case, arguments)})
         _print(case, results[-1], arguments)
     if arguments.budget:
@@ -176,7 +176,7 @@ def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> 
     print(json.dumps({**settings, **found, **around, **versions}), flush=True)
 
 
-def _say(what: str) -> None:
+def _report(what: str) -> None:
     from rich.console import Console
 
     Console(stderr=True, highlight=False).log(what)

@@ -69,7 +69,7 @@ class Counts:
 @dataclass(slots=True)
 class _Running:
     body: TicketBody
-    cancel_at: int | None  # a step, until it was told
+    cancel_at: int | None  # a step, until the cancel was sent
 
 
 class Churn:

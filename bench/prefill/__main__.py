@@ -38,7 +38,7 @@ from bench.case_output import show
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES
 
-# Of a step, where nobody says.
+# A step's tokens, where none are given.
 _ROWS = 8192
 
 
@@ -111,7 +111,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
     torch.set_grad_enabled(False)
     exact, graphs = arguments.numerics == "exact", not arguments.no_graphs
     engine = PrefillEngine(cases, arguments.device, folder, exact=exact, graphs=graphs)
-    engine.tell_ready()
+    engine.report_ready()
     on_gpu = arguments.device == "cuda"
     around: dict[str, object] = {
         "numerics": arguments.numerics,

@@ -86,7 +86,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     case = Case(arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
-    engine.tell_ready()
+    engine.report_ready()
     gc.collect()
     gc.freeze()  # as an engine does: a look at all that was loaded would hold up a step for 80 ms
     age_cap_s = config.prefill_age_cap_ms / 1e3

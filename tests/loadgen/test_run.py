@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.analysis import run_folder
 from loadgen.cli import main
-from loadgen.generator.worker import Assignment, settle
+from loadgen.generator.worker import Assignment, pin_to_cpu
 from tests.loadgen.builders import settings
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
@@ -115,8 +115,8 @@ def test_each_process_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, cpus: asked.append((pid, cpus)))
     wanted = settings(generator={"processes": 2, "cpus": (4, 7)})
     for number in range(2):
-        settle(Assignment(settings=wanted, process=number, of=2, records=""))
-    settle(Assignment(settings=settings(), process=0, of=1, records=""))
+        pin_to_cpu(Assignment(settings=wanted, process=number, of=2, records=""))
+    pin_to_cpu(Assignment(settings=settings(), process=0, of=1, records=""))
     assert asked == [(0, {4}), (0, {7})]
 
 

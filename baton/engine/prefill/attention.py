@@ -1,4 +1,4 @@
-"""The attention of a prompt pass, layer by layer, as its plan says: spans by the paged kernel, calls by the
+"""The attention of a prompt pass, layer by layer, by its plan: spans by the paged kernel, calls by the
 vendor's library, joined where a row has parts of both."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a chunk of a prompt costs, and how long a step of such chunks takes. Torch-free.
 
 A row costs 1 unit, and attention as much again for every `half_context` tokens that the row attends to. A
-model's arithmetic says where that is: its products take 2 operations a weight and row, its attention 4 a
+model's arithmetic gives that point: its products take 2 operations a weight and row, its attention 4 a
 layer, query head dimension and token attended to. How long a unit takes is measured while the worker runs,
 and so is how much slower than by that arithmetic attention is: else steps far into a long prompt, which are
 mostly attention, would make short prompts look dear.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.tensors import layer_matrices
 
-# What is measured is the median of so many steps: the first of all compiles, and a host has slow moments.
+# What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
 _SLOWEST, _FASTEST = 16.0, 0.25

@@ -120,8 +120,8 @@ class PrefillLoop:
         # When the step that `ended` last returned was last seen to be running.
         self.ended_after_ns = 0
         self._looked_ns = 0
-        self.device_s = 0.0  # what steps took of the device's time
-        self.host_s = 0.0  # and the host to say them; on a CPU, to do them
+        self.device_s = 0.0  # time of steps on the device
+        self.host_s = 0.0  # and of the host, to launch them; on a CPU, to run them
         self._under_way: deque[_Step] = deque()
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take

@@ -123,12 +123,12 @@ class AttemptCalls:
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
     async def wait_for_cached_tokens(self) -> None:
-        """Waits a moment for prefill's report if decode's stream has overtaken it."""
+        """Waits briefly for prefill's report if decode's stream has overtaken it."""
         if self._output.cached_tokens is None:
             await self.prefill.wait(min(_CACHED_TOKENS_S, remaining_s(self._request) / 2))
 
     def refused(self) -> None:
-        """Decode had no room: there is nothing to cancel, and it gets no new work for a moment."""
+        """Decode had no room: there is nothing to cancel, and it gets no new work for `REFUSED_FOR_S`."""
         self._claim.decode.refused()
         self.finish()
 

@@ -69,7 +69,7 @@ AUDITED: tuple[Metric[Audit], ...] = (
     _metric("pinned_blocks", "KV blocks that a transfer still reads.", lambda a: a.pinned_blocks),
     _metric("live_tickets", "Tickets that have not ended, including those of running sequences.",
             lambda a: a.live_tickets),
-    _metric("tombstones", "Ended attempts that are remembered so that late calls for them are refused.",
+    _metric("tombstones", "Records of ended attempts, by which late calls for them are refused.",
             lambda a: a.tombstones),
     _metric("queued_prefills", "Prompts that are queued, running or being handed over.",
             lambda a: a.load.queued_prefills),

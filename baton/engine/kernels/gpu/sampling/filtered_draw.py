@@ -104,7 +104,7 @@ def _draw(
 
 
 @triton.jit
-def _settle(
+def _finalize(
     best, best_at, row_drawn, records, row_slot, row_place, in_output, VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
@@ -143,7 +143,7 @@ def draw_filtered(
         logits, edited, space.cuts, space.floors, records, *rows, space.quads, space.counts, *places,
         VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, TILE=_TILE, num_warps=8,
     )  # fmt: skip
-    _settle[(count,)](
+    _finalize[(count,)](
         *places, row_drawn, records, rows[0], rows[2], in_output,
         VOCAB=vocab, CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), num_warps=1,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 The same numbers as `baton.engine.sampling.reference`: noise is Philox(seed, position, purpose, vocabulary
 index) in float64; temperature 0 takes the largest logit; of equals the lowest index wins. A row's vocabulary
-is cut into chunks, a program each; `settle` takes the best of them.
+is cut into chunks, a program each; `reduce` takes the best of them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def best_of(best, best_at, row, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr
 
 
 @triton.jit
-def _settle(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
+def _reduce(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
     row = tl.program_id(0)
     tl.store(row_drawn + row, best_of(best, best_at, row, CHUNKS, CHUNKS_POWER))
 
@@ -171,6 +171,6 @@ def pick(
         CHUNKS=chunks,
         num_warps=8,
     )
-    _settle[(rows,)](
+    _reduce[(rows,)](
         *places, row_drawn, CHUNKS=chunks, CHUNKS_POWER=triton.next_power_of_2(chunks), num_warps=1
     )
