@@ -139,7 +139,7 @@ class _CaseRun:
         self._prefixes = self._prefix_cache() if case.prefix else None
         scheduler = PrefillScheduler(
             self._pools,
-            StepBounds(case.chunk_tokens, seconds=1e9, grain=engine.prompt_pass.grain),
+            StepBounds(case.chunk_tokens, seconds=1e9, alignment=engine.prompt_pass.alignment),
             max_sequences=2 * case.prompts,
             cost=PrefillCost(half_context(decoder.config)),
             prefixes=self._prefixes,

@@ -195,7 +195,7 @@ def test_a_search(serve: Serve, tmp_path: Path) -> None:
 
 def test_a_search_needs_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "grpc://127.0.0.1:1"]) == 2
-    assert "what a good request is" in capsys.readouterr().err
+    assert "must define a good request" in capsys.readouterr().err
 
 
 def test_a_sweep_with_the_served_model(serve: Serve, tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ class DecodePass:
     def attend(self, attention: Attention, rows: int) -> Tensor:
         """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim]."""
         group, workspace = attention.group, self.workspace
-        attended = workspace.attended[:rows]
+        attn_out = workspace.attn_out[:rows]
         split_attention(
-            attended,
+            attn_out,
             workspace.qkv[:rows],
             self._cache.groups[group],
             attention.index,
@@ -108,7 +108,7 @@ class DecodePass:
             self.options.attention or AttentionTuning.for_rows(rows),
             self.most_items(group, rows),
         )
-        return attended
+        return attn_out
 
     def head(self, rows: int) -> Tensor:
         """Launches the final norm and the head's product → logits [rows, vocab], a view of a buffer."""

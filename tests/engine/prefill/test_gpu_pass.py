@@ -204,7 +204,9 @@ def test_a_hundred_rows_far_into_a_prompt_are_work_for_all_of_a_gpu() -> None:
 def test_every_row_sees_every_key_once(seed: int) -> None:
     draw = random.Random(seed)
     chunks = [(draw.choice((0, 0, 15, 16, 40, 100)), draw.choice((1, 7, 8, 9, 24, 24, 31))) for _ in range(5)]
-    split = KeySplit(programs=draw.choice((4, 30, 300)), least_keys=6, rows=50, grain=draw.choice((1, 4)))
+    split = KeySplit(
+        programs=draw.choice((4, 30, 300)), least_keys=6, rows=50, granularity=draw.choice((1, 4))
+    )
     found = split.split(plan(*chunks), draw.choice((4, 16)), 2, 128)
     written = [
         (span.row if span.into is None else span.into) + n for span in found.spans for n in range(span.rows)

@@ -67,10 +67,10 @@ class NumberedPass:
     """The token behind a row at position p is p modulo the vocabulary."""
 
     stream: SlowStream
-    grain: int = 1
+    alignment: int = 1
     refused: int = 0
     uncaptured: str = ""
-    paces: None = None
+    timed_passes: None = None
 
     def forward(self, step: PrefillStep) -> Tensor:
         positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]

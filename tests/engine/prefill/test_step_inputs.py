@@ -19,7 +19,7 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 BLOCK_TOKENS = (4, 16)
 BUFFER = 1024
-SPLIT = KeySplit(programs=24, least_keys=20, rows=100, grain=4)
+SPLIT = KeySplit(programs=24, least_keys=20, rows=100, granularity=4)
 TUNING = PromptTuning(queries=32)
 HEADS = (Heads(4, 2, 8, 0.3, 1e-5), Heads(4, 2, 8, 0.3, 1e-5, 30))
 

@@ -1,7 +1,7 @@
 """The draw among what edits and filters have left: the largest of (logit / temperature + Gumbel noise).
 
-As `pick`, with the same noise; but noise is long code, so a program computes it for those quads of tokens
-alone that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
+As `sample_simple`, with the same noise; but noise is long code, so a program computes it only for those quads
+of tokens that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
 token is counted where its request penalises repetition.
 """
 
@@ -12,7 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.sampling.pick import NOWHERE, PURPOSE, best_of, first_peak, gumbel_noise
+from baton.engine.kernels.gpu.sampling.sample_simple import (
+    NOWHERE,
+    PURPOSE,
+    best_of,
+    first_peak,
+    gumbel_noise,
+)
 from baton.engine.kernels.gpu.sampling.sampler_rows import (
     EDITED,
     FEATURES,
@@ -133,7 +139,7 @@ def draw_filtered(
     [slots, V] int32.
 
     `rows`: slot, position (of the token read) and place of each, [R] int32; records [slots, 32] int32;
-    `places` as `pick_places` makes them. Raises ValueError where they are of another vocabulary.
+    `places` as `sample_places` makes them. Raises ValueError where they are of another vocabulary.
     """
     count, vocab = logits.shape
     chunks = triton.cdiv(vocab, chunk)
