@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from baton.engine.memory.blocks import BlockPool
+from baton.engine.memory.blocks import BlockPool
 
 Entry = tuple[bytes, tuple[int, ...]]
 """A hash and its blocks, one a cache group."""
 
 
 class CachedBlocks:
-    """The cached blocks of a worker's pools. Not thread-safe: all calls come from the engine's loop."""
+    """The block pools of a worker, and the cached blocks in them. Not thread-safe: all calls come from the
+    engine's loop."""
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
-        self._pools = pools
+    def __init__(self, num_blocks: Sequence[int]) -> None:
+        """`num_blocks`: of each pool."""
+        self.pools = tuple(
+            BlockPool(count, partial(self._became_idle, group)) for group, count in enumerate(num_blocks)
+        )
         self._entries: dict[bytes, tuple[int, ...]] = {}
-        self._hashes: tuple[dict[int, bytes], ...] = tuple({} for _ in pools)
+        self._hashes: tuple[dict[int, bytes], ...] = tuple({} for _ in num_blocks)
         # Least recently used first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         # Called with the evicted entries, before their blocks are free.
         self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
         self.evicted = 0
-        for group, pool in enumerate(pools):
-            pool.on_idle = partial(self._became_idle, group)
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._entries
@@ -59,7 +59,7 @@ class CachedBlocks:
         ):
             return False
         self._entries[block_hash] = blocks
-        for pool, hashes, block in zip(self._pools, self._hashes, blocks, strict=True):
+        for pool, hashes, block in zip(self.pools, self._hashes, blocks, strict=True):
             pool.keep(block)
             hashes[block] = block_hash
         return True
@@ -67,40 +67,40 @@ class CachedBlocks:
     def acquire(self, block_hash: bytes) -> tuple[int, ...]:
         """Takes one more reference of each block of an entry."""
         blocks = self._entries[block_hash]
-        for pool, block in zip(self._pools, blocks, strict=True):
+        for pool, block in zip(self.pools, blocks, strict=True):
             pool.retain_kept(block)
         self._idle.pop(block_hash, None)
         return blocks
 
     def evict_for(self, counts: Sequence[int]) -> None:
         """Evicts until every pool has so many free blocks; there must be enough idle ones."""
-        lacking = max(count - pool.free for count, pool in zip(counts, self._pools, strict=True))
+        lacking = max(count - pool.free for count, pool in zip(counts, self.pools, strict=True))
         if lacking <= 0:
             return
         victims = [self._forget(self._idle.popitem(last=False)[0]) for _ in range(lacking)]
         self.evicted += lacking
         self.on_evict(victims)
         for _, blocks in victims:
-            for pool, block in zip(self._pools, blocks, strict=True):
+            for pool, block in zip(self.pools, blocks, strict=True):
                 pool.free_kept(block)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where entries, hashes and idle ones contradict each other or the pools."""
         for block_hash, blocks in self._entries.items():
-            held = [pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)]
+            held = [pool.references(block) for pool, block in zip(self.pools, blocks, strict=True)]
             if (block_hash in self._idle) != (not any(held)):
                 raise RuntimeError(f"cached blocks {blocks} with {held} references are wrongly idle or not")
             if any(hashes.get(n) != block_hash for hashes, n in zip(self._hashes, blocks, strict=True)):
                 raise RuntimeError(f"cached blocks {blocks} have another hash")
         if any(len(hashes) != len(self._entries) for hashes in self._hashes) or self.idle > len(self):
             raise RuntimeError("a block has a hash that is not cached")
-        if any(pool.kept != set(hashes) for pool, hashes in zip(self._pools, self._hashes, strict=True)):
+        if any(pool.kept != set(hashes) for pool, hashes in zip(self.pools, self._hashes, strict=True)):
             raise RuntimeError("a pool keeps other blocks than those that are cached")
 
     def _became_idle(self, group: int, block: int) -> None:
         block_hash = self._hashes[group][block]
         blocks = self._entries[block_hash]
-        if not any(pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)):
+        if not any(pool.references(block) for pool, block in zip(self.pools, blocks, strict=True)):
             self._idle[block_hash] = None
 
     def _forget(self, block_hash: bytes) -> Entry:

@@ -47,9 +47,6 @@ class Stored:
 class BlockStore(Protocol):
     """Keeps the contents of evicted blocks by their hashes, as many as it has room for."""
 
-    # Called with the hash of a block that the store has lost.
-    on_lost: Callable[[bytes], None]
-
     def __contains__(self, block_hash: bytes) -> bool:
         """Whether the block can be loaded, at once or after it was read from disk."""
 
@@ -71,6 +68,9 @@ class BlockStore(Protocol):
 
     def poll(self) -> bool:
         """Collects finished reads and writes; False where there were none."""
+
+    def take_lost(self) -> list[bytes]:
+        """The hashes of blocks that the store lost since the last call, in `put` or `poll`."""
 
     @property
     def stored(self) -> Stored:
@@ -99,8 +99,6 @@ class PrefixCache:
         # Block hash → whether this worker has it, in any tier: changes that were not published yet.
         self._changes: dict[bytes, bool] = {}
         self._cached.on_evict = self._evicted
-        if store is not None:
-            store.on_lost = self._lost
         self.hit_tokens = 0
         self.missed_tokens = 0
         self.hit_blocks: Counter[str] = Counter()
@@ -116,7 +114,11 @@ class PrefixCache:
 
     def poll(self) -> bool:
         """Does a bounded amount of the store's work; False where there was none."""
-        return self._store is not None and self._store.poll()
+        if self._store is None:
+            return False
+        worked = self._store.poll()
+        self._note_lost(self._store)
+        return worked
 
     def close(self) -> None:
         """To be called once, at shutdown."""
@@ -243,11 +245,11 @@ class PrefixCache:
     def _evicted(self, entries: list[Entry]) -> None:
         if self._store is not None:
             self._store.put(entries)
+            self._note_lost(self._store)
         for block_hash, _ in entries:
             stored = self._store is not None and block_hash in self._store
             if not stored or block_hash in self._changes:  # it may have been lost, and put again
                 self._changes[block_hash] = stored
 
-    def _lost(self, block_hash: bytes) -> None:
-        if block_hash not in self._cached:
-            self._changes[block_hash] = False
+    def _note_lost(self, store: BlockStore) -> None:
+        self._changes |= {one: False for one in store.take_lost() if one not in self._cached}

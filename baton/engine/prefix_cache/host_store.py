@@ -9,7 +9,7 @@ Blocks that are promoted also stay in the lower tier, so that evicting them agai
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from baton.engine.memory.blocks import BlockTables
@@ -38,7 +38,7 @@ class HostBlockStore:
         self._saved: OrderedDict[bytes, Saved] = OrderedDict()
         # Those of them that were read from disk and are not in use yet.
         self._from_disk: set[bytes] = set()
-        self.on_lost: Callable[[bytes], None] = lambda block_hash: None
+        self._lost: list[bytes] = []
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._saved or (self._disk is not None and block_hash in self._disk)
@@ -108,12 +108,17 @@ class HostBlockStore:
         for one in came:
             if one.data is None:
                 if one.block_hash not in self:
-                    self.on_lost(one.block_hash)
+                    self._lost.append(one.block_hash)
             elif one.block_hash in self._disk and one.block_hash not in self._saved and self._room:
                 self._make_room(1)
                 self._saved[one.block_hash] = self._host.save_bytes(one.data)
                 self._from_disk.add(one.block_hash)
         return self._write_ahead(self._disk) or bool(came)
+
+    def take_lost(self) -> list[bytes]:
+        """The hashes of blocks that were in memory or on disk and are lost since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def close(self) -> None:
         """Lets the disk finish its queue."""
@@ -126,7 +131,7 @@ class HostBlockStore:
         for block_hash, saved in reversed(victims):
             self._from_disk.discard(block_hash)
             if self._disk is None:
-                self.on_lost(block_hash)
+                self._lost.append(block_hash)
             else:
                 self._to_disk(self._disk, block_hash, saved)
             self._host.release(saved)
@@ -150,4 +155,4 @@ class HostBlockStore:
         copy = block_hash not in disk and disk.accepts
         for one in disk.write(block_hash, self._host.bytes_of(saved) if copy else b""):
             if one not in self:
-                self.on_lost(one)
+                self._lost.append(one)
