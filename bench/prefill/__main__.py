@@ -18,7 +18,7 @@ host.
     --no-graphs      steps of few rows launch by launch, like longer ones
     --profile        the time of one more run by kinds of kernels; `idle` is the device's
     --fairness       instead: time to first token of short prompts (--short), at 30 % of their sustained rate
-                     (Poisson), alone and beside a long one (--long), with a worker's step bounds or those of
+                     (Poisson), alone and next to a long one (--long), with a worker's step bounds or those of
                      --step-ms MS,MS, the first of which is also run alone
 
 mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory of
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-graphs", action="store_true", help="all steps launch by launch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
-    parser.add_argument("--fairness", action="store_true", help="short prompts beside a long one")
+    parser.add_argument("--fairness", action="store_true", help="short prompts alongside a long one")
     parser.add_argument(
         "--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)"
     )

@@ -1,4 +1,4 @@
-"""Short prompts beside a long one: the effect on each other. Torch is imported with the engine."""
+"""Short prompts alongside a long one: the effect on each other. Torch is imported with the engine."""
 
 from __future__ import annotations
 

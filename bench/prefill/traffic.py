@@ -1,7 +1,7 @@
 """Loads of a prefill loop, and the time of each prompt's first token. Torch-free except for the loop's
 tensors.
 
-Short prompts in a closed or open loop (Poisson), alone or beside a long one that is repeated. The clock is
+Short prompts in a closed or open loop (Poisson), alone or alongside a long one that is repeated. The clock is
 the caller's, so that the same code runs on a device and in a simulation.
 """
 
@@ -38,7 +38,7 @@ class Time(Protocol):
 @dataclass(frozen=True, slots=True)
 class Load:
     """`count` short prompts of `tokens` (at least, beside a long one): `rate` per second (Poisson), or in a
-    closed loop of `users`. `long`: tokens of the prompts beside them, at least one of which is completed; 0:
+    closed loop of `users`. `long`: tokens of the prompts alongside them, at least one of which is completed; 0:
     none. It ends after `seconds` in any case."""
 
     tokens: int
