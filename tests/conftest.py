@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 E2E = "tests/e2e/"
 # Of these, what may run beside a cluster of another test: nothing in them is due at a time.
-PATIENT = tuple(
+UNTIMED = tuple(
     f"{E2E}test_{name}.py"
     for name in (
         "bad_commands",
@@ -50,13 +50,13 @@ sys.dont_write_bytecode = False
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """All of e2e but the patient in one, so that no two clusters meet on the cores; else tests by file."""
+    """All of e2e but UNTIMED in one, so that no two clusters meet on the cores; else tests by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return E2E if file.startswith(E2E) and file not in PATIENT else file
+            return E2E if file.startswith(E2E) and file not in UNTIMED else file
 
     return ByFile(config, log)
 

@@ -38,7 +38,7 @@ class Time(Protocol):
 @dataclass(frozen=True, slots=True)
 class Load:
     """`count` short prompts of `tokens` (at least, beside a long one): `rate` per second (Poisson), or in a
-    closed loop of `users`. `long`: tokens of the prompts alongside them, at least one of which is completed; 0:
+    closed loop of `users`. `long`: tokens of the prompts next to them, at least one of which is completed; 0:
     none. It ends after `seconds` in any case."""
 
     tokens: int

@@ -116,9 +116,9 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
             [*BATON, *arguments], capture_output=True, text=True, timeout=30, env=environment
         )
 
-    told = baton("status", "--admin", cluster.admin_address, "--json")
-    assert told.returncode == 0, told.stderr
-    status = json.loads(told.stdout)
+    reported = baton("status", "--admin", cluster.admin_address, "--json")
+    assert reported.returncode == 0, reported.stderr
+    status = json.loads(reported.stdout)
     assert status["router"]["serving"] is True
     assert {worker["state"] for worker in status["workers"]} == {"WORKER_STATE_READY"}
     assert status["workers"][1]["worker"]["audit"]["slotStates"] == ["SLOT_STATE_FREE"] * 4

@@ -137,9 +137,9 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
             audits = await cluster.audits()
     reference = load_reference(folder)
     for of_prompt in zip(prompts, *answers, strict=True):
-        prompt, *told = of_prompt
-        assert len({tuple(answer.token_ids) for answer in told}) == 1, "a hit and a miss differ"
-        greedy_matches(reference, prompt, told[0].token_ids)
+        prompt, *reported = of_prompt
+        assert len({tuple(answer.token_ids) for answer in reported}) == 1, "a hit and a miss differ"
+        greedy_matches(reference, prompt, reported[0].token_ids)
     seen = [audit.prefixes for audit in audits.values()]
     assert sum(one.evicted_blocks for one in seen) > 0
     assert sum(one.device_hits for one in seen) > 0

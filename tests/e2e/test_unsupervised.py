@@ -21,8 +21,8 @@ import pytest
 
 from services.common.config.types import Role
 from tests.e2e.cluster import leaks
-from tests.e2e.ledger import process_book, router_counters
-from tests.e2e.soak_asks import Ask, Door
+from tests.e2e.ledger import process_account, router_counters
+from tests.e2e.soak_asks import Api, Ask
 from tests.e2e.soak_clients import Clients, Heard, draw_asks
 from tests.e2e.soak_truth import Truth
 from tests.e2e.unsupervised import SHORT, Fault, Strikes
@@ -59,8 +59,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asks_of(seed: int, count: int) -> list[Ask]:
     """Requests that stay to their end; streams, whose gaps can be measured."""
-    doors = itertools.cycle((Door.GRPC, Door.EVENTS))
-    return [replace(ask, leave=None, door=next(doors)) for ask in draw_asks(seed, count)]
+    apis = itertools.cycle((Api.GRPC, Api.EVENTS))
+    return [replace(ask, leave=None, api=next(apis)) for ask in draw_asks(seed, count)]
 
 
 async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Heard]:
@@ -92,7 +92,7 @@ def descriptors(loose: Loose) -> dict[str, Counter[str]]:
     """Open descriptors by kind, of the router and of each front."""
     pids = {"router": loose.cluster.process.pid}
     pids |= {f"{one.name} front": one.front.pid for one in loose.workers.values()}
-    return {name: process_book(pid).descriptors for name, pid in pids.items()}
+    return {name: process_account(pid).descriptors for name, pid in pids.items()}
 
 
 async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[str, Counter[str]]:

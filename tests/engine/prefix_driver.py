@@ -345,7 +345,7 @@ class Driver:
             self.did["spoilt"] += 1
 
     def check(self) -> None:
-        """References, tiers and contents are the model's; so is what was published, once all is told."""
+        """References, tiers and contents are the model's; so is what was published, once all is published."""
         held = [one.borrowed_from or one.sequence.blocks for one in self.running if not one.ended]
         self.pools.check_integrity([tables for tables in held if tables is not None])
         used = [set[int]() for _ in self.pools.pools]

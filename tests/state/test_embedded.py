@@ -47,8 +47,8 @@ async def test_it_answers_only_to_its_password_and_only_here(
         with pytest.raises(BatonError) as refused:
             await open_state(f"redis://127.0.0.1:{server.port}")
         assert refused.value.kind is ErrorKind.UNAUTHENTICATED
-        for told in ("cmdline", "environ"):
-            assert server.password.encode() not in _proc(server.pid, told)
+        for reported in ("cmdline", "environ"):
+            assert server.password.encode() not in _proc(server.pid, reported)
         assert _listens_on(server.pid, server.port) == {"0100007F"}  # 127.0.0.1, little endian
         assert not os.listdir(tmp_path)
     finally:

@@ -54,7 +54,7 @@ class Users:
     @classmethod
     @asynccontextmanager
     async def met(cls, url: str) -> AsyncIterator[Users]:
-        """They leave at the end, where the test has not told them to."""
+        """They leave at the end, where the test has not stopped them."""
         async with AsyncExitStack() as stack:
             both = [await open_state(url), await open_state(url)]
             for state in both:

@@ -34,11 +34,11 @@ def test_a_window_of_seconds_has_room_for_as_many_steps_as_can_be() -> None:
 
 def test_what_does_not_fit_is_reported_before_anything_is_allocated() -> None:
     assert EngineSize.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
-    told = EngineSize.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
-    assert told is not None
-    assert told.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
-    assert "16.1 GB of weights" in told
-    assert "79.2 GB are free" in told
+    reported = EngineSize.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
+    assert reported is not None
+    assert reported.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
+    assert "16.1 GB of weights" in reported
+    assert "79.2 GB are free" in reported
 
 
 def test_a_budget_adds_up_to_the_step() -> None:
@@ -70,6 +70,6 @@ def test_memory_by_what_it_is() -> None:
 def test_help_needs_no_torch() -> None:
     no_torch = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help']"
     code = f"{no_torch}\nfrom bench.decode.__main__ import main\nmain()"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stderr
-    assert "--churn" in told.stdout
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert reported.returncode == 0, reported.stderr
+    assert "--churn" in reported.stdout

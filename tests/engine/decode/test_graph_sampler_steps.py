@@ -42,11 +42,11 @@ def steps_until(engine: LocalEngine, key: Key, tokens: int) -> None:
 
 def held_for_a_while(engine: LocalEngine, key: Key) -> bool:
     """Steps some; whether the request's rows were held and no token came."""
-    before, told = engine.reader.stalled_rows, len(engine.output[key])
+    before, reported = engine.reader.stalled_rows, len(engine.output[key])
     deadline = time.monotonic() + 20
     while engine.reader.stalled_rows == before and time.monotonic() < deadline:
         engine.step()
-    return engine.reader.stalled_rows > before and len(engine.output[key]) == told
+    return engine.reader.stalled_rows > before and len(engine.output[key]) == reported
 
 
 def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: LocalEngine) -> None:

@@ -1,4 +1,4 @@
-"""Blocks behind the device: what comes back is what went out, and what is lost is told."""
+"""Blocks behind the device: what comes back is what went out, and what is lost is reported."""
 
 from __future__ import annotations
 

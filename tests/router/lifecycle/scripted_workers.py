@@ -85,7 +85,7 @@ class StreamCall:
         self._events: asyncio.Queue[PrefillResponse | BaseException | None] = asyncio.Queue()
         self._ended = False
 
-    def tell(self, **fields: Any) -> None:
+    def emit(self, **fields: Any) -> None:
         self._events.put_nowait(PrefillResponse(**fields))
 
     def end(self, error: BaseException | None = None) -> None:
@@ -181,7 +181,7 @@ class Pair:
         deliver(self.decode, [output])
 
 
-async def settled() -> None:
+async def quiesced() -> None:
     """Lets every task run until all of them wait."""
     for _ in range(20):
         await asyncio.sleep(0)

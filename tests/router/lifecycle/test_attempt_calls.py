@@ -32,8 +32,8 @@ from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, F
 from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
+    quiesced,
     rpc_error,
-    settled,
 )
 
 
@@ -175,9 +175,9 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
         "GetHandoff": scene.calls.decode_has_sequence,
     }[method]
     waiting = asyncio.ensure_future(begin())
-    await settled()
+    await quiesced()
     worker.lose("it is gone")
-    await settled()
+    await quiesced()
     assert waiting.done()
     if method == "GetHandoff":
         assert await waiting is False
@@ -207,7 +207,7 @@ async def test_a_ticket_that_prefill_does_not_accept(
         await scene.calls.provide_ticket(TICKET)
         assert scene.error == (ErrorKind.INTERNAL, "prefill-0: out of memory")
         return
-    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: settled())
+    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: quiesced())
     with pytest.raises(BatonError) as caught:
         await scene.calls.provide_ticket(TICKET)
     reason = "prefill-0: ProvideTicket: no such prefill"

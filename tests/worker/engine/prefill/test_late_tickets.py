@@ -18,7 +18,7 @@ from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
 LONG = 21  # three chunks
-REST_S, PATIENCE_S = 0.3, 10.0
+REST_S, LIMIT_S = 0.3, 10.0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Iterator[SteppedEngine]:
 def play(*engines: SteppedEngine) -> None:
     """Turns the engines until none has had work for a while and no transfer runs: links have threads of their
     own."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     rested = time.monotonic() + REST_S
     while time.monotonic() < min(rested, deadline):
         busy = [one.play() or one.transfers > 0 for one in engines]
