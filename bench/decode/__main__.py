@@ -146,7 +146,7 @@ def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[
     if arguments.churn:
         return churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
     if arguments.budget:
-        from bench.gpu_timing import graph_us
+        from baton.engine.tuning.measurement import graph_us
 
         parts: dict[str, float] = {}
         found = steady.run_seconds(
