@@ -40,6 +40,14 @@ class Shape:
         embedding = 0 if c["tie_word_embeddings"] else c["vocab_size"] * c["hidden_size"]
         return self.weight_elements() + int(embedding)
 
+    def kv_elements_read(self, context: float) -> float:
+        """Elements of keys and values that a step reads for a row of `context` tokens."""
+        layers = int(self.config["num_hidden_layers"])
+        window = self.config.get("sliding_window")
+        of_all = layers // int(self.config.get("sliding_window_pattern", 1)) if window else layers
+        tokens = of_all * context + (layers - of_all) * min(context, window or 0)
+        return self.kv_elements() / layers * tokens
+
     def kv_elements(self) -> int:
         """Elements of keys and values of one token, all layers."""
         c = self.config
