@@ -15,8 +15,9 @@ Random weights and KV. One JSON object a batch goes to stdout.
     --budget     a table of what a step's time goes to, after a second of steady steps
     --memory     instead of all that: GPU memory of an engine of the largest batch, and its start's seconds
 
-floor_ms: bytes that a step must read over 3.16 TB/s. gap: end of a step's last kernel to start of the next
-step's first. busy: 1 - gaps / window. tail_us: end of the head's product to the end of the step.
+floor_ms: bytes that a step must read, over the bandwidth that is measured at the start. gap: end of a step's
+last kernel to start of the next step's first. busy: 1 - gaps / window. tail_us: end of the head's product to
+the end of the step.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[
     if arguments.churn:
         return churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
     if arguments.budget:
-        from bench.gpu_timing import graph_us
+        from baton.engine.tuning.measurement import graph_us
 
         parts: dict[str, float] = {}
         found = steady.run_seconds(

@@ -147,7 +147,7 @@ class Bench:
 def microseconds(launch: Callable[[], None], device: str) -> float:
     """Of one launch: the median of a graph's replays, on a CPU once."""
     if device == "cuda":
-        from bench.gpu_timing import graph_us
+        from baton.engine.tuning.measurement import graph_us
 
         return graph_us(launch)
     begun = time.perf_counter()

@@ -23,10 +23,11 @@ from baton.engine.model.modules import Attention, Model
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut; `attention` None: by the rows, as measured on an H100."""
+    """How the kernels are cut. `attention`: the tuning at any number of rows; None: by rows and heads."""
 
     table: ProductTable
     policy: SplitPolicy = field(default_factory=SplitPolicy)
+    multiprocessors: int = 132
     attention: AttentionTuning | None = None
 
 
@@ -105,7 +106,8 @@ class DecodePass:
             self.inputs.items[group],
             self.heads[group],
             attention.head_norms,
-            self.options.attention or AttentionTuning.for_rows(rows),
+            self.options.attention
+            or AttentionTuning.of(self.heads[group], rows, self.options.multiprocessors),
             self.most_items(group, rows),
         )
         return attn_out

@@ -36,6 +36,7 @@ from baton.engine.kernels.gpu.attention.items import (
 )
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
 
+_TUNING = AttentionTuning()
 # Partial results that a combining program takes at once.
 _COMBINED = 8
 
@@ -271,7 +272,6 @@ def split_attention(
     """
     _check(out, qkv, cache, block_table, rotary, items, heads)
     group = heads.heads // heads.kv_heads
-    tuning = tuning or AttentionTuning.for_rows(qkv.shape[0])
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     _split_attention[(heads.kv_heads, items.items.shape[0] if most_items is None else most_items)](
         qkv,
@@ -304,9 +304,9 @@ def split_attention(
         TILE=TILE,
         QK_NORM=norms is not None,
         UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
-        STAGES=tuning.stages,
+        STAGES=(tuning or _TUNING).stages,
         COMBINED=_COMBINED,
-        num_warps=tuning.warps,
+        num_warps=(tuning or _TUNING).warps,
     )
 
 
