@@ -83,8 +83,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Two processes have all of e2e, so that few clusters meet on the cores; a free one takes the next file by
-    the order of collection, not the one with most tests: that need not be the longest."""
+    """Two processes have all of e2e, so that few clusters meet on the cores; a free one takes the next file
+    in the order of collection, not the one with most tests: that need not be the longest."""
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
