@@ -72,7 +72,7 @@ async def test_a_parent_busy_with_grpc_starts_them_unharmed() -> None:
 
     calls = [asyncio.create_task(call_again_and_again(channel)) for channel in channels]
     try:
-        for _ in range(50):
+        for _ in range(20):
             process = await asyncio.create_subprocess_exec(*tied(["true"]), start_new_session=True)
             assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
     finally:

@@ -179,7 +179,9 @@ async def stalls(model: Path, loose: Loose, rounds: int, seed: int) -> None:
     print(f"\nPROOF {count} stalls of up to {longest:.2f} s: no worker was lost, every first attempt went on")
 
 
-@pytest.mark.parametrize("seconds", [1.5, 6.0, pytest.param(8.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.5, marks=pytest.mark.slow), 6.0, pytest.param(8.0, marks=pytest.mark.slow)]
+)
 async def test_cancels_while_a_front_stands_still_are_not_lost(loose: Loose, seconds: float) -> None:
     """Slots, blocks and tickets are back soon after it goes on, not when the outputs would have ended."""
     async with loose.cluster.stub() as stub:

@@ -41,7 +41,7 @@ REDUCED = Size(warm_up=200, requests=300, every=15, flat=Flat(kib_a_request=10.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), seed=17)
 
 
@@ -96,14 +96,13 @@ async def prove(cluster: Cluster, size: Size) -> None:
     assert not broken, broken
 
 
-async def test_a_few_hundred_requests(model: Path) -> None:
-    with baton_up(model, "--dtype", "float32") as cluster:
-        await prove(cluster, REDUCED)
+async def test_a_few_hundred_requests(cluster: Cluster) -> None:
+    await prove(cluster, REDUCED)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_five_thousand_requests(model: Path, topology: str) -> None:
-    with baton_up(model, "--dtype", "float32", *TOPOLOGIES[topology]) as cluster:
+async def test_five_thousand_requests(own_model: Path, topology: str) -> None:
+    with baton_up(own_model, "--dtype", "float32", *TOPOLOGIES[topology]) as cluster:
         await prove(cluster, FULL)

@@ -31,7 +31,6 @@ from tests.support.checkpoints import make_checkpoint
 
 ENGINE = {"dtype": "float64", "slots": 16, "chunk_tokens": 64, "block_tokens": 16}
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
-AT_ONCE = 8
 # What a client may see of a fault: it is noticed within 3 s, and acted on.
 NOTICED_S = 3.5
 QUIET_S = 15.0
@@ -41,15 +40,17 @@ _SPARE = 8
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests, and which faults must strike."""
+    """How many requests, so many at a time with a pause after each round; and which faults must strike."""
 
     requests: int
     faults: tuple[Fault, ...]
     rounds: int
+    at_once: int
+    pause_s: float
 
 
-FULL = Size(1000, tuple(Fault), 4)
-REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1)
+FULL = Size(1000, tuple(Fault), 4, at_once=8, pause_s=0.0)
+REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1, at_once=4, pause_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,10 @@ async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Hea
     async with Clients.of(strikes.loose.cluster) as clients:
         striking = asyncio.create_task(strike_all(strikes, size, seed))
         for round_ in itertools.count():
-            heard += await clients.all(asks_of(seed + round_, 4 * AT_ONCE), AT_ONCE)
+            heard += await clients.all(asks_of(seed + round_, 4 * size.at_once), size.at_once)
             if striking.done() and len(heard) >= size.requests:
                 break
+            await asyncio.sleep(size.pause_s)
         await striking
     return heard
 
@@ -115,7 +117,7 @@ async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[s
 async def prove(loose: Loose, model: Path, size: Size) -> Strikes:
     strikes = Strikes(loose, random.Random(7))
     async with Clients.of(loose.cluster) as clients:
-        calm = await clients.all(asks_of(5, 2 * AT_ONCE), AT_ONCE)
+        calm = await clients.all(asks_of(5, 2 * size.at_once), size.at_once)
     prefill_s = max(one.longest_gap_s for one in calm)
     before = await settle(loose, None)
     heard = await run_beside_faults(strikes, size, seed=101)

@@ -117,7 +117,7 @@ def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) 
 def test_a_device_that_works_or_idles_is_not_hung(tmp_path: Path) -> None:
     case, now = Case(tmp_path), [0.0]
     case.loop._watchdog = DeviceWatchdog(lambda: now[0])
-    key = case.engine.start(PROMPT, max_tokens=20)
+    key = case.engine.start(PROMPT, max_tokens=6)
     while key not in case.engine.finish:
         case.engine.step()
         case._settle()
