@@ -50,7 +50,7 @@ UNTIMED = tuple(
 
 
 def process_of(nodeid: str) -> str:
-    """What runs in one process: the patient of e2e, the rest of e2e, and else a file."""
+    """What runs in one process: the untimed tests of e2e, the rest of e2e, and else a file."""
     file = nodeid.partition("::")[0]
     if not file.startswith(E2E):
         return file
