@@ -12,7 +12,7 @@
 
 `AsyncClient` is the same with `await`, `async with` and `async for`. A prompt is a text, token ids or
 messages. Closing a stream (or leaving its `with`) cancels its request at the server. Whatever fails
-raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` say what to do about it.
+raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show how to handle it.
 """
 
 from __future__ import annotations

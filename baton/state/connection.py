@@ -148,7 +148,6 @@ class Connection:
             raise
 
     async def _run(self, call: _Call, operation: Callable[[_Session], Awaitable[T]]) -> T:
-        self._counters.calls += 1
         try:
             async with self._slots:
                 call.session = self._current_session()

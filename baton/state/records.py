@@ -56,15 +56,6 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class LoadHint:
-    """The last load that a worker published, and its age."""
-
-    incarnation: str
-    values: dict[str, int]
-    age_s: float
-
-
-@dataclass(frozen=True)
 class JournalRecord:
     """An accepted request, with all that another router needs. Never logged, never stored unencrypted."""
 
@@ -85,11 +76,3 @@ class JournalWrite:
     attempt: int = 0
     body: bytes = b""
     ttl_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """A stored entry with its sealed body."""
-
-    body: bytes
-    attempt: int

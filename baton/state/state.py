@@ -1,14 +1,14 @@
 """All soft state behind one object, with the background tasks that update it.
 
-Nothing here is on a request's path. While Redis is unavailable, members stay known, hints age and the journal
-is buffered; when it returns everything registers and publishes again.
+Nothing here is on a request's path. While Redis is unavailable, members stay known and the journal is
+buffered; when it returns everything registers and publishes again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 
 import structlog
 
@@ -23,9 +23,9 @@ from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
-from baton.state.redis_registry import RedisLoadHints, RedisRegistry
+from baton.state.redis_registry import RedisRegistry
 from baton.state.seal import Seal, new_journal_key
-from baton.state.stores import JournalStore, LoadHints, PrefixIndex, Registry
+from baton.state.stores import JournalStore, PrefixIndex, Registry
 from baton.state.view import View
 
 NAMESPACE = "baton"
@@ -38,7 +38,7 @@ _log = structlog.get_logger(part="state")
 class State:
     """`State.at(url)`; then `close`. Belongs to one event loop.
 
-    registry, load_hints, prefix_index    the stores, for direct calls
+    registry, prefix_index                the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
     lease(member), watch(), publish_prefixes(holder)    run until `close`
     """
@@ -46,7 +46,6 @@ class State:
     def __init__(
         self,
         registry: Registry,
-        load_hints: LoadHints,
         prefix_index: PrefixIndex,
         journal_store: JournalStore,
         seal: Seal,
@@ -55,7 +54,6 @@ class State:
         address: str = "",
     ) -> None:
         self.registry = registry
-        self.load_hints = load_hints
         self.prefix_index = prefix_index
         self.journal_store = journal_store
         self.journal = Journal(journal_store, seal, counters, time.monotonic)
@@ -80,7 +78,6 @@ class State:
         connection = Connection(endpoint, counters)
         return cls(
             RedisRegistry(connection, keys, counters),
-            RedisLoadHints(connection, keys, counters),
             RedisPrefixIndex(connection, keys),
             RedisJournalStore(connection, keys),
             seal,
@@ -115,16 +112,16 @@ class State:
         if self._connection is not None:
             await self._connection.ping()
 
-    def lease(self, member: Member, load: Callable[[], Mapping[str, int]] | None = None) -> Lease:
-        """Registers `member` until `close`; `load` returns its load hint at each renewal."""
-        lease = Lease(self.registry, self.load_hints, self.counters, member, load)
+    def lease(self, member: Member) -> Lease:
+        """Registers `member` until `close`."""
+        lease = Lease(self.registry, self.counters, member)
         self._leases.append(lease)
         self._start_task(lease.run)
         return lease
 
     def watch(self, on_change: Callable[[], None] | None = None) -> View:
         """Polls the registry until `close`; `on_change` is called after each change of `members`."""
-        view = View(self.registry, self.counters, on_change)
+        view = View(self.registry, on_change)
         self._start_task(view.run)
         return view
 

@@ -186,7 +186,7 @@ class Receiver:
     @property
     def poll_soon(self) -> bool:
         """Whether a device may write for an expected transfer: a wake-up takes some hundred microseconds, so
-        polling sooner pays even where `busy_poll` is False."""
+        polling sooner saves time even where `busy_poll` is False."""
         return len(self.transfers) > 0 and any(link.scatter is not None for link in self._links)
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ async def served_model(settings: TargetSettings) -> str:
     """The only one, or the first. Raises LoadgenError where the server lists none."""
     names = await (_over_grpc(settings.url) if settings.url.startswith("grpc://") else _over_http(settings))
     if not names:
-        raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
+        raise LoadgenError(f"{settings.url} does not report which model it serves: --model names it")
     return names[0]
 
 
@@ -228,5 +228,5 @@ async def _count(settings: Settings, target: Target, words: Sequence[str]) -> in
     record = Record(0, 0, "", 0.0, None, 1, request_id="words")
     await target.send(target.prepare(Request("words", prompt, 1, settings.load.classes[0])), record, Answer())
     if record.usage_input is None:
-        raise LoadgenError("this server does not tell prompt tokens; send token ids (--form ids)")
+        raise LoadgenError("this server does not report prompt tokens; send token ids (--form ids)")
     return record.usage_input

@@ -52,11 +52,11 @@ def test_each_command_works_or_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for command, (code, out, err) in zip(COMMANDS, json.loads(done.stdout), strict=True):
         wanted, words = COMMANDS[command]
-        told = f"{' '.join(command)}: {err}"
-        assert code == wanted, told
-        assert words in err, told
-        assert err.count("\n") == (1 if words else 0), told
-        assert bool(out) is (wanted == 0), told
+        reported = f"{' '.join(command)}: {err}"
+        assert code == wanted, reported
+        assert words in err, reported
+        assert err.count("\n") == (1 if words else 0), reported
+        assert bool(out) is (wanted == 0), reported
 
 
 def test_the_base_brings_neither_torch_nor_ray_nor_a_server() -> None:

@@ -95,6 +95,7 @@ FLAGS = (
     Flag("engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
     Flag("engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
     Flag("engine.max_context_tokens", "N", "longest prompt and output together"),
+    Flag("engine.tune", "auto|off|full", "measure kernels for shapes that no table has, at the start"),
     Flag("engine.kernel_cache", "DIR", "folder of compiled kernels (default: Triton's)"),
     Flag(
         "prefix_secret", "SECRET", "keys the hashes of cached blocks (default: derived from cluster_secret)"

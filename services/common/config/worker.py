@@ -45,6 +45,12 @@ class EngineConfig(StrictModel):
     kernel_cache: str | None = Field(
         None, description="folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache"
     )
+    tune: Literal["auto", "off", "full"] = Field(
+        "auto",
+        description="measure at the start which kernels compute the model's matrix products fastest: auto: "
+        "shapes that no table has, for up to 60 s, kept beside compiled kernels; off: never; full: all of "
+        "them, without a limit of time",
+    )
     block_tokens: int | None = Field(
         None, ge=1, le=1024, description="tokens of a KV block; unset: 64 on a GPU, 16 on a CPU"
     )

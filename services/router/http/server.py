@@ -99,7 +99,7 @@ class HttpServer:
             await asyncio.sleep(_START_POLL_S)
 
     async def stop(self) -> None:
-        """Stops listening, gives running responses a moment to end, and closes the rest."""
+        """Stops listening, gives running responses a short time to end, and closes the rest."""
         self._server.stop()
         if self._serving is not None:
             await self._serving

@@ -108,7 +108,7 @@ FAMILIES: tuple[Metric[Status], ...] = (
            "Prompt tokens of this router's requests that are not computed yet.",
            lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
     Metric("baton_router_workers",
-           "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is "
+           "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "
            "unknown while starting.", _workers, ("role", "state")),
     Metric("baton_router_token_stream_breaks_total",
            "Token streams from decode workers that ended while open.",

@@ -275,4 +275,4 @@ def state_of(worker: Worker | None) -> WorkerState.ValueType:
         return WorkerState.WORKER_STATE_DRAINING
     if worker.alive and not worker.serves:
         return WorkerState.WORKER_STATE_OTHER_POOL
-    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_SILENT
+    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_UNREACHABLE

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # How long removing the entry may take at the end.
 _CLOSE_S = 0.5
-# The counts of the latest load that the registry stores.
-_LOAD_HINT = ("free_slots", "free_blocks", "queued_prefills", "queued_prefill_tokens")
 
 
 class Registration:
@@ -61,8 +59,7 @@ class Registration:
                 fingerprint=described.fingerprint.hex(),
                 secret_name=secret_name(config.cluster_secret),
                 limits=_limits(described),
-            ),
-            load=lambda: {name: getattr(servicer.load, name) for name in _LOAD_HINT},
+            )
         )
         self._listed.set()
 

@@ -100,8 +100,8 @@ def test_progress_is_reported_by_the_next_poll_unless_forgotten() -> None:
     while not both_are_here():
         assert not peers.received
     peers.forget(1)
-    told = peers.receiver.poll(4)
-    assert [(type(event), event.transfer_id) for event in told] == [(TransferStarted, 2), (Committed, 2)]
+    reported = peers.receiver.poll(4)
+    assert [(type(event), event.transfer_id) for event in reported] == [(TransferStarted, 2), (Committed, 2)]
     peers.receiver.transfers.acknowledge(2)
     peers.run_until(lambda: peers.acknowledged() == [2])
     peers.close()
