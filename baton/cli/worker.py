@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
 from baton.cli.common import extras
+from baton.cli.common.become import become
 from baton.cli.up import settings
 from baton.cli.up.command import require_free
 from baton.cli.up.local_cluster import ROLES
@@ -21,7 +21,6 @@ from baton.engine.model.source import resolve_model
 from services.common.config.state import NO_STATE, StateConfig, StateSettings
 from services.common.config.up import UpConfig
 from services.common.config.worker import WorkerConfig
-from services.common.processes.child_protocol import DETACHED
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise settings.invalid(
             f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file"
         )
-    _become_worker(config)
+    become("services.worker", config)
 
 
 def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
@@ -112,11 +111,3 @@ def state_config(given: StateSettings, host: str) -> StateConfig | None:
 def default_name(role: str, state: StateConfig | None) -> str:
     """The role, with random digits in a registry, where names must be unique."""
     return role if state is None else f"{role}-{secrets.token_hex(4)}"
-
-
-def _become_worker(config: WorkerConfig) -> NoReturn:
-    descriptor = os.memfd_create("baton-worker-config")
-    os.write(descriptor, config.model_dump_json().encode())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.dup2(descriptor, sys.stdin.fileno())
-    os.execv(sys.executable, [sys.executable, "-m", "services.worker", DETACHED])

@@ -171,7 +171,7 @@ class Router:
         config = self._config
         admin_grpc_port, admin_http_port = config.admin_ports
         self._addresses["http"] = self.http.bind(config.host, config.http_port)
-        self._addresses["admin_http"] = self.admin_http.bind(config.admin_host, admin_http_port)
+        self._addresses["admin_http"] = self.admin_http.bind(config.bound_admin_http_host, admin_http_port)
         self._addresses["grpc"] = await self.grpc.start(config.host, config.grpc_port)
         self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
         await self.admin_grpc.set_serving(True)  # as long as it answers; readiness is the public port's

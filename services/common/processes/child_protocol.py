@@ -4,7 +4,7 @@ stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
          `{"error": {"kind": "invalid", "message": "..."}}` and exit code 2, or 3 from a process that has
          drained and asks to be restarted
-stderr   logs
+stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
 """
@@ -113,6 +113,8 @@ def run_child(
             runner.run(serve())
     except BatonError as error:
         report_error(error)
+        if DETACHED in sys.argv:
+            print(f"baton: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)
         return EXIT_RESTART if isinstance(error, RestartNeededError) else EXIT_REFUSED
     return 0
 
