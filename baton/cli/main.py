@@ -1,4 +1,5 @@
-"""The `baton` command: `up`, `demo`, `router`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
+"""The `baton` command: `up`, `demo`, `router`, `worker`, `status`, `top`, `check`, `drain`,
+`pool`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from baton.cli import drain, pool, router, worker
+from baton.cli.check import command as check
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
 from baton.cli.demo import command as demo
@@ -82,6 +84,7 @@ def _parser() -> Parser:
     worker.add_flags(add("worker", worker.run, "run one worker, without supervision"))
     status.add_flags(add("status", status.run, "show whether a cluster serves, and the state of its workers"))
     top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
+    check.add_flags(add("check", check.run, "check that a router serves: health, models, two generations"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
     pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
     add("version", _version, "print the version")

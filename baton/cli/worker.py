@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from baton.cli.common import extras
 from baton.cli.common.become import become
+from baton.cli.common.config_file import invalid
 from baton.cli.up import settings
 from baton.cli.up.command import require_free
 from baton.cli.up.local_cluster import ROLES
@@ -57,9 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if config.transfer.transfer_port and config.role == "decode":
         require_free(config.host, config.transfer.transfer_port, "--transfer-port")
     if not config.cluster_secret:  # without it neither could authenticate the other
-        raise settings.invalid(
-            f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file"
-        )
+        raise invalid(f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file")
     become("services.worker", config)
 
 
@@ -85,7 +84,7 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             cluster_secret=common.cluster_secret or "",
         )
     except ValidationError as error:
-        raise settings.invalid(settings.first_line(error)) from None
+        raise invalid(settings.first_line(error)) from None
 
 
 def _prefix_secret(common: UpConfig) -> str:
@@ -100,11 +99,9 @@ def state_config(given: StateSettings, host: str) -> StateConfig | None:
         return None
     settings.check_redis_url(given)
     if given.namespace is None:
-        raise settings.invalid("--redis-url needs --redis-namespace, the namespace of the cluster to join")
+        raise invalid("--redis-url needs --redis-namespace, the namespace of the cluster to join")
     if host in ("0.0.0.0", "::"):
-        raise settings.invalid(
-            f"--host {host} is not an address that routers can reach, as --redis-url needs"
-        )
+        raise invalid(f"--host {host} is not an address that routers can reach, as --redis-url needs")
     return StateConfig(redis_url=given.redis_url, namespace=given.namespace)
 
 
