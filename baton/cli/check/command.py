@@ -108,7 +108,7 @@ class Check:
                 )
             except grpc.RpcError as error:
                 raise to_error(error) from None
-        state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        state: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise BatonError(ErrorKind.UNAVAILABLE, state)
         return state
