@@ -33,6 +33,7 @@ from services.router.observability.metrics import metrics_route, register_metric
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
+from services.router.plaintext import check_plaintext
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
@@ -60,6 +61,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
         self._config = config
+        check_plaintext(config)
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)

@@ -85,7 +85,8 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
                 hub.ranges.append((name, first))
             if first:
                 headers["content-range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-            self._send(content[first:], headers, with_body, 206 if first else 200, hub.cut.pop(name, None))
+            cut = hub.cut.pop(name, None) if with_body else None
+            self._send(content[first:], headers, with_body, 206 if first else 200, cut)
 
         def _send(
             self,
