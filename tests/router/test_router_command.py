@@ -94,34 +94,45 @@ async def started(file: Path, **environment: str) -> AsyncIterator[Process]:
             await process.communicate()
 
 
-async def test_finds_workers_in_redis_then_drains(
+async def test_two_routers_find_workers_in_redis_and_one_drains(
     redis: EmbeddedServer, model_folder: Path, tmp_path: Path
 ) -> None:
-    """While it drains, /ready is 503 and the running request goes on; then it exits with 0."""
-    file = written(tmp_path, model_folder, redis.url)
-    async with (
-        registered(redis, model_folder) as worker,
-        started(file, BATON_ADMIN_HTTP_HOST="127.0.0.2") as process,
-    ):
-        addresses = await ready(process)
-        admin = f"http://{addresses['admin_http']}"
-        assert admin.startswith("http://127.0.0.2:")
+    """They share the journal key. While one drains, its /ready is 503 and its request goes on; then it exits
+    with 0. The other one serves on."""
+    (tmp_path / "journal-key").write_text("0f" * 32)
+    state = {
+        "namespace": "ours",
+        "redis_url_file": str(tmp_path / "redis-url"),
+        "journal_key_file": str(tmp_path / "journal-key"),
+    }
+    file = written(tmp_path, model_folder, redis.url, state=state)
+    async with contextlib.AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(registered(redis, model_folder))
+        admin_host = "127.0.0.2"
+        first = await stack.enter_async_context(started(file, BATON_ADMIN_HTTP_HOST=admin_host))
+        second = await stack.enter_async_context(started(file))
+        addresses = [await ready(process) for process in (first, second)]
+        admin = f"http://{addresses[0]['admin_http']}"
+        assert admin.startswith(f"http://{admin_host}:")
+        client = await stack.enter_async_context(httpx.AsyncClient())
+        assert (await client.get(f"{admin}/ready")).status_code == 200
         worker.behaviour.step_s = 0.02
-        async with httpx.AsyncClient() as client, grpc.aio.insecure_channel(addresses["grpc"]) as channel:
-            assert (await client.get(f"{admin}/ready")).status_code == 200
-            call = RouterServiceStub(channel).Generate(ids_request([1, 2], 40))
-            responses = aiter(call)
-            ids = list((await anext(responses)).token_ids)
-            process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
-            answer = await client.get(f"{admin}/ready")
-            assert (answer.status_code, answer.json()["reason"]) == (503, "the router is draining")
-            assert (await client.get(f"{admin}/health")).status_code == 200
-            async for response in responses:
-                ids += response.token_ids
-        assert ids == expected([1, 2], 40)
-        _, stderr = await asyncio.wait_for(process.communicate(), 10)
-        assert process.returncode == 0
+        calls = []
+        for address in addresses:
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address["grpc"]))
+            calls.append(aiter(RouterServiceStub(channel).Generate(ids_request([1, 2], 40))))
+        outputs = [list((await anext(call)).token_ids) for call in calls]
+        first.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        answer = await client.get(f"{admin}/ready")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the router is draining")
+        assert (await client.get(f"{admin}/health")).status_code == 200
+        for output, call in zip(outputs, calls, strict=True):
+            async for response in call:
+                output += response.token_ids
+        assert outputs == [expected([1, 2], 40)] * 2
+        _, stderr = await asyncio.wait_for(first.communicate(), 10)
+        assert (first.returncode, second.returncode) == (0, None)
         assert SECRET not in stderr.decode()
         assert redis.password not in stderr.decode()
 
@@ -136,12 +147,3 @@ async def test_a_refusal_is_one_line_and_exit_code_2(model_folder: Path, tmp_pat
             _, stderr = await asyncio.wait_for(process.communicate(), 20)
     assert process.returncode == 2
     assert stderr.decode() == f"baton: error: cannot listen on 127.0.0.1:{port}: address already in use\n"
-
-
-async def test_refused_credentials(redis: EmbeddedServer, model_folder: Path, tmp_path: Path) -> None:
-    wrong = f"redis://:not-the-password@127.0.0.1:{redis.port}/0"
-    async with started(written(tmp_path, model_folder, wrong)) as process:
-        _, stderr = await asyncio.wait_for(process.communicate(), 20)
-    assert process.returncode == 2
-    assert "refused the user name or password" in stderr.decode().splitlines()[-1]
-    assert "not-the-password" not in stderr.decode()

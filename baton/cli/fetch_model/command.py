@@ -85,10 +85,11 @@ def _locked(folder: Path, wait_s: float) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     message = f"another process has held {lock.name} for {wait_s:.0f} s"
                     raise BatonError(ErrorKind.UNAVAILABLE, message) from None
-                time.sleep(_LOCK_POLL_S)
+                time.sleep(min(_LOCK_POLL_S, left))
         yield
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from baton.errors import BatonError, ErrorKind
 from services.common.config.files import ModelSource
@@ -93,7 +94,7 @@ def _named(source: ModelSource) -> dict[str, str]:
     return {"hub_id": source.hub_id, "revision": source.revision, "files": source.files}
 
 
-def _manifest(folder: Path) -> dict[str, object] | None:
+def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

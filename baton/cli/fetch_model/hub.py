@@ -14,8 +14,8 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config.files import ModelSource
 
 # No code and no pickled weights; of the top folder only, as router and workers read no other.
-_PATTERNS = {"all": ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")}
-_PATTERNS["tokenizer"] = tuple(pattern for pattern in _PATTERNS["all"] if pattern != "*.safetensors")
+_TOKENIZER = ("*.json", "*.jinja", "tokenizer.model")
+_PATTERNS = {"tokenizer": _TOKENIZER, "all": (*_TOKENIZER, "*.safetensors")}
 _NOT_TOKENIZER = "*.safetensors.index.json"
 # Where the library keeps its books, below the download.
 _CACHE = ".cache"
