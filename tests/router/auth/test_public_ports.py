@@ -14,6 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.client import AsyncClient, BatonError, Client, ErrorKind
 from baton.grpc_errors import from_status
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import TargetSettings
+from loadgen.targets.preflight import served_model
 from services.common.config.tls import Auth
 from tests.router.conftest import MODEL, SiteMaker, ids_request
 from tests.router.http_client import complete, http
@@ -121,3 +124,15 @@ async def test_admin_ports_need_no_api_key(site: SiteMaker, auth: Auth) -> None:
 
 def test_the_client_for_threads_sends_its_key() -> None:
     assert Client("127.0.0.1:1", api_key=KEY)._metadata == (("authorization", f"Bearer {KEY}"),)
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+async def test_loadgen_sends_its_key(
+    site: SiteMaker, auth: Auth, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(auth=auth) as here:
+        target = TargetSettings(url=f"{scheme}://{here.addresses[scheme]}")
+        with pytest.raises(LoadgenError, match="does not say which model"):
+            await served_model(target)
+        monkeypatch.setenv(target.api_key_env, KEY)
+        assert await served_model(target) == MODEL
