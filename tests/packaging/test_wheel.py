@@ -40,7 +40,7 @@ def test_its_packages_are_ours_alone(wheel: zipfile.ZipFile) -> None:
 
 
 def test_every_module_and_data_file_is_in_it(wheel: zipfile.ZipFile) -> None:
-    kinds = ("*.py", "*.css", "*.cu", "*.json", "*.safetensors")
+    kinds = ("*.py", "*.css", "*.cu", "*.json", "*.safetensors", "*.yaml")
     wanted = {
         str(path.relative_to(REPOSITORY))
         for package in PACKAGES
