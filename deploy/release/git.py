@@ -16,7 +16,7 @@ def revision(root: Path) -> str:
 
 
 def commit_time(root: Path) -> str:
-    """Seconds since 1970 of the commit: the time of all that is built, so that a second build is equal."""
+    """Seconds since 1970 of the commit, which what is built bears in place of the time of the build."""
     return _git(root, "log", "-1", "--format=%ct").strip()
 
 

@@ -3,8 +3,9 @@
     python -m tests.packaging.base_only < '[["baton", "up"], …]'
     python -m tests.packaging.base_only router services.router …
 
-The first writes `[[exit code, stdout, stderr], …]` as JSON; the second does what check_install.py does, with an
-extra. Modules of packages that the install does not bring cannot be imported here, and their metadata is not found.
+The first writes `[[exit code, stdout, stderr], …]` as JSON; the second does what check_install.py does, with
+an extra. Modules of packages that the install does not bring cannot be imported here, and their metadata is
+not found.
 """
 
 from __future__ import annotations

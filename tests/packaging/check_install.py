@@ -2,7 +2,8 @@
 
     python check_install.py MODULE...
 
-Of a package of Baton's every module is imported. Prints a line for each failure. Needs nothing but Baton, so that it runs where nothing else is installed.
+Of a package of Baton's every module is imported. Prints a line for each failure. Needs nothing but Baton, so
+that it runs where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-
 
 OURS = ("baton", "kvtransfer", "loadgen", "services")
 
