@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from deploy.release import artifacts, git
 from tests.deploy import tools
@@ -68,9 +69,9 @@ def test_bills_of_materials_name_what_is_locked(image: str, dist: Path) -> None:
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert bill["metadata"]["component"]["name"] == "baton-serve"
     wanted = locked(image)
-    assert {one["name"]: one["version"] for one in bill["components"]} == wanted
+    assert {canonicalize_name(one["name"]): one["version"] for one in bill["components"]} == wanted
     for component in bill["components"]:
-        assert component["purl"].startswith(f"pkg:pypi/{component['name']}@")
+        assert component["purl"].startswith(f"pkg:pypi/{canonicalize_name(component['name'])}@")
         (distribution,) = component["externalReferences"]
         assert [one["alg"] for one in distribution["hashes"]] == ["SHA-256"]
 
