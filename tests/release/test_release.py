@@ -16,7 +16,7 @@ from deploy.release import __main__ as command
 from deploy.release import artifacts, images, version
 from deploy.release.errors import ReleaseError
 from tests.deploy.chart import VERSION
-from tests.deploy.fake_docker import BASE_DIGEST, FakeDocker
+from tests.release.fake_docker import BASE_DIGEST, FakeDocker
 
 ROOT = Path(__file__).parents[2]
 STATED = ("pyproject.toml", "deploy/helm/baton/Chart.yaml")
