@@ -38,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("loadgen", "run", f"http://{NOWHERE}", "--parquet"): (2, "pip install 'baton-serve[parquet]'"),
     ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "no answer from"),
     ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "no answer from"),
+    ("loadgen", "size", "a", "--rates", "1", "--input-len", "1", "--output-len", "1"): (2, "a is neither"),
     ("loadgen", "compare", "a", "b"): (2, "a is not a run"),
     ("loadgen", "report", "a"): (2, "a is not a run"),
     ("loadgen", "trace", "a"): (2, "a: No such file"),
