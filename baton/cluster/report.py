@@ -52,6 +52,9 @@ class Report(StrictModel):
     engine_pid: int = 0
     node: str = ""  # Ray's id of its host; empty without Ray
     device_index: int | None = None
+    place: int = 0  # among the workers of its host; its ports count from it
+    digest: str = ""  # of the configuration that a detached worker has
+    stopping: bool = False  # its Ray node is about to end
     failure: Failure | None = None
 
 

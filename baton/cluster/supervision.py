@@ -35,6 +35,10 @@ class UnresponsiveError(Exception):
     """A worker's actor, or Ray, did not answer in time; it may still be alive."""
 
 
+class NoRoomError(Exception):
+    """No host has room for a worker now; it is tried again."""
+
+
 class WorkerProcesses(Protocol):
     """Starts and ends workers' processes, by worker name. Every call has a deadline of its own."""
 
@@ -42,7 +46,7 @@ class WorkerProcesses(Protocol):
         """The worker's state; None where it has no process host. Raises UnresponsiveError."""
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError."""
+        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError, NoRoomError."""
 
     async def kill(self, name: str, *, actor: bool) -> None:
         """Kills the process; with `actor`, the actor that runs it too."""
@@ -67,6 +71,8 @@ class Supervision:
         self._starts: dict[str, deque[float]] = {}
         # Per worker: consecutive refused starts, and the time of the last one.
         self._refusals: dict[str, tuple[int, float]] = {}
+        # Those that no host has room for.
+        self._waiting: set[str] = set()
         # The running action of each worker: at most one at a time.
         self._acting: dict[str, asyncio.Task[None]] = {}
 
@@ -176,12 +182,22 @@ class Supervision:
 
     async def _start(self, config: WorkerConfig) -> None:
         report = self._reports[config.name]
-        self._starts.setdefault(config.name, deque(maxlen=MAX_STARTS)).append(self._clock())
+        starts = self._starts.setdefault(config.name, deque(maxlen=MAX_STARTS))
+        starts.append(self._clock())
         number = report.starts + 1
         self._reports[config.name] = Report(phase=Phase.STARTING, starts=number)
-        if number > 1:
+        if number > 1 and config.name not in self._waiting:
             _log.warning("worker_restarted", worker=config.name, start=number)
-        await self._processes.start(config, number)
+        try:
+            await self._processes.start(config, number)
+        except NoRoomError as error:
+            starts.pop()
+            self._reports[config.name] = report
+            if config.name not in self._waiting:
+                self._waiting.add(config.name)
+                _log.warning("worker_waits_for_room", worker=config.name, reason=str(error))
+        else:
+            self._waiting.discard(config.name)
 
 
 def _stopped_serving(before: Report, after: Report) -> bool:

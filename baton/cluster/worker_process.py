@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -38,8 +38,13 @@ _log = get_log("worker_process")
 class WorkerProcess:
     """At most one process of a worker at a time; only this class starts, signals and reaps it."""
 
-    def __init__(self, program: Sequence[str] = ()) -> None:
+    def __init__(
+        self, program: Sequence[str] = (), on_process: Callable[[int | None], None] = lambda pid: None
+    ) -> None:
+        """`on_process` is called with each process's id once it has started, and with None once it has
+        ended."""
         self._program = program or PROGRAM
+        self._on_process = on_process
         self._child: Child | None = None
         self._run_task: asyncio.Task[None] | None = None
         self._last_answer = 0.0
@@ -66,6 +71,11 @@ class WorkerProcess:
         """Records the `number`-th start as failed without starting a process."""
         self._report = Report(phase=Phase.ENDED, starts=number, failure=_failure(error))
 
+    def drain(self) -> None:
+        """Has the worker drain and end, without waiting for it."""
+        if self._child is not None:
+            self._child.terminate()
+
     def kill(self) -> None:
         """Kills both processes of the worker, even stopped ones."""
         if self._child is not None:
@@ -87,6 +97,7 @@ class WorkerProcess:
         failure: BatonError | ChildError | None = None
         try:
             self._child = await Child.start(config.name, self._program, config.model_dump_json())
+            self._on_process(self._child.pid)
             addresses = await self._child.ready(timeout_s)
             await self._serve(self._child, addresses["grpc"], config.cluster_secret)
             failure = await self._child.death()
@@ -100,6 +111,7 @@ class WorkerProcess:
                 self._child.kill()
                 await self._child.ended()
                 self._child = None
+            self._on_process(None)
             self._update(phase=Phase.ENDED, failure=_failure(failure))
 
     async def _serve(self, child: Child, address: str, cluster_secret: str) -> None:

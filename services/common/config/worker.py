@@ -224,6 +224,13 @@ class WorkerConfig(StrictModel):
         """The name of the model in the API."""
         return self.served_model_name or Path(self.model).name
 
+    def at_place(self, place: int) -> WorkerConfig:
+        """The worker as the `place`-th of its host, counted from 0 over both roles: each configured port is
+        higher by `place`."""
+        ports = {"port": self.port, "metrics_port": self.metrics_port}
+        moved: dict[str, object] = {name: port and port + place for name, port in ports.items()}
+        return self.model_copy(update={**moved, "transfer": self.transfer.of_worker(place)})
+
     def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
         """The worker placed on a GPU of its host, which `workers` share unless the configuration states
         a number."""
