@@ -1,4 +1,5 @@
-"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
+"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`,
+`stop-workers`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -14,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, pool, worker
+from baton.cli import drain, pool, stop_workers, worker
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
 from baton.cli.demo import command as demo
@@ -83,6 +84,9 @@ def _parser() -> Parser:
     top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
     pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
+    stop_workers.add_flags(
+        add("stop-workers", stop_workers.run, "drain the workers of this container, before Ray ends them")
+    )
     add("version", _version, "print the version")
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import time
@@ -18,8 +19,15 @@ _POLL_S = 0.05
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--within", required=True, type=float, metavar="SECONDS", help="longest wait for workers to drain"
+        "--within", required=True, type=_seconds, metavar="SECONDS", help="longest wait for workers to drain"
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
