@@ -1,4 +1,4 @@
-"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
+"""The `baton` command: `up`, `demo`, `worker`, `worker-group`, `status`, `top`, `drain`, `pool`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, pool, worker
+from baton.cli import drain, group, pool, worker
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
 from baton.cli.demo import command as demo
@@ -79,6 +79,9 @@ def _parser() -> Parser:
     )
     settings.add_flags(add("demo", _demo, "start a cluster, stream a few prompts, print a summary"))
     worker.add_flags(add("worker", worker.run, "run one worker, without supervision"))
+    group.add_flags(
+        add("worker-group", group.run, "run the workers of one container, one on each GPU, and restart them")
+    )
     status.add_flags(add("status", status.run, "show whether a cluster serves, and the state of its workers"))
     top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))

@@ -48,4 +48,16 @@ class ClusterConfig(SupervisionSettings):
     secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
+    restart_always: bool = Field(
+        False,
+        description="also restart a worker whose first start failed, or whose name a newer start has taken",
+    )
     log_level: LogLevel = "info"
+
+
+class GroupConfig(ClusterConfig):
+    """Configuration of the process of `baton worker-group`, which runs the workers of one container."""
+
+    group: str = Field(description="the name that its workers share")
+    admin_http_host: str = "127.0.0.1"
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
