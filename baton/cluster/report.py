@@ -47,6 +47,7 @@ class Report(StrictModel):
     starts: int = 0  # processes started so far
     silent_s: float = 0.0  # since its last answer; 0 unless it serves
     address: str = ""  # host:port of its gRPC front, once it served
+    unready: str = ""  # why it should get no new work, by its own last answer
     incarnation: str = ""  # 32 hex digits
     front_pid: int = 0
     engine_pid: int = 0

@@ -118,7 +118,7 @@ class Supervision:
             report = Report(phase=Phase.MISSING)
         # A lost actor has lost its count of starts too.
         report = report.model_copy(update={"starts": max(report.starts, known.starts if known else 0)})
-        if known is not None and _stopped_serving(known, report):
+        if known is not None and _stopped_serving(known, report, any_start=self._config.restart_always):
             reason = report.failure.message if report.failure else "its actor was lost"
             _log.warning("worker_exited", worker=name, starts=report.starts, reason=reason)
         if known is None and report.phase is Phase.SERVING:
@@ -129,7 +129,7 @@ class Supervision:
     def _count_refusals(self, name: str, known: Report | None, report: Report) -> None:
         """Counts a start that has just been refused; one that serves, or fails otherwise, ends the series."""
         failure = report.failure
-        if report.phase is Phase.SERVING or (failure is not None and not failure.refused):
+        if report.phase is Phase.SERVING or (failure is not None and not self._waits_longer(failure)):
             self._refusals.pop(name, None)
         elif failure is not None and (known is None or known.failure != failure):
             self._refused_again(name, report.starts, failure.message)
@@ -139,8 +139,13 @@ class Supervision:
         count = self._refusals.get(name, (0, 0.0))[0] + 1
         self._refusals[name] = count, now
         wait_s = refused_until(count, now) - now
-        if starts > 1:  # a first start's refusal is reported by `baton up`
+        if starts > 1 or self._config.restart_always:  # else `baton up` reports a first start's refusal
             _log.error("worker_start_failed", worker=name, starts=starts, reason=reason, retry_in_s=wait_s)
+
+    def _waits_longer(self, failure: Failure) -> bool:
+        """Whether the next start comes after the longer pauses: an immediate one would fail again, or take
+        the name back from a newer start."""
+        return failure.refused or (failure.replaced and self._config.restart_always)
 
     def _update(self, name: str, **fields: object) -> None:
         self._reports[name] = self._reports[name].model_copy(update=fields)
@@ -150,7 +155,8 @@ class Supervision:
         if report is None:
             # No report yet, but it may be running: give it time to answer.
             return Observed(Phase.UNKNOWN, self._clock() - self._last_answer[name])
-        replaced = report.failure is not None and report.failure.replaced
+        gives_way = not self._config.restart_always
+        replaced = gives_way and report.failure is not None and report.failure.replaced
         starts = tuple(self._starts.get(name, ()))
         return Observed(report.phase, report.silent_s, replaced, *self._refusals.get(name, (0, 0.0)), starts)
 
@@ -200,10 +206,10 @@ class Supervision:
             self._waiting.discard(config.name)
 
 
-def _stopped_serving(before: Report, after: Report) -> bool:
-    """Whether a worker that was running has ended. A first start that fails is reported by `baton up`
-    instead."""
+def _stopped_serving(before: Report, after: Report, *, any_start: bool) -> bool:
+    """Whether a worker that was running has ended. Unless `any_start`, a first start that fails does not
+    count: it is reported by `baton up` instead."""
     ran = before.phase in (Phase.SERVING, Phase.UNKNOWN) or (
-        before.phase is Phase.STARTING and before.starts > 1
+        before.phase is Phase.STARTING and (any_start or before.starts > 1)
     )
     return ran and after.phase in (Phase.ENDED, Phase.MISSING)

@@ -136,7 +136,8 @@ class WorkerProcess:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 if self._report.incarnation:
-                    await worker.Describe(DescribeRequest(), timeout=_ANSWER_S)
+                    described = await worker.Describe(DescribeRequest(), timeout=_ANSWER_S)
+                    self._update(unready=described.unready)
                 else:
                     await self._identify(worker)
                 self._last_answer = loop.time()
@@ -150,6 +151,7 @@ class WorkerProcess:
             front_pid=audit.front_pid,
             engine_pid=audit.engine_pid,
             incarnation=described.identity.incarnation.hex(),
+            unready=described.unready,
         )
 
     def _update(self, **fields: object) -> None:

@@ -76,9 +76,18 @@ class ClusterConfig(SupervisionSettings):
     log_level: LogLevel = "info"
 
 
+class GroupConfig(ClusterConfig):
+    """Configuration of the process of `baton worker-group`, which runs the workers of one container."""
+
+    group: str = Field(description="the name that its workers share")
+    admin_http_host: str = "127.0.0.1"
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
+
+
 class SuperviseConfig(StrictModel):
     """Configuration of the process of `baton supervise`. It has no secret."""
 
     cluster: ClusterConfig
+    name: str = Field(description="label of its metrics")
     host: str = Field(min_length=1, description="address of its own Ray node and of the admin HTTP port")
-    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when it is open")
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")

@@ -136,6 +136,16 @@ class EngineConfig(StrictModel):
         """Most tokens of a prefill step on a device type, `cuda` or `cpu`."""
         return self.chunk_tokens or (2048 if device == "cuda" else 256)
 
+    def with_gpu_links(self, role: Role, prefill: int, decode: int, transfer: TransferConfig) -> EngineConfig:
+        """The configuration for a worker among so many prefill and decode workers: where `gpu_links` is
+        unset, it becomes the number of its peers whose links need GPU memory at this end."""
+        if self.gpu_links is not None:
+            return self
+        # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
+        sent_to = decode if transfer.transport == "nccl" else 0
+        peers = {"prefill": sent_to, "decode": prefill, "both": 0}[role]
+        return self.model_copy(update={"gpu_links": 0 if transfer.through_host else peers})
+
 
 class TransferConfig(StrictModel):
     """Links between workers."""
@@ -216,7 +226,11 @@ class WorkerConfig(StrictModel):
     )
     group: str = Field("", description="workers of one pod share it; routers prefer pairs of one group")
     start_timeout_s: float = Field(1800.0, gt=0, description="longest time to load the model")
-    drain_s: float = Field(DRAIN_S, ge=0, description="longest drain at a stop")
+    canary: bool = Field(
+        False,
+        description="run a short generation every 10 s in which no request finishes; readiness depends on it",
+    )
+    drain_s: float = Field(DRAIN_S, ge=0, description="how long running requests may go on at a stop")
     log_level: LogLevel = "info"
 
     @property

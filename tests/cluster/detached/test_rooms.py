@@ -14,7 +14,7 @@ def chosen(
     role: Role, nodes: list[Node], placed: dict[str, list[Role]], *, on_gpu: bool = True
 ) -> str | None:
     node = find_room(role, nodes, placed, on_gpu=on_gpu)
-    return node and node.id
+    return node.id if node else None
 
 
 def test_declared_room_is_filled_by_role_and_not_beyond() -> None:
