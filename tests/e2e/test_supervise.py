@@ -1,4 +1,4 @@
-"""`baton supervise` on a real local Ray: start, loss of a worker, of the supervisor and of the head, drain."""
+"""`baton supervise` on a real local Ray: start, lost workers, a lost supervisor, a lost head, drain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from baton.cluster.local_ray import free_ports
 from services.common.processes.run_folder import RunFolder
-from tests.cluster.detached.ray_nodes import RayNodes, ray_nodes
+from tests.cluster.detached.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
 from tests.e2e.redis_server import RedisServer
 from tests.support.checkpoints import FAMILIES
 
@@ -58,12 +58,21 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
-def config(nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The file of the command, with secrets in files and a Redis of its own."""
-    folder = tmp_path_factory.mktemp("config")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def config(nodes: RayNodes, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("config"), nodes, redis)
+
+
+def written(folder: Path, nodes: RayNodes, redis: RedisServer) -> Path:
+    """The file of the command, with secrets in files."""
     model = FAMILIES[0].make(folder)
-    redis = RedisServer()
-    redis.start()
     (folder / "cluster-secret").write_text(f"{SECRET}\n")
     (folder / "redis-url").write_text(redis.url)
     (port,) = free_ports(1)
@@ -78,8 +87,7 @@ def config(nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "drain_s": 10,
     }
     (folder / "supervisor.yaml").write_text(json.dumps(settings))
-    yield folder / "supervisor.yaml"
-    redis.kill()
+    return folder / "supervisor.yaml"
 
 
 @contextlib.contextmanager
@@ -187,3 +195,53 @@ def test_a_node_that_stops_gives_its_workers_to_another(nodes: RayNodes, supervi
     nodes.start("127.0.0.4", "pod-b", {"baton-prefill": 1, "baton-decode": 1})
     until(lambda: supervisor.answers("/ready"), supervisor)
     assert set(workers(nodes, "pod-b")) == {"pod-b-prefill-0", "pod-b-decode-0"}
+
+
+ROOM = {"baton-prefill": 1, "baton-decode": 1}
+
+
+def test_a_head_with_fault_tolerance_is_started_again_beside_running_workers(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    with ray_nodes(tmp_path) as own:
+        own.head_variables |= {
+            "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis.port}",
+            "REDIS_PASSWORD": redis.password,
+            "RAY_external_storage_namespace": "test",
+        }
+        own.start_head("pod-head", {})
+        own.start("127.0.0.4", "pod-a", ROOM)
+        config = written(tmp_path, own, redis)
+        with supervising(own, config, tmp_path / "log") as supervisor:
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            running = workers(own, "pod-a")
+            own.kill(HEAD_HOST)
+            time.sleep(5)
+            assert supervisor.answers("/ready"), "workers do not need the head"
+            own.start_head("pod-head", {})
+            os.kill(running["pod-a-decode-0"], signal.SIGKILL)
+            until(lambda: supervisor.answers("/ready", 503), supervisor)
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            assert workers(own, "pod-a")["pod-a-prefill-0"] == running["pod-a-prefill-0"]
+
+
+def test_a_head_without_fault_tolerance_ends_the_supervisor_whose_next_start_begins_anew(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    with ray_nodes(tmp_path) as own:
+        own.variables["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"
+        own.start_head("pod-head", {})
+        own.start("127.0.0.4", "pod-a", ROOM)
+        config = written(tmp_path, own, redis)
+        with supervising(own, config, tmp_path / "log") as supervisor:
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            own.kill(HEAD_HOST)
+            assert supervisor.process.wait(WITHIN_S) == 1
+            assert supervisor.log.read_text().count("baton: error: ") == 1
+        own.kill("127.0.0.4")
+        assert workers(own, "pod-a") == {}
+        own.start_head("pod-head", {})
+        own.start("127.0.0.4", "pod-a", ROOM)
+        with supervising(own, config, tmp_path / "second") as supervisor:
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            assert set(workers(own, "pod-a")) == {"pod-a-prefill-0", "pod-a-decode-0"}

@@ -32,6 +32,9 @@ class RayNodes:
 
     folder: Path
     port: int = field(default_factory=lambda: free_ports(1)[0])
+    # Of the head alone: where its control store keeps its state, for example.
+    head_variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -46,11 +49,14 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "OMP_NUM_THREADS": "1",
+            **self.variables,
         }
 
     def start_head(self, pod: str, room: Mapping[str, int]) -> None:
         """Starts the head, which runs workers too."""
-        (self.folder / "token").write_text(secrets.token_hex(32))
+        token = self.folder / "token"
+        if not token.exists():
+            token.write_text(secrets.token_hex(32))
         flags = (
             "--head",
             f"--port={self.port}",
@@ -68,17 +74,28 @@ class RayNodes:
         """Starts a node that joins the head."""
         self._start(host, pod, room, f"--address={self.address}")
 
+    def kill(self, host: str) -> None:
+        """Kills all processes of a node."""
+        process = self._started.pop(host)
+        for pid in (*descendants(process.pid), process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
     def run_folder(self, pod: str) -> Path:
         return self.folder / pod
-
-    def pid(self, host: str) -> int:
-        return self._started[host].pid
 
     def _start(self, host: str, pod: str, room: Mapping[str, int], *flags: str) -> None:
         names = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
         ports = (f"--{name}={port}" for name, port in zip(names, free_ports(len(names)), strict=True))
         log = self.folder / f"{host}.log"
-        pod_variables = {"BATON_HOST": host, "BATON_NAME": pod, "BATON_RUN_DIR": str(self.run_folder(pod))}
+        of_node = self.head_variables if host == HEAD_HOST else {}
+        pod_variables = {
+            **of_node,
+            "BATON_HOST": host,
+            "BATON_NAME": pod,
+            "BATON_RUN_DIR": str(self.run_folder(pod)),
+        }
         with log.open("wb") as output:
             self._started[host] = subprocess.Popen(
                 (*_COMMON, f"--node-ip-address={host}", f"--resources={json.dumps(room)}", *ports, *flags),
@@ -95,12 +112,8 @@ class RayNodes:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        below = [pid for process in self._started.values() for pid in descendants(process.pid)]
-        for pid in (*below, *(process.pid for process in self._started.values())):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self._started.values():
-            process.wait()
+        for host in list(self._started):
+            self.kill(host)
 
 
 @contextlib.contextmanager
