@@ -206,9 +206,9 @@ def test_a_head_with_fault_tolerance_is_started_again_beside_running_workers(
     with ray_nodes(tmp_path) as own:
         own.head_variables |= {
             "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis.port}",
-            "REDIS_PASSWORD": redis.password,
             "RAY_external_storage_namespace": "test",
         }
+        own.head_flags = (f"--redis-password={redis.password}",)  # as KubeRay does
         own.start_head("pod-head", {})
         own.start("127.0.0.4", "pod-a", ROOM)
         config = written(tmp_path, own, redis)

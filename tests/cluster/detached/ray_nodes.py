@@ -34,6 +34,7 @@ class RayNodes:
     port: int = field(default_factory=lambda: free_ports(1)[0])
     # Of the head alone: where its control store keeps its state, for example.
     head_variables: dict[str, str] = field(default_factory=dict)
+    head_flags: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ class RayNodes:
             "--no-monitor",
             f"--ray-client-server-port={free_ports(1)[0]}",
         )
-        self._start(HEAD_HOST, pod, room, *flags, *quiet)
+        self._start(HEAD_HOST, pod, room, *flags, *quiet, *self.head_flags)
 
     def start(self, host: str, pod: str, room: Mapping[str, int]) -> None:
         """Starts a node that joins the head."""
