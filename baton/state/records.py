@@ -32,6 +32,7 @@ class Member(BaseModel):
     rank_count: int = Field(1, ge=1)
     model: _Word = Field("", description="served model name; a router uses workers of its own model")
     host: _Word = Field("", description="the machine; pairs on one host are preferred")
+    group: _Word = Field("", description="shared by the workers of a container; pairs are preferred")
     addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
     fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
     secret_name: str = Field("", max_length=64, description="equal for members with the same cluster secret")

@@ -2,9 +2,9 @@
 
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
-         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where the
-         process refused to run, 3 from one that asks to be restarted: it has drained by itself, or a newer
-         start has its name
+         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where
+         the process refused to run, 3 from one that asks to be restarted: it has drained by itself, or a
+         newer start has its name
 stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached

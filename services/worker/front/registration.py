@@ -57,6 +57,7 @@ class Registration:
                 role=config.role,
                 model=model,
                 host=socket.gethostname(),
+                group=config.group,
                 addresses={kind: address for kind, address in addresses.items() if address},
                 fingerprint=described.fingerprint.hex(),
                 secret_name=secret_name(config.cluster_secret),

@@ -16,6 +16,7 @@ from kvtransfer.receiver.receiver import Receiver
 from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.decode.admission import AdmissionChecks
 from services.worker.engine.decode.block_allocation import BlockAllocation
+from services.worker.engine.decode.canary import DecodeCanary
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
@@ -55,6 +56,7 @@ class DecodeSide:
         self.reserved = ReservedSlots(
             self.tickets, loop, slots, model.pools, self.allocation, receiver, prefix_cache, emit
         )
+        self.canary = DecodeCanary(model, loop, slots)
         block_bytes = sink.wire.block_bytes
         self.issuer = TicketIssuer(
             model, self.reserved, identity, signer, endpoints, block_bytes, reserve_output_tokens
