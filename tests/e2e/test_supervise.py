@@ -51,8 +51,8 @@ class Supervisor:
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
-    with ray_nodes(tmp_path_factory.mktemp("ray")) as started:
+def nodes() -> Iterator[RayNodes]:
+    with ray_nodes() as started:
         started.start_head("pod-a", {"baton-prefill": 1, "baton-decode": 1})
         yield started
 
@@ -203,7 +203,7 @@ ROOM = {"baton-prefill": 1, "baton-decode": 1}
 def test_a_head_with_fault_tolerance_is_started_again_beside_running_workers(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    with ray_nodes(tmp_path) as own:
+    with ray_nodes() as own:
         own.head_variables |= {
             "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis.port}",
             "RAY_external_storage_namespace": "test",
@@ -228,7 +228,7 @@ def test_a_head_with_fault_tolerance_is_started_again_beside_running_workers(
 def test_a_head_without_fault_tolerance_ends_the_supervisor_whose_next_start_begins_anew(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    with ray_nodes(tmp_path) as own:
+    with ray_nodes() as own:
         own.variables["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"
         own.start_head("pod-head", {})
         own.start("127.0.0.4", "pod-a", ROOM)

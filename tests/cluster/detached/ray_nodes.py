@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -118,9 +119,11 @@ class RayNodes:
 
 
 @contextlib.contextmanager
-def ray_nodes(folder: Path) -> Iterator[RayNodes]:
-    nodes = RayNodes(folder)
-    try:
-        yield nodes
-    finally:
-        nodes.stop()
+def ray_nodes() -> Iterator[RayNodes]:
+    # Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        nodes = RayNodes(Path(folder))
+        try:
+            yield nodes
+        finally:
+            nodes.stop()
