@@ -56,7 +56,7 @@ def test_shipped_kernels_are_copied_where_they_are_missing(tmp_path: Path) -> No
     listed = json.loads((cache / "ABC" / "__grp__step.json").read_text())
     assert listed == {"child_paths": {"step.cubin": str(cache / "ABC" / "step.cubin")}}
     assert copy_shipped_kernels(shipped, cache) == 0
-    assert not [path for path in cache.rglob("tmp*")]
+    assert not list(cache.rglob("tmp*"))
 
 
 def test_a_damaged_list_of_shipped_kernels_is_an_error(tmp_path: Path) -> None:
