@@ -49,8 +49,10 @@ def copy_shipped_kernels(source: Path, cache: Path) -> int:
 
 
 def _relocated(content: bytes, folder: Path) -> bytes:
-    """Triton's list of a kernel's files, which has absolute paths, for files in `folder`. Raises OSError where
-    it is not such a list."""
+    """Triton's list of a kernel's files, which has absolute paths, for files in `folder`.
+
+    Raises OSError where it is not such a list.
+    """
     try:
         paths = json.loads(content)["child_paths"]
         return json.dumps({"child_paths": {name: str(folder / name) for name in paths}}).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +67,23 @@ def test_an_output_is_decoded(make: Make) -> None:
         assert own == {(canary.slot, canary.generation)}
         assert sum(record.has_token for record in engine.records) == canary.tokens == 5
         assert engine.records[-1].finish is Finish.LENGTH
+    assert_uncounted(engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_both_run_on_a_gpu(numerics: str, make: Make) -> None:
+    engine = make("both", device="cuda", dtype="bfloat16", numerics=numerics, block_tokens=16)
+    for command, answer in ((PREFILL, "prefill_ended"), (DECODE, "canary")):
+        engine.records.clear()
+        number, deadline = engine.send(canary=command), time.monotonic() + 30
+        while engine.of(number) != [answer] or (
+            command is DECODE and not any(record.finish for record in engine.records)
+        ):
+            engine.play()
+            assert time.monotonic() < deadline, engine.events[-3:]
+    assert [record.finish for record in engine.records][-1] is Finish.LENGTH
+    engine.run_out()
     assert_uncounted(engine)
 
 
