@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Authority:
 
     def __init__(self, name: str = "authority", issuer: Authority | None = None) -> None:
         """`issuer`: None: it is self-signed."""
-        self.issued = _issue(name, (), None if issuer is None else issuer.issued, authority=True)
+        self.issued: Issued = _issue(name, (), None if issuer is None else issuer.issued, authority=True)
 
     @property
     def pem(self) -> bytes:
@@ -117,3 +118,34 @@ def _subject(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
+
+
+def client_context(authorities: bytes, issued: Issued | None, folder: Path) -> ssl.SSLContext:
+    """A client's context that trusts these authorities and expects no certain name; `issued`: its
+    certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=authorities.decode())
+    if issued is not None:
+        both = folder / "client.pem"
+        both.write_bytes(issued.pem + issued.key_pem)
+        context.load_cert_chain(both)
+    return context
+
+
+def answer_over_tls(address: str, context: ssl.SSLContext | None, request: bytes) -> bytes:
+    """What a server sends back for `request`, after the handshake, until it closes or 0.5 s pass; `context`:
+    None: in plaintext. Empty where it refuses the connection."""
+    host, _, port = address.rpartition(":")
+    answer = b""
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as plain:
+            sock = plain if context is None else context.wrap_socket(plain)
+            with sock:
+                sock.sendall(request)
+                sock.settimeout(0.5)
+                while received := sock.recv(65536):
+                    answer += received
+    except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+        pass
+    return answer

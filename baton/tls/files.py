@@ -45,6 +45,7 @@ class TlsFiles:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked_at = clock()
+        self._reported = ""  # why the latest contents are not used, which is logged once
         try:
             self._read = self._read_files()
             self._material = self._parsed(self._read)
@@ -66,11 +67,14 @@ class TlsFiles:
             read = self._read_files()
             if read == self._read:
                 return
-            self._read = read  # a set that is not usable is reported once
+            self._read = read
             self._material = self._parsed(read)
         except ValueError as error:
-            _log.error("certificate_not_reloaded", reason=str(error))
+            if self._reported != str(error):
+                self._reported = str(error)
+                _log.error("certificate_not_reloaded", reason=self._reported)
             return
+        self._reported = ""
         chain = self._material.chain
         _log.info(
             "certificate_reloaded",

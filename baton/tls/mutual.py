@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from baton.errors import BatonError, ErrorKind
-from baton.tls.files import TlsFiles
+from baton.tls.files import LOOK_EVERY_S, TlsFiles
 from baton.tls.material import Chain, Material, parse_chain
 from baton.tls.server import ServerTls
 from baton.tls.trust import verify
@@ -42,15 +42,18 @@ class MutualTls:
         domain: str,
         role: Role,
         *,
-        look_every_s: float | None = None,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         """Raises BatonError(INVALID), in one line, where a file cannot be used or the certificate is not one
         of the role that leads to an authority in `ca_file`."""
         self._domain = domain
-        options = {} if look_every_s is None else {"look_every_s": look_every_s}
         own = self.names(role)
         self.files = TlsFiles(
-            cert_file, key_file, ca_file, check=lambda material: _verify_own(material, own), **options
+            cert_file,
+            key_file,
+            ca_file,
+            check=lambda material: _verify_own(material, own),
+            look_every_s=look_every_s,
         )
 
     def names(self, *roles: Role) -> tuple[str, ...]:

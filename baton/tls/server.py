@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 import grpc
 
@@ -11,6 +12,9 @@ from baton.tls.material import Material
 
 _NAMES, _VERSION = "peer_dns", "ssl_tls_version"
 _TLS_1_3 = b"TLSv1.3"
+
+# What grpc's stubs say that a context has, and what it has.
+AuthContext = Mapping[str, bytes] | Mapping[str, Iterable[bytes]]
 
 
 class ServerTls:
@@ -40,19 +44,25 @@ class ServerTls:
         """For `add_secure_port`."""
         fetch = _Fetcher(self)
         return grpc.dynamic_ssl_server_credentials(
-            fetch.latest(), fetch, require_client_authentication=self._client_certificates
+            fetch.latest(),
+            cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),
+            require_client_authentication=self._client_certificates,
         )
 
-    def refusal(self, auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    def refusal(self, auth_context: AuthContext) -> str:
         """Why a call over a connection with this `ServicerContext.auth_context()` is not admitted, or ""."""
         if self._admitted is None:
             return ""
         # gRPC's client and server always agree on 1.3; the minimum cannot be configured.
-        if tuple(auth_context.get(_VERSION, ())) != (_TLS_1_3,):
+        if _values(auth_context, _VERSION) != (_TLS_1_3,):
             return "TLS 1.3 is required"
-        if self._admitted.isdisjoint(name.lower() for name in auth_context.get(_NAMES, ())):
+        if self._admitted.isdisjoint(name.lower() for name in _values(auth_context, _NAMES)):
             return "the certificate is not of a role that is admitted here"
         return ""
+
+
+def _values(auth_context: AuthContext, key: str) -> tuple[bytes, ...]:
+    return tuple(cast("Iterable[bytes]", auth_context.get(key, ())))
 
 
 class _Fetcher:

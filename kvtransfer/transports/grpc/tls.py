@@ -19,7 +19,7 @@ class ListenerTls(Protocol):
     def credentials(self) -> grpc.ServerCredentials:
         """For `add_secure_port`."""
 
-    def refusal(self, auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    def refusal(self, auth_context: Mapping[str, bytes] | Mapping[str, Iterable[bytes]]) -> str:
         """Why a peer with this `ServicerContext.auth_context()` is not admitted, or ""."""
 
 

@@ -73,6 +73,6 @@ class PeerCheck(_ServerInterceptor):
         return stream if inspect.isasyncgenfunction(method) else call
 
     async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        refusal = self._tls.refusal(context.auth_context())  # type: ignore[arg-type]
+        refusal = self._tls.refusal(context.auth_context())
         if refusal:
             await abort(context, BatonError(ErrorKind.FORBIDDEN, refusal))

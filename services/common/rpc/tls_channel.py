@@ -98,7 +98,7 @@ class _Connected:
             self.retire()
 
     async def _close(self) -> None:
-        await self.channel.close()
+        await self.channel.close(None)
         self._on_closed(self)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,11 +15,13 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from baton.addresses import join_address
+from baton.tls.files import TlsFiles
 from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.protocol import LimitedProtocol
+from services.router.http.tls import ServerContexts, handshakes
 
 _START_POLL_S = 0.005
 _GRACE_S = 2
@@ -65,13 +67,18 @@ class HttpServer:
         app: ASGIApp,
         connections: Connections | None = None,
         allowed_hosts: Sequence[str] = (),
+        tls: TlsFiles | None = None,
     ) -> None:
-        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard."""
+        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard. `tls`:
+        None: plaintext."""
         self.connections = connections or Connections(ConnectionLimits())
+        protocol: Callable[..., asyncio.Protocol] = partial(LimitedProtocol, self.connections)
+        if tls is not None:
+            protocol = handshakes(ServerContexts(tls), self.connections, protocol)
         self._guard = HttpGuard(app, allowed_hosts)
         config = uvicorn.Config(
             self._guard,
-            http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, self.connections)),
+            http=cast("type[asyncio.Protocol]", protocol),
             ws="none",
             proxy_headers=False,
             log_config=None,
