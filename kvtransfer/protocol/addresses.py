@@ -10,7 +10,7 @@ The text form is for logs and command lines; on the wire endpoints are messages 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.v1 import types_pb2
@@ -34,10 +34,10 @@ class Endpoint:
     def __str__(self) -> str:
         return self.address if self.transport == GRPC else f"{self.transport}:{self.address}"
 
-    def message(self, certificates: Sequence[str] = ()) -> types_pb2.Endpoint:
-        """As it goes on the wire, with the certificates that its listener presents now."""
+    def message(self) -> types_pb2.Endpoint:
+        """As it goes on the wire."""
         return types_pb2.Endpoint(
-            transport=self.transport, address=self.address, rank=self.rank, certificates=certificates
+            transport=self.transport, address=self.address, rank=self.rank, certificates=self.certificates
         )
 
 

@@ -279,7 +279,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
     def _refuse_peer(self, context: grpc.ServicerContext, reason: str) -> NoReturn:
         self.rejected.add(f"a call from {context.peer()}: {reason}")
-        _abort(context, BatonError(ErrorKind.FORBIDDEN, reason))
+        _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, reason))
 
     def _claim(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
         """Takes the wire of the link that this stream names; each link id is valid for one stream."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.engine.decode.slots import Grant
 from baton.errors import BatonError, ErrorKind
@@ -105,10 +105,13 @@ class TicketIssuer:
         return entry
 
     def _endpoint_messages(self) -> list[types_pb2.Endpoint]:
-        certificates = () if self.certificates is None else self.certificates()
-        return [
-            endpoint.message(() if endpoint.transport == IPC else certificates) for endpoint in self.endpoints
-        ]
+        endpoints = self.endpoints
+        if self.certificates is not None:
+            now = tuple(self.certificates())
+            endpoints = tuple(
+                one if one.transport == IPC else replace(one, certificates=now) for one in endpoints
+            )
+        return [endpoint.message() for endpoint in endpoints]
 
     def _new_transfer_id(self) -> int:
         """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are

@@ -32,12 +32,13 @@ def link_tls(config: WorkerConfig) -> WorkerLinkTls | None:
 class WorkerLinkTls:
     """A `kvtransfer.transports.grpc.tls.LinkTls`."""
 
-    def __init__(self, tls: MutualTls) -> None:
-        from baton.tls.renewal import Renewal
+    def __init__(self, tls: MutualTls, hold_s: float | None = None) -> None:
+        """`hold_s`: see `baton.tls.renewal`."""
+        from baton.tls.renewal import HOLD_S, Renewal
 
         self._tls = tls
         # A certificate is published by the next ticket, in this process, so it needs no confirmation.
-        self._renewal = Renewal(tls.files)
+        self._renewal = Renewal(tls.files, hold_s=HOLD_S if hold_s is None else hold_s)
 
     def certificates(self) -> tuple[str, ...]:
         """For tickets: the chains of which the listener presents one, in PEM."""
