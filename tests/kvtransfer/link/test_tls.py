@@ -134,7 +134,7 @@ def test_another_role_with_the_clusters_token_is_refused(ends: Ends) -> None:
         service = transfer_pb2_grpc.TransferServiceStub(with_token(channel, AUTH))
         with pytest.raises(grpc.RpcError) as refused:
             service.GetChallenge(GetChallengeRequest(), timeout=5)
-    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_link_stays_when_certificates_change_and_a_new_one_gets_the_new(ends: Ends) -> None:

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.errors import BatonError, ErrorKind
+from baton.tls.material import Chain
 from baton.tls.mutual import MutualTls
 from baton.tls.renewal import Renewal
 from services.common.config.tls import InternalTls
@@ -91,12 +92,12 @@ def caller(front: Front, folder: Path, role: str = "router") -> grpc.aio.Channel
     )
 
 
-def published(front: Front, tls: MutualTls) -> tuple[object, ...]:
+def published(front: Front, tls: MutualTls) -> tuple[Chain, ...]:
     return tls.trusted([front.config.cert_file.read_text()], "prefill")
 
 
 async def echo(channel: grpc.aio.Channel) -> bytes:
-    answer: bytes = await channel.unary_unary("/test.Test/Echo")(b"hello", timeout=5)
+    answer: bytes = await channel.unary_unary("/test.Test/Echo", None, None)(b"hello", timeout=5)
     return answer
 
 
@@ -113,7 +114,7 @@ async def test_other_roles_get_no_answer_to_any_method(front: Front, tmp_path: P
             await echo(channel)
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_stream("/test.Test/Endless")(b"", timeout=5).read()
+            await channel.unary_stream("/test.Test/Endless", None, None)(b"", timeout=5).read()
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -197,7 +198,7 @@ async def test_renewals_of_both_ends_fail_no_request(front: Front, tmp_path: Pat
     front_folder = front.config.cert_file.parent
     write(front_folder, front.authority.of_role("workers"), front.authority.pem)
     async with channel:
-        stream = channel.unary_stream("/test.Test/Endless")(b"")
+        stream = channel.unary_stream("/test.Test/Endless", None, None)(b"")
         assert await stream.read() == b"x"
         done = asyncio.Event()
         running = [asyncio.create_task(call(channel, done)) for _ in range(4)]
