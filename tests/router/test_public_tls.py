@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import ssl
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1.router_pb2_grpc import RouterServiceStub
@@ -60,6 +63,16 @@ class Public:
         return client_context(self.authority.pem, client, self.folder)
 
 
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The router runs on uvloop, which has a TLS of its own."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        uvloop.run(test(**fixtures))
+
+    return run
+
+
 @pytest.fixture
 def public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Public:
     monkeypatch.setattr(public_tls, "LOOK_EVERY_S", 0.0)
@@ -81,6 +94,7 @@ async def http(site: Site, context: ssl.SSLContext, path: str, body: dict[str, A
     return parsed
 
 
+@on_uvloop
 async def test_both_apis_over_tls_and_not_in_plaintext(site: SiteMaker, public: Public) -> None:
     async with site(public_tls=public.config()) as here, public.channel(here) as channel:
         call = RouterServiceStub(channel).Generate(ids_request([1, 2, 3], max_tokens=4), timeout=10)
@@ -96,6 +110,7 @@ async def test_both_apis_over_tls_and_not_in_plaintext(site: SiteMaker, public: 
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@on_uvloop
 async def test_versions(site: SiteMaker, public: Public, version: ssl.TLSVersion) -> None:
     async with site(public_tls=public.config()) as here:
         context = public.context()
@@ -106,6 +121,7 @@ async def test_versions(site: SiteMaker, public: Public, version: ssl.TLSVersion
 
 
 @pytest.mark.parametrize("stranger", ["none", "foreign", "expired"])
+@on_uvloop
 async def test_with_client_authorities_strangers_get_not_a_byte(
     site: SiteMaker, public: Public, stranger: str
 ) -> None:
@@ -129,6 +145,7 @@ async def test_with_client_authorities_strangers_get_not_a_byte(
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
 
 
+@on_uvloop
 async def test_renewal_under_traffic_fails_no_request(site: SiteMaker, public: Public) -> None:
     answered = 0
 
@@ -176,6 +193,7 @@ def _presented(address: str, context: ssl.SSLContext) -> bytes:
     return certificate
 
 
+@on_uvloop
 async def test_an_unfinished_handshake_is_counted_and_ends(site: SiteMaker, public: Public) -> None:
     limits = ConnectionLimits(head_timeout_s=0.3)
     async with site(public_tls=public.config(), connections=limits) as here:
@@ -185,3 +203,16 @@ async def test_an_unfinished_handshake_is_counted_and_ends(site: SiteMaker, publ
         assert await asyncio.wait_for(reader.read(), 5) == b""
         await until(lambda: here.router.connections.count == 0)
         writer.close()
+
+
+@on_uvloop
+async def test_at_the_limit_a_connection_counts_once(site: SiteMaker, public: Public) -> None:
+    limits = ConnectionLimits(max_connections=8, max_connections_per_address=8)
+    async with site(public_tls=public.config(), connections=limits) as here:
+        host, port = here.addresses["http"].rsplit(":", 1)
+        idle = [await asyncio.open_connection(host, int(port), ssl=public.context()) for _ in range(8)]
+        await until(lambda: here.router.connections.count == 8)
+        assert not here.router.connections.refused
+        for _, writer in idle:
+            writer.transport.abort()
+        await until(lambda: here.router.connections.count == 0)

@@ -1,24 +1,29 @@
 """TLS of an HTTP listener: each connection's handshake, with the certificate that the files have then.
 
-A connection counts from its first byte on, and its handshake is limited in time. After the handshake the
-protocol that uvicorn would have made of a plaintext connection takes it over.
+A connection counts from its acceptance on, and its handshake is limited in time. Each is accepted by itself
+instead of by `loop.create_server`, which has one context for all and tells nobody of a failed handshake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from baton.tls.files import TlsFiles
 from baton.tls.material import Material
+from services.common.observability.logs import get_log
 from services.router.http.connections import Connections, client_address
 
 # For the peer's close_notify after the last byte.
 _SHUTDOWN_S = 2.0
+# After a failed accept; without descriptors the next would fail at once.
+_ACCEPT_PAUSE_S = 0.5
+
+_log = get_log("router")
 
 
 class ServerContexts:
@@ -50,100 +55,91 @@ class ServerContexts:
         return material, context
 
 
-class TlsHandshake(asyncio.Protocol):
-    """A new connection until its handshake has ended; a `Connection` of `Connections`."""
+class TlsListener:
+    """Accepts connections and has protocols serve those whose handshake succeeds."""
 
-    def __init__(
-        self, contexts: ServerContexts, connections: Connections, make: Callable[[], asyncio.Protocol]
-    ) -> None:
-        """`make`: the protocol of a connection whose handshake has succeeded."""
+    def __init__(self, contexts: ServerContexts, connections: Connections) -> None:
         self._contexts = contexts
         self._connections = connections
-        self._make = make
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
-        self.address = ""
-        self.buffered = 0
+        self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Counts the connection and begins its handshake."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.pause_reading()  # until the handshake reads
+    def start(self, listening: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        """Begins to accept. Owns the socket, which listens already; `make`: the protocol of a connection."""
+        listening.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(listening, make))
+
+    async def stop(self) -> None:
+        """Stops accepting and ends unfinished handshakes."""
+        tasks = list(self._handshakes)
+        if self._accepting is not None:
+            tasks.append(self._accepting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
-        peer = transport.get_extra_info("peername")
-        self.address = client_address(peer[:2] if peer else None)
-        if not self._connections.admit(self, loop.time()):
-            self._connections.refused["too many connections"] += 1
-        self._task = loop.create_task(self._shake_hands(transport))
+        with listening:
+            while True:
+                try:
+                    accepted, peer = await loop.sock_accept(listening)
+                except OSError as error:  # out of descriptors, or the client has gone
+                    _log.warning("accept_failed", reason=error.strerror)
+                    await asyncio.sleep(_ACCEPT_PAUSE_S)
+                    continue
+                handshake = _Handshake(client_address(peer[:2]))
+                handshake.task = asyncio.create_task(self._shake_hands(handshake, accepted, make))
+                self._handshakes.add(handshake.task)
+                handshake.task.add_done_callback(self._handshakes.discard)
+                if not self._connections.admit(handshake, loop.time()):
+                    self._connections.refused["too many connections"] += 1
 
-    def evict(self, message: str) -> None:
-        """Closes the connection at once, because another one needs its descriptor."""
-        self._connections.refused["evicted"] += 1
-        if self._transport is not None:
-            self._transport.abort()
+    async def _shake_hands(
+        self, handshake: _Handshake, accepted: socket.socket, make: Callable[[], asyncio.Protocol]
+    ) -> None:
+        def counted_once() -> asyncio.Protocol:
+            protocol = make()
+            begin = protocol.connection_made
 
-    async def _shake_hands(self, transport: asyncio.Transport) -> None:
-        early = _EarlyData()
-        timeout_s = self._connections.limits.head_timeout_s
+            def connection_made(transport: asyncio.BaseTransport) -> None:
+                self._connections.remove(handshake)  # the protocol counts the connection from now on
+                begin(transport)
+
+            protocol.connection_made = connection_made  # type: ignore[method-assign]
+            return protocol
+
         try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport,
-                early,
-                self._contexts.latest(),
-                server_side=True,
-                ssl_handshake_timeout=timeout_s,
+            await asyncio.get_running_loop().connect_accepted_socket(
+                counted_once,
+                accepted,
+                ssl=self._contexts.latest(),
+                ssl_handshake_timeout=self._connections.limits.head_timeout_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # also ssl.SSLError, and the end of the connection or of the time
+        except OSError:  # ssl.SSLError, the end of the connection, or of the time
             self._connections.refused["tls handshake"] += 1
-            transport.abort()
-            return
+        except asyncio.CancelledError:
+            self._connections.refused["evicted"] += handshake.evicted
+            raise
         finally:
-            self._connections.remove(self)
-        if secured is not None:
-            early.hand_over(secured, self._make())
+            self._connections.remove(handshake)
 
 
-class _EarlyData(asyncio.Protocol):
-    """Keeps what arrives between the end of the handshake and the next turn of the event loop."""
+class _Handshake:
+    """A connection until its handshake has ended, as `Connections` counts it."""
 
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._ended = False
-        self._lost: tuple[Exception | None] | None = None
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.buffered = 0
+        self.evicted = False
+        self.task: asyncio.Task[None] | None = None
 
-    def data_received(self, data: bytes) -> None:
-        self._data.append(data)
-
-    def eof_received(self) -> bool:
-        self._ended = True
-        return True  # `hand_over` decides
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = (exc,)
-
-    def hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        """Has `protocol` serve the connection."""
-        if self._lost is not None:
-            return
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        for data in self._data:
-            protocol.data_received(data)
-        if self._ended and not protocol.eof_received():
-            transport.close()
-
-
-def handshakes(
-    contexts: ServerContexts, connections: Connections, protocol: Callable[..., asyncio.Protocol]
-) -> Callable[..., asyncio.Protocol]:
-    """A factory for uvicorn in place of `protocol`, which is made with the same arguments later."""
-
-    def make(**arguments: Any) -> asyncio.Protocol:  # noqa: ANN401 (uvicorn's)
-        return TlsHandshake(contexts, connections, lambda: protocol(**arguments))
-
-    return make
+    def evict(self, message: str) -> None:
+        """Closes the connection, because another one needs its descriptor."""
+        self.evicted = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 def _load_pair(context: ssl.SSLContext, material: Material) -> None:
