@@ -23,6 +23,7 @@ from services.common.observability.logs import get_log
 from services.common.processes.child_process import Child, ChildError
 from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
+from services.common.rpc.mutual_tls import mutual_tls
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
@@ -99,7 +100,7 @@ class WorkerProcess:
             self._child = await Child.start(config.name, self._program, config.model_dump_json())
             self._on_process(self._child.pid)
             addresses = await self._child.ready(timeout_s)
-            await self._serve(self._child, addresses["grpc"], config.cluster_secret)
+            await self._serve(self._child, addresses["grpc"], config)
             failure = await self._child.death()
         except (BatonError, ChildError) as error:
             failure = error
@@ -114,10 +115,11 @@ class WorkerProcess:
             self._on_process(None)
             self._update(phase=Phase.ENDED, failure=_failure(failure))
 
-    async def _serve(self, child: Child, address: str, cluster_secret: str) -> None:
-        """Sends heartbeats until the process ends."""
+    async def _serve(self, child: Child, address: str, config: WorkerConfig) -> None:
+        """Sends heartbeats until the process ends, over TLS with the worker's own certificate."""
+        tls = mutual_tls(config.tls, config.role).twin() if config.tls else None
         ended = asyncio.create_task(child.ended())
-        async with internal_channel(address, channel_options(), cluster_secret) as channel:
+        async with internal_channel(address, channel_options(), config.cluster_secret, tls) as channel:
             worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
             heartbeats = asyncio.create_task(self._heartbeats(worker, address))
             try:

@@ -2,5 +2,5 @@
 container.
 
 The workers are started, watched and restarted as those of `baton up` without Ray (`PlainCluster`). Added here
-are probes, metrics and a stop within a promised time. `baton.cluster.detached` has the same probes and metrics.
+are probes, metrics and a stop within a promised time. `baton.cluster.detached` has its probes and metrics.
 """

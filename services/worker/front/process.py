@@ -46,6 +46,7 @@ from services.worker.front.probes import WorkerProbes
 from services.worker.front.worker_servicer import WorkerServicer
 
 if TYPE_CHECKING:
+    from services.worker.front.front_tls import FrontTls
     from services.worker.front.registration import Registration
 
 _SERVER_GRACE_S = 1.0
@@ -62,11 +63,12 @@ async def serve(
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
     check_plaintext(config)
+    tls = _front_tls(config)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
     handle = await start_engine(config, identity, engine_program)
     batch_wakeups()  # in this process alone: the engine's timers stay exact
     try:
-        await _Front(config, identity, handle, _registration(config)).run(stop)
+        await _Front(config, identity, handle, _registration(config, tls), tls).run(stop)
     finally:
         log.info("engine_ended", code=await handle.stop())
 
@@ -79,14 +81,23 @@ def _check_secret(config: WorkerConfig) -> None:
         log.warning("no_cluster_secret", host=config.host)
 
 
-def _registration(config: WorkerConfig) -> Registration | None:
+def _front_tls(config: WorkerConfig) -> FrontTls | None:
+    """TLS, where it is configured. Raises BatonError(INVALID) where its files cannot be used."""
+    if config.tls is None:
+        return None
+    from services.worker.front.front_tls import FrontTls  # `cryptography` takes 50 ms to import
+
+    return FrontTls(config, config.tls)
+
+
+def _registration(config: WorkerConfig, tls: FrontTls | None) -> Registration | None:
     """The registration, where state is configured. Its imports take 0.2 s, so they are made while the engine
     loads."""
     if config.state is None:
         return None
     from services.worker.front.registration import Registration
 
-    return Registration(config, config.state)
+    return Registration(config, config.state, tls)
 
 
 class _Front:
@@ -98,8 +109,10 @@ class _Front:
         identity: WorkerIdentity,
         handle: EngineHandle,
         registration: Registration | None,
+        tls: FrontTls | None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._registration = registration
         self._handle = handle
         self._identity = identity
@@ -199,7 +212,8 @@ class _Front:
             names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
-        return GrpcServer(names, self._config.cluster_secret)
+        tls = None if self._tls is None else self._tls.server
+        return GrpcServer(names, self._config.cluster_secret, tls=tls)
 
     async def _start_admin(self) -> str:
         """Opens the admin HTTP port; its address, or "" where none is configured."""

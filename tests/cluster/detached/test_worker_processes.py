@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray as real_ray
 
 from baton.cli.main import _parser
 from baton.cli.supervise import supervise_config
@@ -113,11 +114,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
         monkeypatch.setattr(module, "find_actor", find)
         monkeypatch.setattr(module, "in_thread", in_thread)
     monkeypatch.setattr(worker_processes, "nodes_of_ray", lambda: ray.nodes)
-    monkeypatch.setattr(ray_worker_processes.ray, "remote", ray.remote)
-    monkeypatch.setattr(ray_worker_processes.ray, "kill", ray.kill)
-    monkeypatch.setattr(
-        worker_processes.ray.util, "list_named_actors", lambda all_namespaces: list(ray.actors)
-    )
+    monkeypatch.setattr(real_ray, "remote", ray.remote)
+    monkeypatch.setattr(real_ray, "kill", ray.kill)
+    monkeypatch.setattr(real_ray.util, "list_named_actors", lambda all_namespaces: list(ray.actors))
     return ray
 
 
