@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from baton.cluster.detached.supervisor import DetachedSupervisor
 from baton.cluster.group.metrics import group_registry
@@ -25,11 +26,20 @@ _POLL_S = 0.1
 _log = get_log("supervisor")
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads of calls to Ray, which block for minutes while its head is away: the process does not wait for
+    them when it ends."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 async def serve(config: SuperviseConfig, stop: StopSignal) -> None:
     """Supervises until `stop`. Raises BatonError: INVALID where the admin HTTP port cannot be bound,
     UNAVAILABLE where Ray cannot be joined or is lost."""
     workers = config.cluster.workers
     configure_logs(config.cluster.log_level, process="supervisor")
+    asyncio.get_running_loop().set_default_executor(_Threads())
     probes = GroupProbes(workers)
     admin = AdminHttp(probes, group_registry(config.name, workers[0].served_name, probes))
     address = await admin.start(config.host, config.admin_http_port)

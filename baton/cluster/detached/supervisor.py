@@ -38,7 +38,6 @@ class DetachedSupervisor:
         self._host = config.host
         self._node: RayNode | None = None
         self._supervision: Supervision | None = None
-        self._joined = False
 
     def status(self) -> ClusterStatus:
         """The workers as last reported; none of them before Ray was joined."""
@@ -77,8 +76,7 @@ class DetachedSupervisor:
 
     async def close(self) -> None:
         """Leaves Ray. Workers run on."""
-        if self._joined:
-            await asyncio.to_thread(ray.shutdown)
+        # Without `ray.shutdown`, which waits for a head that may be away.
         if self._node is not None:
             await self._node.stop()
 
@@ -123,5 +121,4 @@ class DetachedSupervisor:
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BatonError(ErrorKind.UNAVAILABLE, f"cannot join Ray at {address}: {reason}") from error
-        self._joined = True
         _log.info("ray_joined", address=address)

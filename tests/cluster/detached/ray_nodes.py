@@ -33,9 +33,6 @@ class RayNodes:
 
     folder: Path
     port: int = field(default_factory=lambda: free_ports(1)[0])
-    # Of the head alone: where its control store keeps its state, for example.
-    head_variables: dict[str, str] = field(default_factory=dict)
-    head_flags: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -70,7 +67,7 @@ class RayNodes:
             "--no-monitor",
             f"--ray-client-server-port={free_ports(1)[0]}",
         )
-        self._start(HEAD_HOST, pod, room, *flags, *quiet, *self.head_flags)
+        self._start(HEAD_HOST, pod, room, *flags, *quiet)
 
     def start(self, host: str, pod: str, room: Mapping[str, int]) -> None:
         """Starts a node that joins the head."""
@@ -91,9 +88,7 @@ class RayNodes:
         names = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
         ports = (f"--{name}={port}" for name, port in zip(names, free_ports(len(names)), strict=True))
         log = self.folder / f"{host}.log"
-        of_node = self.head_variables if host == HEAD_HOST else {}
         pod_variables = {
-            **of_node,
             "BATON_HOST": host,
             "BATON_NAME": pod,
             "BATON_RUN_DIR": str(self.run_folder(pod)),
