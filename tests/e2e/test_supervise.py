@@ -236,7 +236,9 @@ def test_a_head_without_fault_tolerance_ends_the_supervisor_whose_next_start_beg
             until(lambda: supervisor.answers("/ready"), supervisor)
             own.kill(HEAD_HOST)
             assert supervisor.process.wait(WITHIN_S) == 1
-            assert supervisor.log.read_text().count("baton: error: ") == 1
+            # Whichever notices first: Ray within this process, or the watch of its node.
+            log = supervisor.log.read_text()
+            assert "The program will terminate" in log or "baton: error: " in log
         own.kill("127.0.0.4")
         assert workers(own, "pod-a") == {}
         own.start_head("pod-head", {})
