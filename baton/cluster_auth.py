@@ -4,6 +4,7 @@
             ├─ "admin" ─▶ the token of AdminService, where that is not on loopback alone
             ├─ "link"  ─▶ the key that both ends of a KV link sign their hello with
             │             (`kvtransfer/protocol/link_auth.py`)
+            ├─ "certificates" ─▶ the key that a worker signs its certificates in the registry with
             ├─ "name"  ─▶ what is the same in the registry for all that share the secret
             └─ "prefix" ─▶ what cached blocks are hashed with, unless a secret of its own is configured
 
@@ -14,7 +15,7 @@ bearer token: it does not protect against those who can read the network, agains
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 MIN_SECRET_LENGTH = 16
@@ -71,6 +72,24 @@ class RpcToken:
                 found = value if isinstance(value, bytes) else value.encode()
                 return hmac.compare_digest(found, self._token.encode())
         return False
+
+
+class CertificateProof:
+    """Authenticates the certificates in a registry entry as those of one incarnation of a worker."""
+
+    def __init__(self, secret: str) -> None:
+        self._key = _derived(secret, b"certificates")
+
+    def sign(self, name: str, incarnation: str, certificates: Sequence[str]) -> str:
+        """The proof, in hex digits."""
+        parts = [part.encode() for part in (name, incarnation, *certificates)]
+        joined = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+        return hmac.digest(self._key, joined, "sha256").hex()
+
+    def verify(self, proof: str, name: str, incarnation: str, certificates: Sequence[str]) -> bool:
+        """Whether `sign` made this proof. Compares in constant time."""
+        expected = self.sign(name, incarnation, certificates)
+        return hmac.compare_digest(proof.encode(), expected.encode())
 
 
 def _derived(secret: str, use: bytes) -> bytes:

@@ -6,12 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from baton.cluster.group import metrics as group_metrics
 from services.common.observability.metrics import Metric
 from services.router.observability import metrics as router_metrics
 from services.worker.front import metrics as worker_metrics
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
-FAMILIES = {"router": router_metrics.FAMILIES, "workers": worker_metrics.FAMILIES}
+FAMILIES = {
+    "router": router_metrics.FAMILIES,
+    "workers": worker_metrics.FAMILIES,
+    "groups": group_metrics.FAMILIES,
+}
 
 
 def with_tables(page: str) -> str:

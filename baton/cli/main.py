@@ -1,5 +1,5 @@
-"""The `baton` command: `up`, `demo`, `router`, `worker`, `status`, `top`, `fetch-model`,
-`check`, `drain`, `pool`, `version`.
+"""The `baton` command: `up`, `demo`, `router`, `worker`, `worker-group`, `supervise`, `stop-workers`,
+`status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, pool, router, worker
+from baton.cli import drain, group, pool, router, stop_workers, supervise, worker
 from baton.cli.check import command as check
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
@@ -83,6 +83,9 @@ def _parser() -> Parser:
     settings.add_flags(add("demo", _demo, "start a cluster, stream a few prompts, print a summary"))
     router.add_flags(add("router", router.run, "run one router, which finds its workers in Redis"))
     worker.add_flags(add("worker", worker.run, "run one worker, without supervision"))
+    group.add_flags(
+        add("worker-group", group.run, "run the workers of one container, one on each GPU, and restart them")
+    )
     status.add_flags(add("status", status.run, "show whether a cluster serves, and the state of its workers"))
     top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
     fetch_model.add_flags(
@@ -91,6 +94,10 @@ def _parser() -> Parser:
     check.add_flags(add("check", check.run, "check that a router serves: health, models, two generations"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
     pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
+    supervise.add_flags(add("supervise", supervise.run, "run the workers of an existing Ray cluster"))
+    stop_workers.add_flags(
+        add("stop-workers", stop_workers.run, "drain the workers of this container, before Ray ends them")
+    )
     add("version", _version, "print the version")
     return parser
 

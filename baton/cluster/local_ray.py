@@ -28,8 +28,8 @@ from pathlib import Path
 from baton.errors import BatonError, ErrorKind
 from services.common.config.secrets import VARIABLES, Secrets
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
-_STARTED = "Ray runtime started"
+OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
+STARTED = "Ray runtime started"
 _START_S = 120.0
 _POLL_S = 0.05
 _STOP_S = 10.0
@@ -88,7 +88,7 @@ class LocalRay:
         """The address for `ray.init`, once the node accepts drivers. Raises BatonError(UNAVAILABLE) if
         it does not start."""
         deadline = asyncio.get_running_loop().time() + _START_S
-        while _STARTED not in (log := self._start_log()):
+        while STARTED not in (log := self._start_log()):
             if self._reaper.poll() is not None or asyncio.get_running_loop().time() > deadline:
                 last = next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
                 raise BatonError(ErrorKind.UNAVAILABLE, f"the local Ray did not start: {last.strip()}")
@@ -124,7 +124,7 @@ def _head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tup
         f"--temp-dir={folder}",
         f"--num-cpus={prestarted}",
         f"--num-gpus={gpus}",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--include-dashboard=false",
         "--include-log-monitor=false",
         "--no-monitor",

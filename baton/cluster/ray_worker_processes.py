@@ -24,6 +24,8 @@ _STOP_MARGIN_S = 2.0
 class RayWorkerProcesses:
     """`WorkerProcesses` in this cluster's own Ray namespace."""
 
+    actor_class: type[WorkerActor] = WorkerActor
+
     def __init__(self, config: ClusterConfig, namespace: str, stderr_socket: str) -> None:
         self._config = config
         self._roles = [(worker.name, worker.role) for worker in config.workers]
@@ -35,7 +37,7 @@ class RayWorkerProcesses:
         self._gpus: dict[str, int | None] = {}
 
     async def report(self, name: str) -> Report | None:
-        actor = self._actors.get(name) or await find_actor(_actor_name(name), self._namespace)
+        actor = self._actors.get(name) or await find_actor(actor_name(name), self._namespace)
         if actor is None:
             return None
         self._actors[name] = actor
@@ -50,7 +52,8 @@ class RayWorkerProcesses:
     async def start(self, config: WorkerConfig, number: int) -> None:
         hosts = await in_thread(hosts_of_ray)
         if config.name not in self._actors:
-            await self._make(config.name, hosts)
+            node = place(self._roles, hosts, self._nodes, self._on_gpu(hosts))[config.name]
+            await self._make(config.name, node)
         report = await self.report(config.name)
         if report is not None:
             # Recorded before the next await, since other workers start concurrently.
@@ -68,7 +71,7 @@ class RayWorkerProcesses:
             await call_actor(handle.kill.remote())
 
     async def stop(self, name: str, within_s: float) -> None:
-        actor = self._actors.pop(name, None) or await find_actor(_actor_name(name), self._namespace)
+        actor = self._actors.pop(name, None) or await find_actor(actor_name(name), self._namespace)
         if actor is None:
             return
         try:
@@ -78,11 +81,11 @@ class RayWorkerProcesses:
         finally:
             await in_thread(partial(ray.kill, actor))
 
-    async def _make(self, name: str, hosts: list[Host]) -> None:
-        """Creates the actor, or finds an existing one; returns when it answers."""
-        node = place(self._roles, hosts, self._nodes, self._on_gpu(hosts))[name]
-        maker: Any = ray.remote(WorkerActor).options(
-            name=_actor_name(name),
+    async def _make(self, name: str, node: str, *arguments: str, soft: bool = True) -> None:
+        """Creates the actor on a Ray node, with further arguments of its constructor, or finds an existing
+        one; returns when it answers. `soft`: on another node where this one is lost."""
+        maker: Any = ray.remote(self.actor_class).options(
+            name=actor_name(name),
             namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
@@ -90,11 +93,10 @@ class RayWorkerProcesses:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=16,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=soft),
         )
-        make = partial(
-            maker.remote, self._config.model_dump_json(), name, self._namespace, self._stderr_socket
-        )
+        common = (self._config.model_dump_json(), name, self._namespace, self._stderr_socket)
+        make = partial(maker.remote, *common, *arguments)
         actor: ActorHandle[Any] = await in_thread(make, CREATE_S)
         await call_actor(actor.report.remote(), CREATE_S)
         self._actors[name] = actor
@@ -119,7 +121,8 @@ class RayWorkerProcesses:
         )
 
 
-def _actor_name(worker: str) -> str:
+def actor_name(worker: str) -> str:
+    """The name of a worker's actor in its cluster's Ray namespace."""
     return f"worker-{worker}"
 
 

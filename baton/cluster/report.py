@@ -47,11 +47,15 @@ class Report(StrictModel):
     starts: int = 0  # processes started so far
     silent_s: float = 0.0  # since its last answer; 0 unless it serves
     address: str = ""  # host:port of its gRPC front, once it served
+    unready: str = ""  # why it should get no new work, by its own last answer
     incarnation: str = ""  # 32 hex digits
     front_pid: int = 0
     engine_pid: int = 0
     node: str = ""  # Ray's id of its host; empty without Ray
     device_index: int | None = None
+    place: int = 0  # among the workers of its host; its ports count from it
+    digest: str = ""  # of the configuration that a detached worker has
+    stopping: bool = False  # its Ray node is about to end
     failure: Failure | None = None
 
 

@@ -35,6 +35,10 @@ class UnresponsiveError(Exception):
     """A worker's actor, or Ray, did not answer in time; it may still be alive."""
 
 
+class NoRoomError(Exception):
+    """No host has room for a worker now; it is tried again."""
+
+
 class WorkerProcesses(Protocol):
     """Starts and ends workers' processes, by worker name. Every call has a deadline of its own."""
 
@@ -42,7 +46,7 @@ class WorkerProcesses(Protocol):
         """The worker's state; None where it has no process host. Raises UnresponsiveError."""
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError."""
+        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError, NoRoomError."""
 
     async def kill(self, name: str, *, actor: bool) -> None:
         """Kills the process; with `actor`, the actor that runs it too."""
@@ -67,6 +71,8 @@ class Supervision:
         self._starts: dict[str, deque[float]] = {}
         # Per worker: consecutive refused starts, and the time of the last one.
         self._refusals: dict[str, tuple[int, float]] = {}
+        # Those that no host has room for.
+        self._waiting: set[str] = set()
         # The running action of each worker: at most one at a time.
         self._acting: dict[str, asyncio.Task[None]] = {}
 
@@ -112,7 +118,7 @@ class Supervision:
             report = Report(phase=Phase.MISSING)
         # A lost actor has lost its count of starts too.
         report = report.model_copy(update={"starts": max(report.starts, known.starts if known else 0)})
-        if known is not None and _stopped_serving(known, report):
+        if known is not None and _stopped_serving(known, report, any_start=self._config.restart_always):
             reason = report.failure.message if report.failure else "its actor was lost"
             _log.warning("worker_exited", worker=name, starts=report.starts, reason=reason)
         if known is None and report.phase is Phase.SERVING:
@@ -123,7 +129,7 @@ class Supervision:
     def _count_refusals(self, name: str, known: Report | None, report: Report) -> None:
         """Counts a start that has just been refused; one that serves, or fails otherwise, ends the series."""
         failure = report.failure
-        if report.phase is Phase.SERVING or (failure is not None and not failure.refused):
+        if report.phase is Phase.SERVING or (failure is not None and not self._waits_longer(failure)):
             self._refusals.pop(name, None)
         elif failure is not None and (known is None or known.failure != failure):
             self._refused_again(name, report.starts, failure.message)
@@ -133,8 +139,13 @@ class Supervision:
         count = self._refusals.get(name, (0, 0.0))[0] + 1
         self._refusals[name] = count, now
         wait_s = refused_until(count, now) - now
-        if starts > 1:  # a first start's refusal is reported by `baton up`
+        if starts > 1 or self._config.restart_always:  # else `baton up` reports a first start's refusal
             _log.error("worker_start_failed", worker=name, starts=starts, reason=reason, retry_in_s=wait_s)
+
+    def _waits_longer(self, failure: Failure) -> bool:
+        """Whether the next start comes after the longer pauses: an immediate one would fail again, or take
+        the name back from a newer start."""
+        return failure.refused or (failure.replaced and self._config.restart_always)
 
     def _update(self, name: str, **fields: object) -> None:
         self._reports[name] = self._reports[name].model_copy(update=fields)
@@ -144,7 +155,8 @@ class Supervision:
         if report is None:
             # No report yet, but it may be running: give it time to answer.
             return Observed(Phase.UNKNOWN, self._clock() - self._last_answer[name])
-        replaced = report.failure is not None and report.failure.replaced
+        gives_way = not self._config.restart_always
+        replaced = gives_way and report.failure is not None and report.failure.replaced
         starts = tuple(self._starts.get(name, ()))
         return Observed(report.phase, report.silent_s, replaced, *self._refusals.get(name, (0, 0.0)), starts)
 
@@ -176,18 +188,28 @@ class Supervision:
 
     async def _start(self, config: WorkerConfig) -> None:
         report = self._reports[config.name]
-        self._starts.setdefault(config.name, deque(maxlen=MAX_STARTS)).append(self._clock())
+        starts = self._starts.setdefault(config.name, deque(maxlen=MAX_STARTS))
+        starts.append(self._clock())
         number = report.starts + 1
         self._reports[config.name] = Report(phase=Phase.STARTING, starts=number)
-        if number > 1:
+        if number > 1 and config.name not in self._waiting:
             _log.warning("worker_restarted", worker=config.name, start=number)
-        await self._processes.start(config, number)
+        try:
+            await self._processes.start(config, number)
+        except NoRoomError as error:
+            starts.pop()
+            self._reports[config.name] = report
+            if config.name not in self._waiting:
+                self._waiting.add(config.name)
+                _log.warning("worker_waits_for_room", worker=config.name, reason=str(error))
+        else:
+            self._waiting.discard(config.name)
 
 
-def _stopped_serving(before: Report, after: Report) -> bool:
-    """Whether a worker that was running has ended. A first start that fails is reported by `baton up`
-    instead."""
+def _stopped_serving(before: Report, after: Report, *, any_start: bool) -> bool:
+    """Whether a worker that was running has ended. Unless `any_start`, a first start that fails does not
+    count: it is reported by `baton up` instead."""
     ran = before.phase in (Phase.SERVING, Phase.UNKNOWN) or (
-        before.phase is Phase.STARTING and before.starts > 1
+        before.phase is Phase.STARTING and (any_start or before.starts > 1)
     )
     return ran and after.phase in (Phase.ENDED, Phase.MISSING)

@@ -37,7 +37,7 @@ class WorkerActor:
         self._config = ClusterConfig.model_validate_json(config_json)
         configure_logs(self._config.log_level, process="actor", worker=name)
         self._namespace = namespace
-        self._process = WorkerProcess(self._config.worker_program)
+        self._process = WorkerProcess(self._config.worker_program, self._on_process)
         self._node = ray.get_runtime_context().get_node_id()
         self._last_answer = 0.0
         self._watching: asyncio.Task[None] | None = None
@@ -52,11 +52,8 @@ class WorkerActor:
     async def start(self, worker_json: str, number: int) -> None:
         """Starts the worker; see `WorkerProcess.start`."""
         worker = WorkerConfig.model_validate_json(worker_json)
-        if self._config.ray_address != "local":
-            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-            worker = worker.model_copy(update={"host": address})
         try:
-            worker = with_secrets(worker, find_secrets(self._config, os.environ))
+            worker = with_secrets(self._on_this_node(worker), find_secrets(self._config, os.environ))
         except BatonError as error:
             self._process.refuse(number, BatonError(error.kind, f"{worker.name}: {error.message}"))
         else:
@@ -69,6 +66,16 @@ class WorkerActor:
     async def stop(self, within_s: float) -> None:
         """Drains and ends the worker, within `within_s` seconds."""
         await self._process.stop(within_s)
+
+    def _on_process(self, pid: int | None) -> None:
+        """Called when the worker's process has started, and with None when it has ended."""
+
+    def _on_this_node(self, worker: WorkerConfig) -> WorkerConfig:
+        """The worker with the address of this Ray node. Raises BatonError where it cannot run here."""
+        if self._config.ray_address == "local":
+            return worker
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return worker.model_copy(update={"host": address})
 
     async def _watch(self) -> None:
         """Ends this process once no supervisor exists."""

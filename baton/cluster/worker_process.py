@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,6 +23,7 @@ from services.common.observability.logs import get_log
 from services.common.processes.child_process import Child, ChildError
 from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
+from services.common.rpc.mutual_tls import mutual_tls
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
@@ -38,8 +39,13 @@ _log = get_log("worker_process")
 class WorkerProcess:
     """At most one process of a worker at a time; only this class starts, signals and reaps it."""
 
-    def __init__(self, program: Sequence[str] = ()) -> None:
+    def __init__(
+        self, program: Sequence[str] = (), on_process: Callable[[int | None], None] = lambda pid: None
+    ) -> None:
+        """`on_process` is called with each process's id once it has started, and with None once it has
+        ended."""
         self._program = program or PROGRAM
+        self._on_process = on_process
         self._child: Child | None = None
         self._run_task: asyncio.Task[None] | None = None
         self._last_answer = 0.0
@@ -66,6 +72,11 @@ class WorkerProcess:
         """Records the `number`-th start as failed without starting a process."""
         self._report = Report(phase=Phase.ENDED, starts=number, failure=_failure(error))
 
+    def drain(self) -> None:
+        """Has the worker drain and end, without waiting for it."""
+        if self._child is not None:
+            self._child.terminate()
+
     def kill(self) -> None:
         """Kills both processes of the worker, even stopped ones."""
         if self._child is not None:
@@ -87,8 +98,9 @@ class WorkerProcess:
         failure: BatonError | ChildError | None = None
         try:
             self._child = await Child.start(config.name, self._program, config.model_dump_json())
+            self._on_process(self._child.pid)
             addresses = await self._child.ready(timeout_s)
-            await self._serve(self._child, addresses["grpc"], config.cluster_secret)
+            await self._serve(self._child, addresses["grpc"], config)
             failure = await self._child.death()
         except (BatonError, ChildError) as error:
             failure = error
@@ -100,12 +112,14 @@ class WorkerProcess:
                 self._child.kill()
                 await self._child.ended()
                 self._child = None
+            self._on_process(None)
             self._update(phase=Phase.ENDED, failure=_failure(failure))
 
-    async def _serve(self, child: Child, address: str, cluster_secret: str) -> None:
-        """Sends heartbeats until the process ends."""
+    async def _serve(self, child: Child, address: str, config: WorkerConfig) -> None:
+        """Sends heartbeats until the process ends, over TLS with the worker's own certificate."""
+        tls = mutual_tls(config.tls, config.role).twin() if config.tls else None
         ended = asyncio.create_task(child.ended())
-        async with internal_channel(address, channel_options(), cluster_secret) as channel:
+        async with internal_channel(address, channel_options(), config.cluster_secret, tls) as channel:
             worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
             heartbeats = asyncio.create_task(self._heartbeats(worker, address))
             try:
@@ -124,7 +138,8 @@ class WorkerProcess:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 if self._report.incarnation:
-                    await worker.Describe(DescribeRequest(), timeout=_ANSWER_S)
+                    described = await worker.Describe(DescribeRequest(), timeout=_ANSWER_S)
+                    self._update(unready=described.unready)
                 else:
                     await self._identify(worker)
                 self._last_answer = loop.time()
@@ -138,6 +153,7 @@ class WorkerProcess:
             front_pid=audit.front_pid,
             engine_pid=audit.engine_pid,
             incarnation=described.identity.incarnation.hex(),
+            unready=described.unready,
         )
 
     def _update(self, **fields: object) -> None:

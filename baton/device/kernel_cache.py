@@ -1,8 +1,11 @@
-"""Where Triton caches compiled kernels between starts."""
+"""Where Triton caches compiled kernels between starts, and kernels that an image brings along."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +13,51 @@ from pathlib import Path
 from typing import Any
 
 _VARIABLE = "TRITON_CACHE_DIR"
+SHIPPED_VARIABLE = "BATON_KERNELS"
+"""Environment variable with a folder of compiled kernels, such as that of a container image."""
+# Triton's list of a kernel's files begins so; a process that finds it takes the files as complete.
+_LIST_PREFIX = "__grp__"
 
 
 def keep_kernels_in(folder: str | Path) -> None:
     """Sets the cache folder of this process and its children."""
     os.environ[_VARIABLE] = str(Path(folder).expanduser())
+
+
+def copy_shipped_kernels(source: Path, cache: Path) -> int:
+    """Copies the files below `source` that are missing below `cache`; returns how many.
+
+    Several processes may do so at the same time: each file appears whole, the list of a kernel's files last.
+    Raises OSError.
+    """
+    files = (path for path in source.rglob("*") if path.is_file())
+    copied = 0
+    for path in sorted(files, key=lambda path: (path.parent, path.name.startswith(_LIST_PREFIX))):
+        target = cache / path.relative_to(source)
+        if target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes()
+        if path.name.startswith(_LIST_PREFIX):
+            content = _relocated(content, target.parent)
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as part:
+            part.write(content)
+        os.chmod(part.name, path.stat().st_mode & 0o777)
+        os.replace(part.name, target)
+        copied += 1
+    return copied
+
+
+def _relocated(content: bytes, folder: Path) -> bytes:
+    """Triton's list of a kernel's files, which has absolute paths, for files in `folder`.
+
+    Raises OSError where it is not such a list.
+    """
+    try:
+        paths = json.loads(content)["child_paths"]
+        return json.dumps({"child_paths": {name: str(folder / name) for name in paths}}).encode()
+    except (ValueError, KeyError, TypeError):
+        raise OSError(errno.EINVAL, "it has a damaged list of kernels") from None
 
 
 def kernel_cache() -> Path:

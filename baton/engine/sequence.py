@@ -55,7 +55,7 @@ class Sequence:
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
     the prompt's own tokens are computed too. `hashes` are those of its full blocks; empty
-    where it does not use the prefix cache.
+    where it does not use the prefix cache. `canary`: it is the engine's own, and left out of counts.
     """
 
     token_ids: tuple[int, ...]
@@ -66,6 +66,7 @@ class Sequence:
     borrowed: bool = False
     prompt_logprobs: bool = False
     hashes: tuple[bytes, ...] = ()
+    canary: bool = False
     # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None

@@ -32,6 +32,8 @@ class Lease:
         # Whether `withdraw` was called.
         self.withdrawn = False
         self.member = member
+        # What Redis was given last.
+        self.announced: Member | None = None
         # Set while Redis has this lease, as far as is known.
         self.registered = asyncio.Event()
         # Set once a newer incarnation has the name: this process should exit.
@@ -74,6 +76,7 @@ class Lease:
             except BatonError as error:
                 self._failed(error)
                 return False
+            self.announced = member
             self.registered.set()
             return True
 

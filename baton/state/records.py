@@ -13,6 +13,7 @@ MemberRole = Literal["prefill", "decode", "both", "router"]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 _Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Word = Annotated[str, Field(max_length=256)]
+_Pem = Annotated[str, Field(max_length=16_384)]
 
 
 def new_incarnation() -> str:
@@ -38,6 +39,10 @@ class Member(BaseModel):
     secret_name: str = Field("", max_length=64, description="equal for members with the same cluster secret")
     limits: dict[_Word, int] = Field(default_factory=dict, max_length=64)
     draining: bool = False
+    certificates: tuple[_Pem, ...] = Field(
+        (), max_length=4, description="with TLS the chains, in PEM, of which it presents one"
+    )
+    certificates_proof: str = Field("", max_length=64, description="binds them to name and incarnation")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class EngineCommand(_message.Message):
     DESCRIBE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     PROVIDE_TICKET_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the front and repeated in the event that answers; all events of a prefill have it."""
     @_builtins.property
@@ -96,6 +97,8 @@ class EngineCommand(_message.Message):
     def provide_ticket(self) -> _prefill_pb2.ProvideTicketRequest:
         """The ticket of a prefill that waits for one."""
 
+    @_builtins.property
+    def canary(self) -> Global___CanaryCommand: ...
     def __init__(
         self,
         *,
@@ -109,16 +112,46 @@ class EngineCommand(_message.Message):
         describe: _worker_pb2.DescribeRequest | None = ...,
         stop: Global___StopCommand | None = ...,
         provide_ticket: _prefill_pb2.ProvideTicketRequest | None = ...,
+        canary: Global___CanaryCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "provide_ticket"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "provide_ticket", "canary"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
+
+@_typing.final
+class CanaryCommand(_message.Message):
+    """Begins a short generation of the worker's own, by which its front judges whether requests would be served; at
+    most one runs on each side. It is left out of the audit's counts of prompts and tokens, and of the prefix cache.
+    A prompt's is answered by prefill_ended. An output's is answered by canary; its tokens are in the output ring.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIDE_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    side: _types_pb2.WorkerRole.ValueType
+    """WORKER_ROLE_PREFILL: compute a prompt; WORKER_ROLE_DECODE: decode an output."""
+    cancel: _builtins.bool
+    """End the one that runs instead."""
+    def __init__(
+        self,
+        *,
+        side: _types_pb2.WorkerRole.ValueType = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "side", b"side"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryCommand: _TypeAlias = CanaryCommand  # noqa: Y015
 
 @_typing.final
 class CancelCommand(_message.Message):
@@ -210,6 +243,7 @@ class EngineEvent(_message.Message):
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     RESTART_NEEDED_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ReadyEvent: ...
@@ -235,6 +269,8 @@ class EngineEvent(_message.Message):
     def prefixes(self) -> Global___PrefixesEvent: ...
     @_builtins.property
     def restart_needed(self) -> Global___RestartNeededEvent: ...
+    @_builtins.property
+    def canary(self) -> Global___CanaryEvent: ...
     def __init__(
         self,
         *,
@@ -251,16 +287,44 @@ class EngineEvent(_message.Message):
         ticket_ended: Global___TicketEndedEvent | None = ...,
         prefixes: Global___PrefixesEvent | None = ...,
         restart_needed: Global___RestartNeededEvent | None = ...,
+        canary: Global___CanaryEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed", "canary"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___EngineEvent: _TypeAlias = EngineEvent  # noqa: Y015
+
+@_typing.final
+class CanaryEvent(_message.Message):
+    """The slot in which a canary generation decodes, and how many tokens the output ring will have of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    generation: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryEvent: _TypeAlias = CanaryEvent  # noqa: Y015
 
 @_typing.final
 class ReadyEvent(_message.Message):

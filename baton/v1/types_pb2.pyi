@@ -100,21 +100,27 @@ class Endpoint(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     """"grpc", "ipc" or "nccl"."""
     address: _builtins.str
     """HOST:PORT; for ipc NAMESPACE/NAME, a socket of the same host."""
     rank: _builtins.int
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With TLS: the certificate chains in PEM of which the listener presents one; callers take no other."""
+
     def __init__(
         self,
         *,
         transport: _builtins.str = ...,
         address: _builtins.str = ...,
         rank: _builtins.int = ...,
+        certificates: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "certificates", b"certificates", "rank", b"rank", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,7 @@ class DescribeResponse(_message.Message):
     CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
+    UNREADY_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout and model: equal where two workers may exchange KV blocks."""
     max_context_tokens: _builtins.int
@@ -81,6 +82,10 @@ class DescribeResponse(_message.Message):
     """Part of its block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
     weight_format: _builtins.str
     """Format of its weights, such as bfloat16; may differ between the roles of one pool."""
+    unready: _builtins.str
+    """Why the worker should get no new work, by its own judgement, such as a canary generation that failed; empty
+    where it may.
+    """
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -102,10 +107,11 @@ class DescribeResponse(_message.Message):
         cache_dtype: _builtins.str = ...,
         pool: Global___Pool | None = ...,
         weight_format: _builtins.str = ...,
+        unready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

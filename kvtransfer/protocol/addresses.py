@@ -11,31 +11,39 @@ The text form is for logs and command lines; on the wire endpoints are messages 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from baton.v1 import types_pb2
 
 IPC, NCCL, GRPC = "ipc", "nccl", "grpc"
 
 
-class Endpoint(NamedTuple):
-    """Where one rank of a receiver listens over one transport."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one rank of a receiver listens over one transport.
+
+    `certificates`: with TLS the chains, in PEM, of which its listener presents one. They change while the
+    endpoint stays the same one.
+    """
 
     transport: str
     address: str
     rank: int = 0
+    certificates: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.address if self.transport == GRPC else f"{self.transport}:{self.address}"
 
     def message(self) -> types_pb2.Endpoint:
         """As it goes on the wire."""
-        return types_pb2.Endpoint(transport=self.transport, address=self.address, rank=self.rank)
+        return types_pb2.Endpoint(
+            transport=self.transport, address=self.address, rank=self.rank, certificates=self.certificates
+        )
 
 
 def from_messages(messages: Iterable[types_pb2.Endpoint]) -> tuple[Endpoint, ...]:
     """The endpoints of a ticket, in their order."""
-    return tuple(Endpoint(one.transport, one.address, one.rank) for one in messages)
+    return tuple(Endpoint(one.transport, one.address, one.rank, tuple(one.certificates)) for one in messages)
 
 
 def to_text(endpoints: Iterable[Endpoint]) -> str:

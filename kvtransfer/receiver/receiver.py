@@ -29,6 +29,7 @@ from kvtransfer.receiver.events import ReceiverCounters, ReceiverEvent
 from kvtransfer.receiver.link import ReceivingLink
 from kvtransfer.receiver.link_table import MAX_LINKS, LinkGrants, LinkTable
 from kvtransfer.receiver.transfers import BlockSink, InboundTransfers
+from kvtransfer.transports.grpc.tls import LinkTls
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import start_listeners
 
@@ -75,12 +76,13 @@ class Receiver:
         nccl: NcclEndpoint | None = None,
         auth: LinkAuth | None = None,
         frames_port: int = 0,
+        tls: LinkTls | None = None,
     ) -> tuple[Endpoint, ...]:
         """Starts `start_listeners` of a transport; the endpoints for tickets, the preferred one first.
-        `auth`: what senders must prove to know."""
+        `auth`: what senders must prove to know; `tls`: of connections over gRPC."""
         bounds = self._piece_bytes, self._timeout, self._max_links
         started = start_listeners(
-            transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port
+            transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port, tls
         )
         for listener in started:
             self._links.attach(listener)

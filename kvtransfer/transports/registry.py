@@ -14,6 +14,7 @@ from kvtransfer.protocol.addresses import GRPC, IPC, NCCL
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
+from kvtransfer.transports.grpc.tls import LinkTls
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.listener import IpcListener
@@ -44,15 +45,18 @@ def make_connectors(
     blocks: DeviceBlocks | None = None,
     nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
+    tls: LinkTls | None = None,
 ) -> tuple[Connector, ...]:
-    """A sender's connectors for the setting `transport`. `blocks`: where its blocks lie in device memory;
-    `nccl`: this process's NCCL; `auth`: of its cluster. BatonError(INVALID) where this process cannot use the
-    transport."""
-    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake, auth)}
+    """A sender's connectors for the setting `transport`.
+
+    `blocks`: where its blocks lie in device memory; `nccl`: this process's NCCL; `auth`: of its cluster;
+    `tls`: of connections over gRPC. BatonError(INVALID) where this process cannot use the transport.
+    """
+    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake, auth, tls)}
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcConnector, wake, blocks, auth)
     if nccl is not None and blocks is not None:
-        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth)
+        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth, tls)
     return tuple(make() for make in _usable(transport, makers))
 
 
@@ -68,10 +72,11 @@ def start_listeners(
     nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
     frames_port: int = 0,
+    tls: LinkTls | None = None,
 ) -> list[Listener]:
     """Starts a receiver's listeners for the setting `transport`, the best first. `device`: where blocks are
-    to go; `nccl`, `auth`: as for `make_connectors`. Of several, grpc uses `port`; `frames_port` is nccl's
-    second port.
+    to go; `nccl`, `auth`, `tls`: as for `make_connectors`. Of several, grpc uses `port`; `frames_port` is
+    nccl's second port.
 
     BatonError(INVALID) where one cannot bind, or this process cannot use the transport.
     """
@@ -82,13 +87,15 @@ def start_listeners(
         "auth": auth,
     }
     makers: dict[str, Callable[[], Listener]] = {
-        GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, **bounds)
+        GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, tls=tls, **bounds)
     }
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcListener, device=device, **bounds)
     if nccl is not None:
         own_port = port if transport == NCCL else 0
-        makers[NCCL] = partial(NcclListener, host, own_port, nccl=nccl, frames_port=frames_port, **bounds)
+        makers[NCCL] = partial(
+            NcclListener, host, own_port, nccl=nccl, frames_port=frames_port, tls=tls, **bounds
+        )
     started: list[Listener] = []
     try:
         for make in _usable(transport, makers):

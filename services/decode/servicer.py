@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,15 +12,23 @@ from typing import Any
 import grpc
 
 from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
-from baton.engine.rings.output_ring import RingReader
+from baton.engine.rings.output_ring import Finish, Record, RingReader
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
-from baton.v1.engine_pb2 import CancelCommand, EngineCommand, EngineEvent, SlotEndedCommand
+from baton.v1.engine_pb2 import (
+    CanaryCommand,
+    CancelCommand,
+    EngineCommand,
+    EngineEvent,
+    SlotEndedCommand,
+)
+from baton.v1.types_pb2 import WorkerRole
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.histogram import Histogram
 from services.common.processes.drain import Drain
+from services.decode.canary import CanaryOutput
 from services.decode.output_streams import OutputStreams
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -44,6 +53,10 @@ class DecodeServicer(DecodeServiceServicer):
     reports_output: bool
     # Delay of each poll of the ring, in seconds.
     poll_lag: Histogram = field(default_factory=Histogram, init=False)
+    # Sequences of requests that have ended by themselves.
+    sequences_finished: int = field(default=0, init=False)
+    # The canary generation whose output has not ended.
+    _canary: CanaryOutput | None = field(default=None, init=False)
     _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
     # Set while there is something to poll for.
     _reserved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -68,6 +81,20 @@ class DecodeServicer(DecodeServiceServicer):
         if event.WhichOneof("event") == "ticket_ended":
             self._streams.end_unused(event.ticket_ended.attempt)
             self._wake()
+
+    async def run_canary(self) -> None:
+        """Decodes a canary generation, apart from all streams. Raises BatonError where the engine refuses
+        it, or it does not end as it should; `CanaryCommand.cancel` ends one that takes too long."""
+        command = EngineCommand(canary=CanaryCommand(side=WorkerRole.WORKER_ROLE_DECODE))
+        started: list[CanaryOutput] = []
+
+        def expect(event: EngineEvent) -> None:
+            self._canary = CanaryOutput.of(event.canary)
+            started.append(self._canary)
+            self._reserved.set()
+
+        await self.engine.call(command, on_answer=expect)
+        await started[0].check()
 
     def end(self) -> None:
         """Ends the routers' streams once they have received all output: this start of the worker has
@@ -150,22 +177,33 @@ class DecodeServicer(DecodeServiceServicer):
 
     async def _poll(self) -> None:
         while True:
-            if not self._streams.live:
+            if not (self._streams.live or self._canary):
                 self._reserved.clear()
                 await self._reserved.wait()
             records = self.ring.read()
             for record in records:
-                if (output := self._streams.emit(record)) is not None:
-                    token_ids = output if self.reports_output else ()
-                    ended = SlotEndedCommand(
-                        slot=record.slot, generation=record.generation, token_ids=token_ids
-                    )
+                if (output := self._take(record)) is not None:
+                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=output)
                     await self.engine.send(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()
             due = time.monotonic() + _POLL_S
             await asyncio.sleep(_POLL_S)
             self.poll_lag.observe(time.monotonic() - due)
+
+    def _take(self, record: Record) -> Sequence[int] | None:
+        """Adds a record of the ring to its stream; where it was the last one, what the engine's prefix cache
+        is told of the output."""
+        if self._canary is not None and self._canary.owns(record):
+            if not self._canary.take(record):
+                return None
+            self._canary = None
+            return ()
+        output = self._streams.emit(record)
+        if output is None:
+            return None
+        self.sequences_finished += record.finish in (Finish.STOP, Finish.LENGTH)
+        return output if self.reports_output else ()
 
     async def _sweep(self) -> None:
         while True:

@@ -14,6 +14,8 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
+from services.common.rpc.mutual_tls import mutual_tls
+from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.http_api import HttpApi, health_routes
@@ -41,6 +43,7 @@ from services.router.tokenization.helper_processes import HelperProcesses, helpe
 from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.workers.cancels import Cancels
+from services.router.workers.certificates import WorkerCertificates
 from services.router.workers.directory import Directory
 from services.router.workers.discovery import Discovery
 from services.router.workers.placement import Placement
@@ -78,10 +81,15 @@ class Router:
         config = self._config
         self.store = Store(config.state)
         self.cancels = Cancels()
-        directory = Directory(config.workers, self.cancels.cancel_orphan, config.cluster_secret)
+        certificates = _worker_certificates(config)
+        directory = Directory(config.workers, self.cancels.cancel_orphan, config.cluster_secret, certificates)
         self.directory = directory
         self.discovery = Discovery(
-            directory, config.served_model_name, config.workers, secret_name(config.cluster_secret)
+            directory,
+            config.served_model_name,
+            config.workers,
+            secret_name(config.cluster_secret),
+            certificates,
         )
         self.pools = Pools(
             config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
@@ -150,17 +158,22 @@ class Router:
             addresses=self._addresses,
             keys=self._keys,
         )
+        files = tls = None
+        if config.public_tls is not None:
+            files = public_tls_files(config.public_tls)
+            tls = public_grpc_tls(config.public_tls, files)
         self.grpc = GrpcServer(
             [SERVICE_NAME],
             options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
             interceptors=[GrpcAuth(self._keys)] if self._keys else [],
+            tls=tls,
         )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
         app = HttpAuth(http_api.app, self._keys) if self._keys else http_api.app
-        self.http = HttpServer(app, self.connections, config.allowed_hosts)
+        self.http = HttpServer(app, self.connections, config.allowed_hosts, files)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
         """The admin listeners."""
@@ -225,6 +238,13 @@ class Router:
                 await self.readiness.wait(ready=ready)
                 await self.grpc.set_serving(ready)
                 _log.info("ready" if ready else "not_ready")
+
+
+def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
+    """What workers may present; None without TLS. BatonError(INVALID) where a file cannot be used."""
+    if config.tls is None:
+        return None
+    return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
 
 
 def _admin_secret(config: RouterConfig) -> str:

@@ -61,13 +61,13 @@ class FakeProcesses:
 class Site:
     """A supervisor, its processes, and a clock that is set by the test."""
 
-    def __init__(self, processes: FakeProcesses | None = None) -> None:
+    def __init__(self, processes: FakeProcesses | None = None, *, restart_always: bool = False) -> None:
         self.now = 100.0
         self.processes = processes or FakeProcesses()
         workers = tuple(
             WorkerConfig(name=f"{role}-0", role=role, model="m") for role in ("prefill", "decode")
         )
-        config = ClusterConfig(cluster_id="c", workers=workers, drain_s=1)
+        config = ClusterConfig(cluster_id="c", workers=workers, drain_s=1, restart_always=restart_always)
         self.supervision = Supervision(config, self.processes, lambda: self.now)
 
     async def turns(self, count: int = 3, step_s: float = 0.25) -> None:
@@ -137,6 +137,17 @@ async def test_a_worker_that_was_replaced_stays_down() -> None:
     site.processes.end("decode-0", kind="CONFLICT")
     await site.turns(400)
     assert site.starts("decode-0") == 1
+
+
+async def test_a_group_restarts_a_worker_that_was_replaced_after_the_longer_pauses() -> None:
+    site = Site(restart_always=True)
+    await site.turns()
+    for starts in (2, 3):
+        site.processes.end("decode-0", kind="CONFLICT")
+        await site.turns(4)
+        assert site.starts("decode-0") == starts - 1, "not at once: that would take the name back"
+        await site.turns(4 * 6)
+        assert site.starts("decode-0") == starts
 
 
 async def test_a_refused_restart_is_tried_again_and_the_pauses_grow() -> None:

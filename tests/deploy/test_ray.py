@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 
 from tests.deploy.chart import case, render, render_with
@@ -36,6 +39,33 @@ def test_ray_nodes_drain_their_workers_before_ray_ends_them(name: str) -> None:
         if pod.rpartition("-")[2] in ("workers", "prefill", "decode"):
             assert stop["preStop"]["exec"]["command"] == ["baton", "stop-workers", "--within", "600"]
             assert spec["terminationGracePeriodSeconds"] > 600
+
+
+def test_ray_nodes_declare_room_for_the_workers_of_their_role() -> None:
+    command = case("ray").container("demo-baton-workers")["command"]
+    (room,) = [flag for flag in command if flag.startswith("--resources=")]
+    assert json.loads(room.partition("=")[2]) == {"baton-prefill": 1, "baton-decode": 2}
+    assert not any(
+        flag.startswith("--resources=") for flag in case("ray").container("demo-baton-ray-head")["command"]
+    )
+    groups = case("kuberay").one("RayCluster")["spec"]["workerGroupSpecs"]
+    # KubeRay writes it into a shell command as it stands.
+    words = {group["groupName"]: shlex.split(group["rayStartParams"]["resources"]) for group in groups}
+    assert {name: [json.loads(word) for word in words] for name, words in words.items()} == {
+        "prefill": [{"baton-prefill": 1}],
+        "decode": [{"baton-decode": 1}],
+    }
+
+
+def test_the_supervisor_has_what_a_ray_node_of_its_own_needs() -> None:
+    pod = case("ray").pods()["demo-baton-supervisor"]
+    mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {"/dev/shm", "/tmp"} <= mounts
+    env = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert env["RAY_AUTH_TOKEN_PATH"] == "/run/baton/secrets/ray-token"
+    assert env["RAY_USE_TLS"] == "1"
+    surviving = case("kuberay").container("demo-baton-supervisor")["env"]
+    assert {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": "600"} in surviving
 
 
 def test_supervisor_knows_how_many_workers_to_start() -> None:

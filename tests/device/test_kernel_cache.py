@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from baton.device.kernel_cache import counted_kernels, keep_kernels_in, kernel_cache
+from baton.device.kernel_cache import copy_shipped_kernels, counted_kernels, keep_kernels_in, kernel_cache
 
 
 def test_the_configured_folder_is_created_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +38,29 @@ def test_needed_and_compiled_kernels_are_counted() -> None:
             hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
     assert (kernels.needed, kernels.compiled) == (3, 1)
     assert triton.knobs.compilation.listener is listener
+
+
+def test_shipped_kernels_are_copied_where_they_are_missing(tmp_path: Path) -> None:
+    """Triton's lists of files have absolute paths, which become those of the copies."""
+    shipped, cache = tmp_path / "image", tmp_path / "cache"
+    for name in ("ABC", "DEF"):
+        (shipped / name).mkdir(parents=True)
+        (shipped / name / "step.cubin").write_bytes(b"shipped")
+        paths = {"step.cubin": f"/where/it/was/built/{name}/step.cubin"}
+        (shipped / name / "__grp__step.json").write_text(json.dumps({"child_paths": paths}))
+    (cache / "DEF").mkdir(parents=True)
+    (cache / "DEF" / "step.cubin").write_bytes(b"compiled here")
+    assert copy_shipped_kernels(shipped, cache) == 3
+    assert (cache / "ABC" / "step.cubin").read_bytes() == b"shipped"
+    assert (cache / "DEF" / "step.cubin").read_bytes() == b"compiled here"
+    listed = json.loads((cache / "ABC" / "__grp__step.json").read_text())
+    assert listed == {"child_paths": {"step.cubin": str(cache / "ABC" / "step.cubin")}}
+    assert copy_shipped_kernels(shipped, cache) == 0
+    assert not list(cache.rglob("tmp*"))
+
+
+def test_a_damaged_list_of_shipped_kernels_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "__grp__x.json").write_text("[]")
+    with pytest.raises(OSError, match="damaged list"):
+        copy_shipped_kernels(tmp_path / "image", tmp_path / "cache")

@@ -17,7 +17,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.router.observability.metrics import FAMILIES as ROUTER_METRICS
 from tests.e2e.cluster import BATON, Answer, Cluster, baton_up
+from tests.e2e.prometheus_names import exported, group_page, named_in_legends, named_in_rendered_charts
 from tests.support.checkpoints import FAMILIES
 
 PROMPTS = [(5, 9), (40, 20), (17, 33), (64, 1), (3, 12)]  # (prompt tokens, output tokens)
@@ -161,3 +163,38 @@ def test_the_worker_flag(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "metrics_port" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+async def test_alerts_and_dashboards_name_what_is_exported(cluster: Cluster, answers: list[Answer]) -> None:
+    """Every metric, every label, and every value of a label that is compared, except those of failures."""
+    async with httpx.AsyncClient(timeout=10) as client:
+        status = await cluster.status(window_s=60)
+        urls = [cluster.url, *(f"http://{worker.metrics_address}" for worker in status.workers)]
+        pages = [(await client.get(f"{url}/metrics")).text for url in urls]
+    live = exported([*pages, group_page()])
+    named = named_in_rendered_charts()
+    assert len(named) > 40, "the chart's expressions were not found"
+    for name, labels in named_in_legends().items():
+        named[name].labels |= labels
+    absent = []
+    for name, wanted in named.items():
+        series = live.get(name)
+        if series is None:
+            absent.append(name)
+            continue
+        has = [one for one in series if wanted.labels <= one.keys()]
+        if series and not has:
+            absent.append(f"{name}: labels {sorted(wanted.labels)}, exported with {sorted(series[0])}")
+        for label in wanted.values.keys() - {"model"}:
+            absent += [
+                f'{name}{{{label}="{value}"}}'
+                for value in wanted.values[label]
+                if series and not any(one.get(label) == value for one in series)
+            ]
+    assert not absent
+    unseen = {name for name in named if not live[name]}
+    assert unseen == {"baton_router_failed_attempts_total", "baton_router_refused_http_connections_total"}, (
+        "metrics whose series begin with the first such event"
+    )
+    declared = {metric.name: {"model", *metric.labels} for metric in ROUTER_METRICS}
+    assert all(named[name].labels <= declared[name] for name in unseen)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ import pytest
 
 from baton.v1.admin_pb2 import SwitchPoolRequest, WorkerState
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
-from tests.e2e.cluster import MODEL, eventually
+from services.common.config.types import Role
+from tests.e2e.cluster import MODEL, STOP_S, eventually
 from tests.e2e.workers import Loose, loose_workers
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
@@ -122,6 +125,69 @@ async def test_a_switch_sends_new_requests_to_the_other_model(
         assert await running == "decode-0"
     assert models_of(models, PROMPT, old) == ["old"]
     assert models_of(models, PROMPT, new) == ["new"]
+
+
+@dataclass
+class Load:
+    """Clients that ask one request after the other until `stopping`."""
+
+    loose: Loose
+    stopping: bool = False
+    # Prompt, output and worker of each request, in the order of their ends.
+    answers: list[tuple[list[int], list[int], str]] = field(default_factory=list)
+
+    async def client(self, stub: RouterServiceAsyncStub, number: int) -> None:
+        """A request that fails raises."""
+        for turn in itertools.count():
+            prompt, tokens = [number, turn % 50, *PROMPT], list[int]()
+            worker = await stream(stub, prompt, 12, tokens)
+            self.answers.append((prompt, tokens, worker))
+            if self.stopping:
+                return
+
+    async def after(self, count: int) -> None:
+        """Waits for so many further answers."""
+        wanted = len(self.answers) + count
+        await eventually(lambda: len(self.answers) >= wanted, 30)
+
+
+async def upgrade(models: dict[str, Path], loose: Loose, *, stops_old: bool) -> None:
+    """The new pool takes over under load; with `stops_old` the old one's workers then get SIGTERM. No request
+    fails, each is answered by one model, and by the new one once the switch has been answered."""
+    await switch(loose, "decode-0")
+    async with loose.cluster.stub() as stub, asyncio.TaskGroup() as clients:
+        load = Load(loose)
+        for number in range(4):
+            clients.create_task(load.client(stub, number))
+        await load.after(8)
+        await switch(loose, "decode-1")
+        switched = len(load.answers)
+        if stops_old:
+            for name in ("prefill-0", "decode-0"):
+                front = loose.workers[name].front
+                front.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(front.wait, STOP_S) == 0
+        await load.after(12)
+        load.stopping = True
+    begun_before = load.answers[: switched + 4]  # each client had one under way
+    begun_after = load.answers[switched + 4 :]
+    assert {worker for _, _, worker in begun_after} == {"decode-1"}
+    assert load.answers[0][2] == "decode-0"
+    for prompt, tokens, worker in begun_before:
+        assert models_of(models, prompt, tokens) == ["old" if worker == "decode-0" else "new"]
+
+
+async def test_an_upgrade_takes_over_under_load(models: dict[str, Path], rolling: Loose) -> None:
+    await upgrade(models, rolling, stops_old=False)
+
+
+@pytest.mark.slow
+async def test_the_old_workers_of_an_upgrade_are_drained(models: dict[str, Path]) -> None:
+    new = {"model": str(models["new"])}
+    roles: tuple[Role, ...] = ("prefill", "decode", "prefill", "decode")
+    each = {"prefill-1": new, "decode-1": new}
+    with loose_workers(models["old"], *roles, each=each, engine=ENGINE) as loose:
+        await upgrade(models, loose, stops_old=True)
 
 
 @pytest.mark.slow

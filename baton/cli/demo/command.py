@@ -11,11 +11,12 @@ from rich.console import Console
 from baton.cli.demo.prompts import FOR_ANY_MODEL, FOR_THE_DEMO_MODEL, Answer, read_stream
 from baton.cli.demo.view import Screen, answers_table, shipped_line
 from baton.cli.status.view import worker_table
-from baton.cli.up.command import STOP_MARGIN_S, StopSignals, no_process_left, require_free_ports
+from baton.cli.up.command import STOP_MARGIN_S, StopSignals, notify_left, require_free_ports
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from baton.cli.up.model_folder import DEMO, RANDOM
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
 from services.common.config.up import UpConfig
+from services.common.processes.no_process_left import no_process_left
 
 # Defaults of this command: any free ports, and few log lines.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}
@@ -32,7 +33,7 @@ _NOTES = {
 async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
     """Runs the demo. Returns 0 if every prompt was answered, 1 if one was not, 130 after a signal."""
     require_free_ports(config)
-    async with no_process_left():
+    async with no_process_left(notify_left):
         return await _run(config, model, programs)
 
 

@@ -14,7 +14,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from baton.cli.common.config_file import invalid
 from baton.cli.common.messages import notify, write_line
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
 from services.common.config.up import UpConfig
-from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
+from services.common.processes.no_process_left import no_process_left
 
 T = TypeVar("T")
 
@@ -31,10 +31,6 @@ T = TypeVar("T")
 STOP_MARGIN_S = 5.0
 # Time for a stop after a child's death: its requests cannot succeed.
 FAILURE_STOP_S = 10.0
-# Time to kill what a killed child has left, such as Ray's processes.
-SWEEP_S = 5.0
-# Interval of reaping; an orphan stays in the process table for at most twice as long.
-REAP_S = 2.0
 
 
 class StopSignals:
@@ -64,7 +60,7 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
     """
     require_free_ports(config)
     try:
-        async with no_process_left():
+        async with no_process_left(notify_left):
             return await _run(config, model, programs)
     finally:
         notify("stopped")
@@ -91,25 +87,9 @@ async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
         await cluster.stop(stop_s)
 
 
-@contextlib.asynccontextmanager
-async def no_process_left() -> AsyncIterator[None]:
-    """Kills every descendant that the block leaves, in any session, and reaps orphans while it runs."""
-    adopt_orphans()
-    reaping = asyncio.create_task(_reap_orphans())
-    try:
-        yield
-    finally:
-        reaping.cancel()
-        await asyncio.gather(reaping, return_exceptions=True)
-        if left := kill_descendants(SWEEP_S):
-            notify(f"error: cannot kill the processes {left}")
-
-
-async def _reap_orphans() -> None:
-    orphans = Orphans()
-    while True:
-        await asyncio.sleep(REAP_S)
-        orphans.reap()
+def notify_left(pids: Sequence[int]) -> None:
+    """Reports processes that `no_process_left` cannot kill."""
+    notify(f"error: cannot kill the processes {list(pids)}")
 
 
 def _announce(addresses: Addresses) -> None:

@@ -230,8 +230,9 @@ class PrefillLoop:
             self.device_s += took
             self.scheduler.cost.took(step.runs, took)
             for chunk in step.chunks:
-                self.tokens_run += chunk.count
-                self.prompts_run += chunk.is_last
+                if not chunk.sequence.canary:
+                    self.tokens_run += chunk.count
+                    self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
         self._unfinalized.clear()
         # The steps that are left run from now on, however long they were expected to wait.

@@ -238,7 +238,7 @@ class PrefixCache:
     def _count(self, sequence: Sequence, blocks: int) -> None:
         tokens = blocks * self._pools.layout.groups[0].block_tokens
         sequence.computed = sequence.cached = tokens
-        if not sequence.prompt_logprobs:
+        if not (sequence.prompt_logprobs or sequence.canary):
             self.hit_tokens += tokens
             self.missed_tokens += sequence.length - tokens
 

@@ -32,6 +32,7 @@ from kvtransfer.transports.grpc.stream import (
     SendQueue,
     channel_options,
 )
+from kvtransfer.transports.grpc.tls import LinkTls
 
 
 class GrpcSenderWire:
@@ -95,9 +96,13 @@ class GrpcConnector:
 
     transport = GRPC
 
-    def __init__(self, wake: Callable[[], None], auth: LinkAuth | None = None) -> None:
+    def __init__(
+        self, wake: Callable[[], None], auth: LinkAuth | None = None, tls: LinkTls | None = None
+    ) -> None:
+        """`tls`: None: plaintext."""
         self._wake = wake
         self._auth = auth or LinkAuth()
+        self._tls = tls
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return endpoint.transport == GRPC
@@ -106,8 +111,7 @@ class GrpcConnector:
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, GrpcSenderWire]:
         address = endpoint.address
-        # A sender receives no pieces, so the default limits suffice on its side.
-        channel = grpc.insecure_channel(address, options=channel_options(0, timeout_s))
+        channel = self._channel(endpoint, timeout_s)
         try:
             _connect(channel, min(timeout_s, CONNECT_TIMEOUT_S))
             response = self._ask(transfer_pb2_grpc.TransferServiceStub(channel), request, timeout_s)
@@ -121,6 +125,18 @@ class GrpcConnector:
             channel.close()
             raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {address}: {error}") from error
         return response, GrpcSenderWire(channel, response, self._wake, self._auth.token.metadata)
+
+    def _channel(self, endpoint: Endpoint, timeout_s: float) -> grpc.Channel:
+        """Raises BatonError where no certificate of the endpoint is trusted."""
+        # A sender receives no pieces, so the default limits suffice on its side.
+        options: list[tuple[str, object]] = [*channel_options(0, timeout_s)]
+        if self._tls is None:
+            return grpc.insecure_channel(endpoint.address, options=options)
+        try:
+            credentials, more = self._tls.arguments(endpoint.certificates)
+        except BatonError as error:
+            raise BatonError(error.kind, f"no link to {endpoint.address}: {error.message}") from error
+        return grpc.secure_channel(endpoint.address, credentials, options=[*options, *more])
 
     def _ask(
         self, receiver: transfer_pb2_grpc.TransferServiceStub, request: OpenLinkRequest, timeout_s: float

@@ -47,6 +47,7 @@ from kvtransfer.transports.grpc.stream import (
     SendQueue,
     channel_options,
 )
+from kvtransfer.transports.grpc.tls import LinkTls, ListenerTls, PeerCheck
 
 if TYPE_CHECKING:  # generic in its stub file only
     _ServerInterceptor = grpc.ServerInterceptor[Any, Any]
@@ -169,9 +170,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         max_links: int,
         wake: Callable[[], None],
         auth: LinkAuth | None = None,
+        tls: LinkTls | None = None,
     ) -> None:
-        """BatonError(INVALID) where it cannot bind."""
+        """`tls`: None: plaintext. BatonError(INVALID) where it cannot bind."""
         self._wake = wake
+        server_tls = None if tls is None else tls.server()
         self._auth = auth or LinkAuth()
         self._challenges = Challenges()
         self.rejected = RejectedCallers(GRPC)
@@ -188,11 +191,14 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             self._pool,
             options=channel_options(piece_bytes, peer_timeout_s),
             maximum_concurrent_rpcs=workers,
-            interceptors=[_TokenCheck(self._auth.token, self.rejected)],
+            interceptors=[
+                _TokenCheck(self._auth.token, self.rejected),
+                *(() if server_tls is None else (PeerCheck(server_tls, self._refuse_peer),)),
+            ],
         )
         self._health = health.HealthServicer()
         self._mount()
-        self.endpoint = Endpoint(GRPC, join_address(host, self._bind(host, port)))
+        self.endpoint = Endpoint(GRPC, join_address(host, self._bind(host, port, server_tls)))
         self._server.start()
 
     def _mount(self) -> None:
@@ -206,14 +212,18 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    def _bind(self, host: str, port: int) -> int:
+    def _bind(self, host: str, port: int, tls: ListenerTls | None) -> int:
+        address = join_address(host, port)
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            if tls is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, tls.credentials())
         except RuntimeError:
             bound = 0
         if bound == 0:
             self._pool.shutdown(wait=False)
-            raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)} for transfers")
+            raise BatonError(ErrorKind.INVALID, f"cannot listen on {address} for transfers")
         return bound
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -266,6 +276,10 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             yield from wire.serve(messages, context)
         except BatonError as error:
             _abort(context, error)
+
+    def _refuse_peer(self, context: grpc.ServicerContext, reason: str) -> NoReturn:
+        self.rejected.add(f"a call from {context.peer()}: {reason}")
+        _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, reason))
 
     def _claim(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
         """Takes the wire of the link that this stream names; each link id is valid for one stream."""

@@ -14,6 +14,7 @@ from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.protocol.addresses import GRPC, NCCL, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector, GrpcSenderWire
+from kvtransfer.transports.grpc.tls import LinkTls
 from kvtransfer.transports.nccl.endpoint import SENDER_RANK, NcclEndpoint
 from kvtransfer.transports.nccl.frame_acceptor import connect_frames
 from kvtransfer.transports.nccl.frame_socket import FrameSocket
@@ -33,13 +34,14 @@ class NcclConnector:
         nccl: NcclEndpoint,
         blocks: DeviceBlocks,
         auth: LinkAuth | None = None,
+        tls: LinkTls | None = None,
     ) -> None:
-        """`blocks`: on the device of `nccl`."""
+        """`blocks`: on the device of `nccl`. `tls`: of the requests and keepalive streams."""
         self._wake = wake
         self._nccl = nccl
         self._blocks = blocks
         self._auth = auth or LinkAuth()
-        self._keepalives = GrpcConnector(wake, self._auth)
+        self._keepalives = GrpcConnector(wake, self._auth, tls)
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return endpoint.transport == NCCL
@@ -50,7 +52,7 @@ class NcclConnector:
         if self._nccl.hung:
             raise UnreachableError(f"no link to {endpoint}: NCCL did not abort a channel in time")
         deadline = time.monotonic() + timeout_s
-        listener = Endpoint(GRPC, endpoint.address, endpoint.rank)
+        listener = Endpoint(GRPC, endpoint.address, endpoint.rank, endpoint.certificates)
         response, keepalive = self._keepalives.open(listener, request, timeout_s)
         with ExitStack() as undo:
             undo.callback(keepalive.close)

@@ -15,6 +15,7 @@ from kvtransfer.protocol.addresses import NCCL, Endpoint
 from kvtransfer.protocol.frames import FrameError, SenderFrame
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.listener import GrpcLinkRequest, GrpcListener
+from kvtransfer.transports.grpc.tls import LinkTls
 from kvtransfer.transports.nccl.endpoint import RECEIVER_RANK, NcclEndpoint
 from kvtransfer.transports.nccl.frame_acceptor import FrameAcceptor
 from kvtransfer.transports.nccl.receiver_wire import NcclReceiverWire
@@ -82,8 +83,10 @@ class NcclListener:
         nccl: NcclEndpoint,
         auth: LinkAuth | None = None,
         frames_port: int = 0,
+        tls: LinkTls | None = None,
     ) -> None:
-        """`frames_port`: for the links' frames; 0: any free one. BatonError(INVALID) where it cannot bind."""
+        """`frames_port`: for the links' frames; 0: any free one. `tls`: of the requests and keepalive
+        streams; the frames and what NCCL sends are plaintext. BatonError(INVALID) where it cannot bind."""
         self._auth = auth or LinkAuth()
         self._over_grpc = GrpcListener(
             host,
@@ -93,6 +96,7 @@ class NcclListener:
             max_links=max_links,
             wake=wake,
             auth=self._auth,
+            tls=tls,
         )
         self._nccl = nccl
         self._wake = wake

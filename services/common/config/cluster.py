@@ -37,6 +37,26 @@ class SupervisionSettings(StrictModel):
         return path
 
 
+class SecretFiles(StrictModel):
+    """Files of secrets, at the same paths on every machine. Each is read where a worker starts."""
+
+    cluster_secret: Path
+    prefix_secret: Path | None = Field(None, description="unset: derived from the cluster secret")
+    redis_url: Path | None = Field(None, description="unset: the URL in the configuration has no secret")
+
+
+class DetachedSettings(StrictModel):
+    """Workers that outlive their supervisor, which adopts them when it is back (`baton supervise`).
+
+    Each has the address and a name of the Ray node that it runs on: BATON_HOST and BATON_NAME there.
+    """
+
+    secret_files: SecretFiles
+    abandoned_s: float = Field(
+        600.0, gt=0, description="a worker that no supervisor has called for so long drains and ends"
+    )
+
+
 class ClusterConfig(SupervisionSettings):
     """Configuration of the process that starts the workers, on Ray or as children."""
 
@@ -46,6 +66,28 @@ class ClusterConfig(SupervisionSettings):
     workers: tuple[WorkerConfig, ...]
     worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
     secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
+    detached: DetachedSettings | None = Field(None, description="unset: workers end with their supervisor")
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
+    restart_always: bool = Field(
+        False,
+        description="also restart a worker whose first start failed, or whose name a newer start has taken",
+    )
     log_level: LogLevel = "info"
+
+
+class GroupConfig(ClusterConfig):
+    """Configuration of the process of `baton worker-group`, which runs the workers of one container."""
+
+    group: str = Field(description="the name that its workers share")
+    admin_http_host: str = "127.0.0.1"
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
+
+
+class SuperviseConfig(StrictModel):
+    """Configuration of the process of `baton supervise`. It has no secret."""
+
+    cluster: ClusterConfig
+    name: str = Field(description="label of its metrics")
+    host: str = Field(min_length=1, description="address of its own Ray node and of the admin HTTP port")
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")

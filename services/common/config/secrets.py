@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
+from baton.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
 from baton.errors import BatonError, ErrorKind
-from services.common.config.cluster import ClusterConfig
+from services.common.config.cluster import ClusterConfig, SecretFiles
 from services.common.config.types import StrictModel
 from services.common.config.worker import WorkerConfig
 
@@ -59,11 +60,46 @@ def with_secrets(worker: WorkerConfig, secrets: Secrets) -> WorkerConfig:
     return _replace(worker, secrets.given)
 
 
+def read_secret_files(files: SecretFiles) -> Secrets:
+    """The secrets of a cluster whose configuration names a file for each.
+
+    Raises BatonError(INVALID), whose message has the path and no secret.
+    """
+    cluster_secret = read_secret_file(files.cluster_secret, "cluster_secret_file")
+    if len(cluster_secret) < MIN_SECRET_LENGTH:
+        raise _invalid(
+            f"cluster_secret_file {files.cluster_secret} holds fewer than {MIN_SECRET_LENGTH} characters"
+        )
+    given, url = files.prefix_secret, files.redis_url
+    return Secrets(
+        cluster_secret=cluster_secret,
+        prefix_secret=read_secret_file(given, "prefix_secret_file")
+        if given
+        else prefix_secret(cluster_secret),
+        redis_url=read_secret_file(url, "state.redis_url_file") if url else "",
+    )
+
+
+def read_secret_file(path: Path, name: str) -> str:
+    """The content of a file of one secret, without surrounding white space. Raises BatonError(INVALID)."""
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise _invalid(f"cannot read {name} {path}: {reason}") from None
+    if not secret:
+        raise _invalid(f"{name} {path} is empty")
+    return secret
+
+
 def find_secrets(config: ClusterConfig, environment: Mapping[str, str]) -> Secrets:
-    """The secrets that `config` names, as found on this machine: `config.secrets_file` before `environment`.
+    """The secrets that `config` names, as found on this machine: a file for each, or `config.secrets_file`
+    before `environment`.
 
     Raises BatonError(INVALID) where one is missing.
     """
+    if config.detached is not None:
+        return read_secret_files(config.detached.secret_files)
     if not config.secret_names:
         return Secrets()
     file = config.secrets_file

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from baton.cluster_auth import MIN_SECRET_LENGTH
 from services.common.config.cluster import SupervisionSettings
+from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
 from services.common.config.state import StateSettings
 from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
@@ -66,32 +67,20 @@ class UpConfig(StrictModel):
 
     def engine_of(self, role: Role) -> EngineConfig:
         """The engine configuration of a role, with `gpu_links` for its peers in this cluster."""
-        if self.engine.gpu_links is not None:
-            return self.engine
         counts = self.role_counts
-        # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
-        sent_to = counts["decode"] if self.transfer.transport == "nccl" else 0
-        peers = {"prefill": sent_to, "decode": counts["prefill"], "both": 0}[role]
-        links = 0 if self.transfer.through_host else peers
-        return self.engine.model_copy(update={"gpu_links": links})
+        return self.engine.with_gpu_links(role, counts["prefill"], counts["decode"], self.transfer)
 
     @model_validator(mode="after")
     def _ports_do_not_overlap(self) -> UpConfig:
         counts = self.role_counts
         listening, everyone = counts["decode"], sum(counts.values())
-        fixed = (
-            ("transfer.transfer_port", self.transfer.transfer_port, listening),
-            ("transfer.frames_port", self.transfer.frames_port, listening),
-            ("worker_metrics_port", self.worker_metrics_port, everyone),
+        check_port_ranges(
+            (
+                ("transfer.transfer_port", self.transfer.transfer_port, listening),
+                ("transfer.frames_port", self.transfer.frames_port, listening),
+                ("worker_metrics_port", self.worker_metrics_port, everyone),
+            )
         )
-        taken: dict[int, str] = {}
-        for name, first, count in fixed:
-            for port in range(first, first + count) if first else ():
-                if port > 65535:
-                    raise ValueError(f"{name} {first} leaves too few ports for {count} workers")
-                if port in taken:
-                    raise ValueError(f"{taken[port]} and {name} both need port {port}")
-                taken[port] = name
         return self
 
     @model_validator(mode="after")

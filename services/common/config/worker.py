@@ -142,6 +142,16 @@ class EngineConfig(StrictModel):
         """Most tokens of a prefill step on a device type, `cuda` or `cpu`."""
         return self.chunk_tokens or (2048 if device == "cuda" else 256)
 
+    def with_gpu_links(self, role: Role, prefill: int, decode: int, transfer: TransferConfig) -> EngineConfig:
+        """The configuration for a worker among so many prefill and decode workers: where `gpu_links` is
+        unset, it becomes the number of its peers whose links need GPU memory at this end."""
+        if self.gpu_links is not None:
+            return self
+        # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
+        sent_to = decode if transfer.transport == "nccl" else 0
+        peers = {"prefill": sent_to, "decode": prefill, "both": 0}[role]
+        return self.model_copy(update={"gpu_links": 0 if transfer.through_host else peers})
+
 
 class TransferConfig(StrictModel):
     """Links between workers."""
@@ -229,13 +239,24 @@ class WorkerConfig(StrictModel):
     )
     group: str = Field("", description="workers of one pod share it; routers prefer pairs of one group")
     start_timeout_s: float = Field(1800.0, gt=0, description="longest time to load the model")
-    drain_s: float = Field(DRAIN_S, ge=0, description="longest drain at a stop")
+    canary: bool = Field(
+        False,
+        description="run a short generation every 10 s in which no request finishes; readiness depends on it",
+    )
+    drain_s: float = Field(DRAIN_S, ge=0, description="how long running requests may go on at a stop")
     log_level: LogLevel = "info"
 
     @property
     def served_name(self) -> str:
         """The name of the model in the API."""
         return self.served_model_name or Path(self.model).name
+
+    def at_place(self, place: int) -> WorkerConfig:
+        """The worker as the `place`-th of its host, counted from 0 over both roles: each configured port is
+        higher by `place`."""
+        ports = {"port": self.port, "metrics_port": self.metrics_port}
+        moved: dict[str, object] = {name: port and port + place for name, port in ports.items()}
+        return self.model_copy(update={**moved, "transfer": self.transfer.of_worker(place)})
 
     def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
         """The worker placed on a GPU of its host, which `workers` share unless the configuration states

@@ -46,6 +46,8 @@ class EngineClient:
         self._calls: dict[int, _Call] = {}
         self._streams: dict[int, asyncio.Queue[EngineEvent]] = {}
         self._closed: BatonError | None = None
+        # Prefills that have ended without an error.
+        self.prefills_finished = 0
 
     @property
     def prefills(self) -> int:
@@ -110,6 +112,7 @@ class EngineClient:
             while True:
                 event = _checked(await queue.get())
                 if event.WhichOneof("event") == "prefill_ended":
+                    self.prefills_finished += 1
                     return
                 yield event
         finally:

@@ -14,11 +14,13 @@ from baton.addresses import join_address
 from baton.cluster_auth import RpcToken
 from baton.errors import BatonError, ErrorKind
 from services.common.rpc.internal_rpc import TokenCheck
+from services.common.rpc.peer_check import PeerCheck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from baton.tls.server import ServerTls
     from services.common.config.router import ConnectionLimits
 
 # A prompt of a million tokens in a repeated uint32 is under 4 MB; KV blocks go over links of their own.
@@ -103,11 +105,17 @@ class GrpcServer:
         use: Literal["rpc", "admin"] = "rpc",
         options: Sequence[tuple[str, int]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        tls: ServerTls | None = None,
     ) -> None:
         """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
         UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
-        the defaults. `interceptors` run after that authentication."""
-        checks = [TokenCheck(RpcToken(cluster_secret, use))] if cluster_secret else []
+        the defaults. `interceptors` run after that authentication. `tls`: None: plaintext."""
+        self._tls = tls
+        checks: list[TokenCheck | PeerCheck] = []
+        if cluster_secret:
+            checks.append(TokenCheck(RpcToken(cluster_secret, use)))
+        if tls is not None and tls.checks_peers:
+            checks.append(PeerCheck(tls))
         merged = {**dict(_SERVER_OPTIONS), **dict(options)}
         self.server = grpc.aio.server(options=list(merged.items()), interceptors=[*checks, *interceptors])
         self._names = (*service_names, "")
@@ -124,12 +132,17 @@ class GrpcServer:
         """
         check_port_free(host, port)
         try:
-            bound = self.server.add_insecure_port(join_address(host, port))
+            bound = self._bind(join_address(host, port))
         except RuntimeError as error:
             raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)}") from error
         await self.set_serving(False)
         await self.server.start()
         return join_address(host, bound)
+
+    def _bind(self, address: str) -> int:
+        if self._tls is None:
+            return self.server.add_insecure_port(address)
+        return self.server.add_secure_port(address, self._tls.credentials())
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the status in `grpc.health.v1`."""

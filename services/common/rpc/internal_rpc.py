@@ -16,6 +16,7 @@ import grpc.aio
 from baton.cluster_auth import UNAUTHENTICATED, RpcToken
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import abort
+from services.common.rpc.tls_channel import ChannelTls, TlsChannel
 
 if TYPE_CHECKING:  # generic in its stub file only
     _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
@@ -79,7 +80,13 @@ class TokenChannel:
         return partial(call, metadata=self._metadata)
 
 
-def internal_channel(address: str, options: list[tuple[str, int]], secret: str) -> grpc.aio.Channel:
-    """A channel to a worker of this cluster; without a token where `secret` is empty."""
-    channel = grpc.aio.insecure_channel(address, options=options)
+def internal_channel(
+    address: str, options: list[tuple[str, int]], secret: str, tls: ChannelTls | None = None
+) -> grpc.aio.Channel:
+    """A channel to a worker of this cluster; without a token where `secret` is empty, plaintext where `tls`
+    is None."""
+    if tls is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = cast(grpc.aio.Channel, TlsChannel(address, options, tls))
     return cast(grpc.aio.Channel, TokenChannel(channel, secret)) if secret else channel

@@ -15,11 +15,13 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from baton.addresses import join_address
+from baton.tls.files import TlsFiles
 from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.protocol import LimitedProtocol
+from services.router.http.tls import ServerContexts, TlsListener
 
 _START_POLL_S = 0.005
 _GRACE_S = 2
@@ -52,6 +54,12 @@ class _Server(uvicorn.Server):
                 async with asyncio.timeout(_DATE_S):
                     await self._stopping.wait()
 
+    def make_protocol(self) -> asyncio.Protocol:
+        """The protocol of an accepted connection, as `startup` makes it."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     def stop(self) -> None:
         self.should_exit = True
         self._stopping.set()
@@ -65,8 +73,10 @@ class HttpServer:
         app: ASGIApp,
         connections: Connections | None = None,
         allowed_hosts: Sequence[str] = (),
+        tls: TlsFiles | None = None,
     ) -> None:
-        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard."""
+        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard. `tls`:
+        None: plaintext."""
         self.connections = connections or Connections(ConnectionLimits())
         self._guard = HttpGuard(app, allowed_hosts)
         config = uvicorn.Config(
@@ -81,6 +91,7 @@ class HttpServer:
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _Server(config)
+        self._tls = None if tls is None else TlsListener(ServerContexts(tls), self.connections)
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -93,13 +104,19 @@ class HttpServer:
     async def start(self) -> None:
         """Starts to serve; returns once connections are accepted."""
         assert self._socket is not None
-        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        sockets = [self._socket] if self._tls is None else []
+        self._serving = asyncio.create_task(self._server.serve(sockets))
         # Uvicorn has a flag and no event. This takes one or two iterations of the loop.
         while not (self._server.started or self._serving.done()):  # noqa: ASYNC110
             await asyncio.sleep(_START_POLL_S)
+        if self._tls is not None:
+            self._socket.listen(_BACKLOG)
+            self._tls.start(self._socket, self._server.make_protocol)
 
     async def stop(self) -> None:
         """Stops listening, gives running responses a short time to end, and closes the rest."""
+        if self._tls is not None:
+            await self._tls.stop()
         self._server.stop()
         if self._serving is not None:
             await self._serving

@@ -120,7 +120,8 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
     Metric("baton_router_refused_http_connections_total",
            "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
-           "newer one, headers too large, timeout of a request's headers or body, slow reader, not http.",
+           "newer one, headers too large, timeout of a request's headers or body, slow reader, not http, "
+           "tls handshake.",
            lambda router: _by_key(router.connections.refused), ("reason",)),
     Metric("baton_router_unread_output_bytes", "Output that clients have not read yet.",
            lambda router: router.unread.total_bytes),

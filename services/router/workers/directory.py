@@ -19,6 +19,7 @@ from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
+from services.router.workers.certificates import WorkerCertificates
 from services.router.workers.liveness import CHECK_INTERVAL_S
 from services.router.workers.token_stream import follow
 from services.router.workers.worker import Peer, Worker
@@ -44,10 +45,13 @@ class Directory:
         addresses: Sequence[str],
         on_orphan: Callable[[Worker, Attempt], None] = lambda worker, attempt: None,
         cluster_secret: str = "",
+        certificates: WorkerCertificates | None = None,
     ) -> None:
-        """`on_orphan` is called with each output of an attempt that no request of this router waits for."""
+        """`on_orphan` is called with each output of an attempt that no request of this router waits for.
+        `certificates`: None: workers are called in plaintext."""
         self._on_orphan = on_orphan
         self._cluster_secret = cluster_secret
+        self._certificates = certificates
         self._on_change: Callable[[], None] = lambda: None
         self._addresses = dict.fromkeys(addresses)
         self.peers: dict[str, Peer] = {}
@@ -104,7 +108,8 @@ class Directory:
     def add(self, address: str) -> None:
         """Watches another address."""
         self._addresses[address] = None
-        peer = Peer(address, internal_channel(address, channel_options(), self._cluster_secret))
+        tls = None if self._certificates is None else self._certificates.channel(address)
+        peer = Peer(address, internal_channel(address, channel_options(), self._cluster_secret, tls))
         self.peers[address] = peer
         self._heartbeats[address] = _logged(asyncio.create_task(self._poll(peer)))
 
@@ -116,6 +121,8 @@ class Directory:
                 task.cancel()
         if (worker := self._workers.pop(address, None)) is not None:
             worker.lose("it has ended")
+        if self._certificates is not None:
+            self._certificates.forget(address)
         closing = asyncio.create_task(_close_later(self.peers.pop(address)))
         self._closing.add(_logged(closing))
         closing.add_done_callback(self._closing.discard)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from baton.addresses import is_loopback, split_address
 from baton.state import Member
 from services.common.observability.logs import get_log
+from services.router.workers.certificates import WorkerCertificates
 from services.router.workers.directory import Directory
 
 _WORKERS = ("prefill", "decode", "both")
@@ -24,13 +25,20 @@ class Discovery:
     """Updates the addresses of a directory."""
 
     def __init__(
-        self, directory: Directory, model: str, from_parent: Sequence[str] = (), secret: str = ""
+        self,
+        directory: Directory,
+        model: str,
+        from_parent: Sequence[str] = (),
+        secret: str = "",
+        certificates: WorkerCertificates | None = None,
     ) -> None:
         """`model`: the served model's name. `from_parent`: addresses that the directory watches already.
-        `secret`: the name of this cluster's secret."""
+        `secret`: the name of this cluster's secret. `certificates`: with TLS, those that registered workers
+        may present."""
         self._directory = directory
         self._model = model
         self._secret = secret
+        self._certificates = certificates
         # Registered incarnations with another secret, to log each of them once.
         self._foreign: frozenset[str] = frozenset()
         self._host = socket.gethostname()
@@ -54,6 +62,8 @@ class Discovery:
         for incarnation in foreign.keys() - self._foreign:
             _log.warning("worker_secret_mismatch", worker=foreign[incarnation])
         self._foreign = frozenset(foreign)
+        if self._certificates is not None:
+            self._certificates.set_registered(one for one in members if self._is_ours(one))
         registered = {one.incarnation: one.addresses["grpc"] for one in members if self._may_serve(one)}
         for incarnation in registered.keys() - self._registered.keys():
             _log.debug("worker_registered", incarnation=incarnation, address=registered[incarnation])
@@ -73,6 +83,11 @@ class Discovery:
         self._directory.set_addresses([*wanted, *expiring], expiring)
 
     def _may_serve(self, member: Member) -> bool:
+        """Whether it is a worker of ours, with a certificate that we trust where TLS is used."""
+        trusted = self._certificates is None or self._certificates.presents(member)
+        return trusted and self._is_ours(member)
+
+    def _is_ours(self, member: Member) -> bool:
         """Whether it is a worker of our model and cluster at an address that we can reach."""
         address = member.addresses.get("grpc")
         if member.secret_name != self._secret:

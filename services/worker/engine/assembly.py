@@ -43,6 +43,7 @@ from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
+from services.worker.engine.startup.link_tls import link_tls
 from services.worker.engine.startup.model_loader import LoadedModel
 from services.worker.engine.startup.prefill_setup import prefill_loop
 from services.worker.engine.startup.prefix_cache_setup import prefix_cache
@@ -79,6 +80,7 @@ def build_engine(
         prefix_cache=cache,
         receiver=receiver,
         endpoints=endpoints,
+        certificates=None if links.tls is None else links.tls.certificates,
     )
     sender = links.sender(model, config.transfer)
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
@@ -102,6 +104,7 @@ class _Links:
         transfer = launch.worker.transfer
         self.identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation), launch.started_ns)
         self.auth = LinkAuth(launch.worker.cluster_secret)
+        self.tls = link_tls(launch.worker)
         self.signer = TicketSigner(secrets.token_bytes(32))
         self.wire = wire_blocks(model.cache, model.fingerprint, transfer.kv_wire)
         self.device = device_blocks(model, transfer)  # None where the host moves blocks
@@ -142,6 +145,7 @@ class _Links:
             nccl=self.nccl,
             auth=self.auth,
             frames_port=transfer.frames_port,
+            tls=self.tls,
         )
         return receiver, endpoints
 
@@ -153,7 +157,9 @@ class _Links:
             source=_PinnedBlocks(model, self.wire),
             peer_timeout_s=transfer.peer_timeout_s,
             wake=self.wake,
-            connectors=make_connectors(transfer.transport, self.wake, self.device, self.nccl, self.auth),
+            connectors=make_connectors(
+                transfer.transport, self.wake, self.device, self.nccl, self.auth, self.tls
+            ),
         )
 
 

@@ -70,7 +70,7 @@ class EngineAudit:
             prompts_run=prompts.prompts_run,
             prompt_tokens_run=prompts.tokens_run,
             decode_steps=decode.ring.steps,
-            tokens_decoded=decode.tokens_decoded,
+            tokens_decoded=self.decode.canary.without(decode.tokens_decoded),
             ring_full_steps=decode.ring.full_steps,
             stalled_rows=decode.ring.stalled_rows,
             block_grants=allocation.allocations,
@@ -134,7 +134,11 @@ class EngineAudit:
         )
 
     def _integrity_error(self) -> str:
-        owned = [*self.decode.reserved.owned_blocks(), *self.prefill.jobs.owned_blocks()]
+        owned = [
+            *self.decode.reserved.owned_blocks(),
+            *self.decode.canary.owned_blocks(),
+            *self.prefill.jobs.owned_blocks(),
+        ]
         try:
             self.model.pools.check_integrity(owned)
         except RuntimeError as error:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffResponse
-from baton.v1.engine_pb2 import CancelCommand, DoneEvent, EngineCommand, EngineEvent
+from baton.v1.engine_pb2 import CanaryCommand, CancelCommand, DoneEvent, EngineCommand, EngineEvent
+from baton.v1.types_pb2 import WorkerRole
 from services.common.config.types import Role
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.channel import EngineEnd, failed_event
@@ -82,8 +83,11 @@ class Commands:
                 self._cancel(command.cancel)
             case "slot_ended":
                 ended = command.slot_ended
-                self.decode.reserved.slot_ended(ended.slot, ended.generation, ended.token_ids)
+                if not self.decode.canary.slot_ended(ended.slot, ended.generation):
+                    self.decode.reserved.slot_ended(ended.slot, ended.generation, ended.token_ids)
                 return None
+            case "canary":
+                return self._canary(command.id, command.canary)
             case "audit":
                 return EngineEvent(audit=self.audit.report(integrity=not command.audit.skip_integrity))
             case "handoff_state":
@@ -95,6 +99,21 @@ class Commands:
                 self.stopping = True
             case _:
                 raise BatonError(ErrorKind.INTERNAL, "the engine was sent an unknown command")
+        return EngineEvent(done=DoneEvent())
+
+    def _canary(self, command_id: int, command: CanaryCommand) -> EngineEvent | None:
+        if command.side == WorkerRole.WORKER_ROLE_DECODE:
+            self._require("decode")
+            if not command.cancel:
+                crowded = self.decode.allocation.waiting
+                return EngineEvent(canary=self.decode.canary.start(crowded=crowded))
+            self.decode.canary.cancel()
+        else:
+            self._require("prefill")
+            if not command.cancel:
+                self.prefill.jobs.start_canary(command_id)
+                return None
+            self.prefill.jobs.cancel_canary()
         return EngineEvent(done=DoneEvent())
 
     def _cancel(self, command: CancelCommand) -> None:

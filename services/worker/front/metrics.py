@@ -23,6 +23,7 @@ from services.common.observability.metrics import (
     process_metrics,
 )
 from services.decode.servicer import DecodeServicer
+from services.worker.front.probes import WorkerProbes
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration
@@ -150,6 +151,10 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
             lambda worker: worker.decode.live),
+    _metric("ready", "1 where the worker may get new work (/ready), else 0.",
+            lambda worker: worker.probes.unready() is None),
+    _metric("canary_failures_total", "Canary generations that failed; absent where none run.",
+            lambda worker: worker.probes.canary_failures),
     _metric("ring_poll_lag_seconds", "Delay of the front's polls of the output ring.",
             lambda worker: worker.decode.poll_lag),
 )
@@ -176,6 +181,7 @@ class WorkerMetrics:
     loop: asyncio.AbstractEventLoop
     restarts: int
     decode: DecodeServicer
+    probes: WorkerProbes
     registration: Registration | None
 
     def register(self, registry: CollectorRegistry, engine_pid: int) -> None:

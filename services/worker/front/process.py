@@ -25,11 +25,12 @@ from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import Audit, GetAuditRequest
+from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from services.common.config.worker import WorkerConfig
 from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
+from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
 from services.common.observability.metrics import MetricsServer
 from services.common.processes.child_protocol import RestartNeededError, StopSignal, report_ready
@@ -37,15 +38,17 @@ from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
+from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
+from services.worker.front.plaintext import check_plaintext
+from services.worker.front.probes import WorkerProbes
 from services.worker.front.worker_servicer import WorkerServicer
 
 if TYPE_CHECKING:
+    from services.worker.front.front_tls import FrontTls
     from services.worker.front.registration import Registration
 
-# Loading a large checkpoint takes minutes; an engine that fails reports it at once.
-_READY_S = 1800.0
 _SERVER_GRACE_S = 1.0
 # How long the engine's last event may take once the front cannot write to it any more.
 _LAST_EVENT_S = 1.0
@@ -59,11 +62,13 @@ async def serve(
     """Runs a worker until `stop` is signalled. Raises BatonError where it cannot serve or its engine ends."""
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
+    check_plaintext(config)
+    tls = _front_tls(config)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
     handle = await start_engine(config, identity, engine_program)
     batch_wakeups()  # in this process alone: the engine's timers stay exact
     try:
-        await _Front(config, identity, handle, _registration(config)).run(stop)
+        await _Front(config, identity, handle, _registration(config, tls), tls).run(stop)
     finally:
         log.info("engine_ended", code=await handle.stop())
 
@@ -76,14 +81,23 @@ def _check_secret(config: WorkerConfig) -> None:
         log.warning("no_cluster_secret", host=config.host)
 
 
-def _registration(config: WorkerConfig) -> Registration | None:
+def _front_tls(config: WorkerConfig) -> FrontTls | None:
+    """TLS, where it is configured. Raises BatonError(INVALID) where its files cannot be used."""
+    if config.tls is None:
+        return None
+    from services.worker.front.front_tls import FrontTls  # `cryptography` takes 50 ms to import
+
+    return FrontTls(config, config.tls)
+
+
+def _registration(config: WorkerConfig, tls: FrontTls | None) -> Registration | None:
     """The registration, where state is configured. Its imports take 0.2 s, so they are made while the engine
     loads."""
     if config.state is None:
         return None
     from services.worker.front.registration import Registration
 
-    return Registration(config, config.state)
+    return Registration(config, config.state, tls)
 
 
 class _Front:
@@ -95,8 +109,10 @@ class _Front:
         identity: WorkerIdentity,
         handle: EngineHandle,
         registration: Registration | None,
+        tls: FrontTls | None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._registration = registration
         self._handle = handle
         self._identity = identity
@@ -107,13 +123,15 @@ class _Front:
         self._restart: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
         self._heartbeat = rings.heartbeat(handle.memory)
-        # Why the engine was killed; empty unless it hung.
-        self._hung = ""
         reports_output = config.role != "prefill" and config.engine.prefix_cache
         self._decode = DecodeServicer(
             identity.incarnation, self._engine, rings.reader(handle.memory), self._drain, reports_output
         )
+        canary = Canary(config.role, self._engine, self._decode, INTERVAL_S) if config.canary else None
+        self._probes = WorkerProbes(self._drain, registration, canary)
+        self._registry = CollectorRegistry()
         self._metrics = MetricsServer()
+        self._admin = AdminHttp(self._probes, self._registry)
 
     async def run(self, stop: StopSignal) -> None:
         """Serves until `stop`. Raises the BatonError that ended the engine, or `RestartNeededError` after a
@@ -123,15 +141,18 @@ class _Front:
         polling = asyncio.create_task(self._decode.run())
         excluded = asyncio.create_task(self._excluded())
         watching: asyncio.Task[None] | None = None
+        probing: asyncio.Task[None] | None = None
         server: GrpcServer | None = None
         try:
+            admin = await self._start_admin()
             ready = await self._engine_ready(engine, stopping, excluded)
             if ready is None:
                 self._handle.abort()
                 return
             watching = asyncio.create_task(self._watch_engine())
             server = self._server()
-            await self._start_server(server, ready)
+            await self._start_server(server, ready, admin)
+            probing = asyncio.create_task(self._probe())
             ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._restart}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not (stopping.done() or excluded.done() or self._restart.done()):
@@ -140,17 +161,20 @@ class _Front:
             if not stopping.done():
                 raise excluded.result() if excluded.done() else RestartNeededError(self._restart.result())
         finally:
-            if watching is not None:  # an engine that is stopping writes no heartbeat
-                watching.cancel()
+            for task in (probing, watching):  # an engine that is stopping writes no heartbeat
+                if task is not None:
+                    task.cancel()
             self._decode.end()
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:
                 await self._registration.close()
             await self._metrics.stop()
-            tasks = [task for task in (polling, stopping, engine, excluded, watching) if task is not None]
-            for task in tasks:
-                task.cancel()
+            await self._admin.stop()
+            started = (polling, stopping, engine, excluded, watching, probing)
+            tasks = [task for task in started if task is not None]
+            for one in tasks:
+                one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _engine_ready(
@@ -161,7 +185,8 @@ class _Front:
     ) -> ReadyEvent | None:
         """The engine's first event; None where `stop` was signalled before."""
         waits: set[asyncio.Future[Any]] = {engine, stopping, excluded, self._ready}
-        done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        timeout_s = self._config.start_timeout_s
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._ready in done:
             return self._ready.result()
         if stopping in done:
@@ -171,7 +196,8 @@ class _Front:
             raise excluded.result()
         if engine in done:
             raise engine.result()
-        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
+        self._handle.abort()
+        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {timeout_s:g} s")
 
     async def _excluded(self) -> BatonError:
         """Returns why the registry excludes this worker; never returns while it does not."""
@@ -186,11 +212,26 @@ class _Front:
             names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
-        return GrpcServer(names, self._config.cluster_secret)
+        tls = None if self._tls is None else self._tls.server
+        return GrpcServer(names, self._config.cluster_secret, tls=tls)
 
-    async def _start_server(self, server: GrpcServer, ready: ReadyEvent) -> None:
-        metrics = self._start_metrics()
-        servicer = WorkerServicer(self._engine, self._identity, ready, self._drain, metrics)
+    async def _start_admin(self) -> str:
+        """Opens the admin HTTP port; its address, or "" where none is configured."""
+        config = self._config
+        if config.admin_http_port is None:
+            return ""
+        return await self._admin.start(config.host, config.admin_http_port)
+
+    async def _probe(self) -> None:
+        """Runs canary generations, where the configuration wants them, until cancelled."""
+        if self._probes.canary is not None:
+            await self._probes.canary.run()
+
+    async def _start_server(self, server: GrpcServer, ready: ReadyEvent, admin: str) -> None:
+        metrics = self._start_metrics() or admin
+        servicer = WorkerServicer(
+            self._engine, self._identity, ready, self._drain, self._probes.unready, metrics
+        )
         add_WorkerServiceServicer_to_server(servicer, server.server)
         if self._config.role in ("prefill", "both"):
             add_PrefillServiceServicer_to_server(PrefillServicer(self._engine, self._drain), server.server)
@@ -199,6 +240,9 @@ class _Front:
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
         addresses = {"grpc": address, "transfer": _endpoints_text(ready), "metrics": metrics}
+        if admin:
+            addresses["admin_http"] = admin
+        self._probes.loaded = True
         report_ready({**addresses, "device": ready.device})
         gc.freeze()  # a collection over all loaded objects would delay every stream
         log.info("serving", role=self._config.role, device=ready.device, **addresses)
@@ -207,25 +251,24 @@ class _Front:
             self._registration.register(self._config.served_name, servicer, addresses)
 
     def _start_metrics(self) -> str:
-        """Opens the metrics endpoint; its address, or "" where none is configured."""
+        """Registers the metrics and opens their own endpoint; its address, or "" where none is configured."""
         config = self._config
-        if config.metrics_port is None:
-            return ""
-        registry = CollectorRegistry()
         metrics = WorkerMetrics(
             labels={"role": config.role, "worker": config.name, "model": self._config.served_name},
             audit=self._audit,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
             decode=self._decode,
+            probes=self._probes,
             registration=self._registration,
         )
-        metrics.register(registry, self._handle.process.pid)
-        return self._metrics.start(registry, config.host, config.metrics_port)
+        metrics.register(self._registry, self._handle.process.pid)
+        if config.metrics_port is None:
+            return ""
+        return self._metrics.start(self._registry, config.host, config.metrics_port)
 
     async def _audit(self) -> Audit:
-        command = EngineCommand(audit=GetAuditRequest(skip_integrity=True))
-        return (await self._engine.call(command)).audit
+        return await audit_of(self._engine)
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
         """Refuses new work, waits for running work to end, then stops the engine."""
@@ -233,9 +276,9 @@ class _Front:
         if self._registration is not None:
             self._registration.drain()
         drained = await self._drain.wait(
-            lambda: self._busy() and not (self._hung or engine.done()), self._config.drain_s
+            lambda: self._busy() and not (self._probes.hung or engine.done()), self._config.drain_s
         )
-        if self._hung or engine.done():
+        if self._probes.hung or engine.done():
             raise self._end_of(engine)
         log.info("drained" if drained else "drain_incomplete")
         await self._engine.call(EngineCommand(stop=StopCommand()))
@@ -258,22 +301,22 @@ class _Front:
 
     async def _watch_engine(self) -> None:
         """Kills the engine once it counts as hung, which ends this worker."""
-        self._hung = await detect_hang(self._heartbeat)
-        log.error("engine_hung", reason=self._hung)
+        self._probes.hung = await detect_hang(self._heartbeat)
+        log.error("engine_hung", reason=self._probes.hung)
         self._handle.abort()
 
     async def _reason(self, engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
         """Why a worker has to end without having been stopped."""
         if polling.done() and not engine.done():
             await asyncio.wait({engine}, timeout=_LAST_EVENT_S)
-        if self._hung or engine.done():
+        if self._probes.hung or engine.done():
             return self._end_of(engine)
         log.error("output_ring_reader_failed", error=repr(polling.exception()))
         return BatonError(ErrorKind.INTERNAL, "the reader of the output ring failed")
 
     def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
         """Why the engine ended or was killed."""
-        return BatonError(ErrorKind.UNAVAILABLE, self._hung) if self._hung else engine.result()
+        return BatonError(ErrorKind.UNAVAILABLE, self._probes.hung) if self._probes.hung else engine.result()
 
 
 def _endpoints_text(ready: ReadyEvent) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from baton.v1.worker_pb2 import DescribeResponse
     from services.common.config.state import StateConfig
     from services.common.config.worker import WorkerConfig
+    from services.worker.front.front_tls import FrontTls
     from services.worker.front.worker_servicer import WorkerServicer
 
 # How long removing the entry may take at the end.
@@ -32,9 +33,11 @@ class Registration:
     """One worker's registration: `register`, then `close`. To be constructed within a running event loop;
     raises BatonError(INVALID) for an invalid URL."""
 
-    def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
+    def __init__(self, config: WorkerConfig, store: StateConfig, tls: FrontTls | None = None) -> None:
         self.state = State.at(store.redis_url, namespace=store.namespace, url_file=store.redis_url_file)
         self._config = config
+        self._tls = tls
+        self._renewals: asyncio.Task[None] | None = None
         self._cluster_id = store.cluster_id
         self._listed = asyncio.Event()
         self._lease: Lease | None = None
@@ -48,19 +51,23 @@ class Registration:
     def register(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
         """Lists the worker in the registry from now on. `model`: the served model's name."""
         config, described = self._config, servicer.describe()
-        self._lease = self.state.lease(
-            Member(
-                name=".".join(part for part in (self._cluster_id, config.name) if part),
-                incarnation=described.identity.incarnation.hex(),
-                role=config.role,
-                model=model,
-                host=socket.gethostname(),
-                addresses={kind: address for kind, address in addresses.items() if address},
-                fingerprint=described.fingerprint.hex(),
-                secret_name=secret_name(config.cluster_secret),
-                limits=_limits(described),
-            )
+        member = Member(
+            name=".".join(part for part in (self._cluster_id, config.name) if part),
+            incarnation=described.identity.incarnation.hex(),
+            role=config.role,
+            model=model,
+            host=socket.gethostname(),
+            group=config.group,
+            addresses={kind: address for kind, address in addresses.items() if address},
+            fingerprint=described.fingerprint.hex(),
+            secret_name=secret_name(config.cluster_secret),
+            limits=_limits(described),
         )
+        self._lease = self.state.lease(
+            member if self._tls is None else self._tls.signed(member),
+        )
+        if self._tls is not None:
+            self._renewals = asyncio.create_task(self._tls.register_renewals(self._lease))
         self._listed.set()
 
     def publish_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
@@ -96,6 +103,8 @@ class Registration:
 
     async def close(self) -> None:
         """Removes the entry where Redis answers at once; otherwise it expires."""
+        if self._renewals is not None:
+            self._renewals.cancel()
         await self.state.close(_CLOSE_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ class WorkerServicer(WorkerServiceServicer):
     identity: WorkerIdentity
     ready: ReadyEvent
     drain: Drain
+    # Why the worker should get no new work; None where it may.
+    unready: Callable[[], str | None]
     metrics_address: str = ""
     # The latest that the engine has reported.
     load: Load = field(default_factory=Load, init=False)
@@ -68,6 +71,7 @@ class WorkerServicer(WorkerServiceServicer):
             cache_dtype=self.ready.cache_dtype,
             pool=self.ready.pool,
             weight_format=self.ready.weight_format,
+            unready=self.unready() or "",
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

@@ -40,6 +40,8 @@ class SteppedEngine:
     ) -> None:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         settings = {
+            "device": "cpu",
+            "dtype": "float32",
             "slots": SLOTS,
             "block_tokens": 4,
             "kv_blocks": 33,
@@ -52,7 +54,7 @@ class SteppedEngine:
             model=str(folder),
             prefix_secret=prefix_secret,
             transfer=TransferConfig(transport=transport),
-            engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
+            engine=EngineConfig(**{**settings, **engine}),
         )
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)

@@ -71,7 +71,13 @@ async def test_describe_does_not_wait_for_a_busy_engine(monkeypatch: pytest.Monk
     """It answers with the last known load, and has one question at a time with the engine."""
     monkeypatch.setattr(worker_servicer, "_LOAD_S", 0.01)
     engine, request, context = SlowEngine(), DescribeRequest(), Context()
-    servicer = WorkerServicer(engine, WorkerIdentity(name="w"), ReadyEvent(), Drain())  # type: ignore[arg-type]
+    servicer = WorkerServicer(
+        engine,  # type: ignore[arg-type]
+        WorkerIdentity(name="w"),
+        ReadyEvent(),
+        Drain(),
+        lambda: None,
+    )
     for _ in range(5):
         answer = await servicer.Describe(request, context)  # type: ignore[arg-type]
         assert (answer.identity.name, answer.load.slots) == ("w", 0)

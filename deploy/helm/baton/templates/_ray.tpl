@@ -6,7 +6,17 @@
 {{- include "baton.fullname" . }}-{{ ternary "head-svc" "ray-head" .Values.kuberay.enabled }}:{{ $ports.ray }}
 {{- end -}}
 
-{{/* Parameters of `ray start`: (root, component, settings). */}}
+{{/* Room of a Ray node for workers by role, which the supervisor looks for: (root, component). */}}
+{{- define "baton.rayRoom" -}}
+{{- $group := .root.Values.workerGroup -}}
+{{- if eq .component "workers" -}}
+{{- dict "baton-prefill" ($group.prefill | int) "baton-decode" ($group.decode | int) | toJson -}}
+{{- else -}}
+{{- dict (printf "baton-%s" .component) 1 | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Parameters of `ray start`: (root, component, settings). KubeRay writes a shell command of them. */}}
 {{- define "baton.rayParameters" -}}
 {{- $ports := include "baton.ports" .root | fromYaml -}}
 object-store-memory: "134217728"
@@ -20,6 +30,7 @@ num-gpus: "0"
 include-dashboard: "false"
 {{- else }}
 num-gpus: {{ .settings.gpu.count | quote }}
+resources: {{ include "baton.rayRoom" . | quote | squote }}
 {{- end }}
 {{- end -}}
 
@@ -32,6 +43,7 @@ num-gpus: {{ .settings.gpu.count | quote }}
 {{- $command = append $command (printf "--address=%s" (include "baton.rayAddress" .root)) -}}
 {{- end -}}
 {{- range $name, $value := include "baton.rayParameters" . | fromYaml -}}
+{{- if eq $name "resources" }}{{ $value = include "baton.rayRoom" $ }}{{ end -}}
 {{- $command = append $command (eq $value "true" | ternary (printf "--%s" $name) (printf "--%s=%s" $name $value)) -}}
 {{- end -}}
 {{- toJson $command -}}
@@ -49,6 +61,13 @@ num-gpus: {{ .settings.gpu.count | quote }}
 - {name: RAY_TLS_SERVER_KEY, value: /run/baton/tls/internal/tls.key}
 - {name: RAY_TLS_CA_CERT, value: /run/baton/tls/internal/ca.crt}
 {{- end }}
+{{- end -}}
+
+{{/* How long the supervisor's own Ray node waits for a head that is started again; KubeRay sets it for the others. */}}
+{{- define "baton.rayPatience" -}}
+{{- if and .Values.kuberay.enabled .Values.kuberay.gcsFaultTolerance.enabled -}}
+- {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"}
+{{- end -}}
 {{- end -}}
 
 {{/* Probes of a Ray node, which ends by itself where Ray does: (port). */}}

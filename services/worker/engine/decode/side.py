@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
@@ -16,6 +16,7 @@ from kvtransfer.receiver.receiver import Receiver
 from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.decode.admission import AdmissionChecks
 from services.worker.engine.decode.block_allocation import BlockAllocation
+from services.worker.engine.decode.canary import DecodeCanary
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
@@ -40,9 +41,11 @@ class DecodeSide:
         prefix_cache: PrefixCache | None,
         receiver: Receiver | None = None,
         endpoints: tuple[Endpoint, ...] = (),
+        certificates: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """`host_kv_bytes`: host memory for sequences that are swapped out. `receiver`, which writes into
-        `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one."""
+        `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one.
+        `certificates`: of the endpoints, see TicketIssuer."""
         self.loop = loop
         self.slots = slots
         self.sink = sink
@@ -55,9 +58,17 @@ class DecodeSide:
         self.reserved = ReservedSlots(
             self.tickets, loop, slots, model.pools, self.allocation, receiver, prefix_cache, emit
         )
+        self.canary = DecodeCanary(model, loop, slots)
         block_bytes = sink.wire.block_bytes
         self.issuer = TicketIssuer(
-            model, self.reserved, identity, signer, endpoints, block_bytes, reserve_output_tokens
+            model,
+            self.reserved,
+            identity,
+            signer,
+            endpoints,
+            block_bytes,
+            reserve_output_tokens,
+            certificates,
         )
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)

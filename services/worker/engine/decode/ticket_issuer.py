@@ -7,15 +7,16 @@ them: the receiver expects no pieces for them, and a decode step writes behind t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from baton.engine.decode.slots import Grant
 from baton.errors import BatonError, ErrorKind
+from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.types_pb2 import WorkerIdentity
-from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import Reservation
@@ -32,7 +33,8 @@ class TicketIssuer:
 
     `endpoints`: where other workers send blocks; empty where tickets are for this worker's own prefill.
     `block_bytes`: bytes of a block on the wire, by cache group. `reserve_output_tokens`: output tokens that
-    blocks are reserved for at first; None: by the lengths of recent outputs.
+    blocks are reserved for at first; None: by the lengths of recent outputs. `certificates`: those that the
+    endpoints with TLS present now, in PEM; None: they have none.
     """
 
     model: LoadedModel
@@ -42,6 +44,7 @@ class TicketIssuer:
     endpoints: tuple[Endpoint, ...]
     block_bytes: Sequence[int]
     reserve_output_tokens: int | None
+    certificates: Callable[[], Sequence[str]] | None = None
 
     def reserve(self, request: ReserveRequest) -> ReservedEvent:
         """Reserves a slot and blocks and signs the ticket; idempotent for one attempt. Lower attempts of the
@@ -77,7 +80,7 @@ class TicketIssuer:
         body = TicketBody(
             attempt=request.attempt,
             issuer=self.identity,
-            endpoints=[endpoint.message() for endpoint in self.endpoints],
+            endpoints=self._endpoint_messages(),
             transfer_id=self._new_transfer_id(),
             block_counts=self.model.pools.counts_for(request.token_count),
             token_count=request.token_count,
@@ -100,6 +103,15 @@ class TicketIssuer:
             counts, resident_counts = list(body.block_counts), list(body.resident_counts)
             self.reserved.receiver.transfers.expect(body.transfer_id, counts, resident_counts)
         return entry
+
+    def _endpoint_messages(self) -> list[types_pb2.Endpoint]:
+        endpoints = self.endpoints
+        if self.certificates is not None:
+            now = tuple(self.certificates())
+            endpoints = tuple(
+                one if one.transport == IPC else replace(one, certificates=now) for one in endpoints
+            )
+        return [endpoint.message() for endpoint in endpoints]
 
     def _new_transfer_id(self) -> int:
         """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are

@@ -23,6 +23,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import EngineEvent
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, ProvideTicketRequest
+from baton.v1.types_pb2 import Attempt, Sampling
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
@@ -34,6 +35,9 @@ from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.startup.model_loader import LoadedModel
 
+# The attempt of a canary generation: routers' request ids have 16 bytes.
+_CANARY = Attempt(request_id=b"canary", number=1)
+_CANARY_TOKENS = 8
 # Errors by which a receiver refuses a transfer that is not as it expects.
 _TRANSFER_REFUSALS = (ErrorKind.NOT_FOUND, ErrorKind.INVALID)
 
@@ -89,7 +93,31 @@ class PrefillJobs:
         key = AttemptKey.of(request.attempt)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
+        self._start(command_id, request, self.check.sequence_of(request))
+
+    def start_canary(self, command_id: int) -> None:
+        """Queues the prompt of a canary generation, which looks up no cached prefix, leaves none, and is left
+        out of the counts of prompts and tokens. Raises BatonError: CONFLICT where one runs, OVERLOADED."""
+        length = min(_CANARY_TOKENS, self.model.max_context_tokens)
+        vocab_size = self.model.config.vocab_size
+        request = PrefillRequest(
+            attempt=_CANARY,
+            token_ids=[number % vocab_size for number in range(length)],
+            prompt_length=length,
+            sampling=Sampling(top_p=1),
+        )
+        if AttemptKey.of(_CANARY) in self._jobs:
+            raise BatonError(ErrorKind.CONFLICT, "a canary generation is running already")
         sequence = self.check.sequence_of(request)
+        sequence.hashes, sequence.canary = (), True
+        self._start(command_id, request, sequence)
+
+    def cancel_canary(self) -> None:
+        """Stops the canary generation where one runs; its command fails with CONFLICT."""
+        self.cancel(AttemptKey.of(_CANARY))
+
+    def _start(self, command_id: int, request: PrefillRequest, sequence: Sequence) -> None:
+        key = AttemptKey.of(request.attempt)
         handoff = self._queue(key, request, sequence)
         pushed = [0] * len(self.model.layout.groups)
         job = PrefillJob(key, request, sequence, PrefillReply(self.emit, command_id), handoff, pushed)

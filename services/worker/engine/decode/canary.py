@@ -1,0 +1,90 @@
+"""The canary generation of an engine's decode side: a few tokens in a slot of its own.
+
+They are decoded like any others. The first one is at position 0, so no KV of a prompt is needed. The sequence
+has no ticket and no stream at a router. Its blocks come from the pools and are never named in the prefix
+cache; where no other block is free, the one least recently used there is evicted. Its tokens are left out of
+the audit.
+"""
+
+from __future__ import annotations
+
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.sequence import Limits, SamplingParams
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import CanaryEvent
+from services.worker.engine.startup.model_loader import LoadedModel
+
+# Tokens that are decoded, behind the one that the sequence is admitted with.
+CANARY_TOKENS = 4
+
+
+class DecodeCanary:
+    """At most one canary sequence. All calls come from the engine's loop."""
+
+    def __init__(self, model: LoadedModel, loop: DecodeLoop, slots: SlotPool) -> None:
+        self._pools = model.pools
+        self._tokens = min(CANARY_TOKENS, model.max_context_tokens - 1)
+        self._loop = loop
+        self._slots = slots
+        self._grant: Grant | None = None
+        self._decoded = 0
+        self._reported = 0
+
+    def start(self, *, crowded: bool) -> CanaryEvent:
+        """Admits the sequence. `crowded`: running sequences wait for blocks.
+
+        Raises BatonError: CONFLICT where one runs, OVERLOADED where there is no slot or block for it.
+        """
+        if self._grant is not None:
+            raise BatonError(ErrorKind.CONFLICT, "a canary generation is running already")
+        if crowded:
+            raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
+        grant = self._grant = self._allocate()
+        sampling = SamplingParams()
+        entry = self._loop.begin_admission(
+            grant,
+            token_ids=(),
+            prompt_length=1,
+            end=self._tokens + 1,
+            sampling=sampling,
+            limits=Limits(self._tokens),
+        )
+        self._loop.complete(entry, token_ids=(), prompt_length=1, sampling=sampling, last_token=0)
+        self._loop.admit(entry)
+        return CanaryEvent(slot=grant.slot, generation=grant.generation, tokens=self._tokens + 1)
+
+    def cancel(self) -> None:
+        """Ends the sequence where one runs; the output ring reports its end."""
+        if self._grant is not None:
+            self._loop.cancel(self._grant.slot, self._grant.generation)
+
+    def slot_ended(self, slot: int, generation: int) -> bool:
+        """Frees the sequence's slot and blocks; False where that slot is not the canary's."""
+        grant = self._grant
+        if grant is None or (grant.slot, grant.generation) != (slot, generation):
+            return False
+        self._grant = None
+        self._decoded += self._tokens
+        self._pools.release(grant.blocks)
+        self._slots.release(slot, generation)
+        return True
+
+    def owned_blocks(self) -> list[BlockTables]:
+        """The block tables of the running sequence."""
+        return [] if self._grant is None else [self._grant.blocks]
+
+    def without(self, tokens_decoded: int) -> int:
+        """The number of decoded tokens without those of canaries; never less than returned before, since
+        the tokens of one that runs are left out at its end."""
+        self._reported = max(self._reported, tokens_decoded - self._decoded)
+        return self._reported
+
+    def _allocate(self) -> Grant:
+        slot, generation = self._slots.grant()
+        try:
+            return Grant(slot, generation, self._pools.allocate(self._tokens), self._tokens)
+        except BatonError:
+            self._slots.release(slot, generation)
+            raise

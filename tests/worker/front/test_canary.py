@@ -1,0 +1,141 @@
+"""Canary generations: when one runs, and what its outcome is for readiness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent
+from baton.v1.worker_pb2 import Audit
+from services.common.config.types import Role
+from services.worker.front import canary as canary_module
+from services.worker.front.canary import Canary
+from tests.e2e.cluster import eventually
+
+
+class Engine:
+    """Answers canaries with `outcome`: nothing, an error, or never."""
+
+    def __init__(self) -> None:
+        self.prefills_finished = 0
+        self.ran = 0
+        self.cancelled = 0
+        self.outcome: BatonError | None = None
+        self.stuck = False
+        self.tokens = 0
+        # Tokens of requests that are computed while a canary waits.
+        self.busy = False
+
+    async def call(self, command: EngineCommand, timeout_s: float = 10.0) -> EngineEvent:
+        if command.WhichOneof("command") == "audit":
+            self.tokens += self.busy
+            return EngineEvent(audit=Audit(prompt_tokens_run=self.tokens))
+        if command.canary.cancel:
+            self.cancelled += 1
+            return EngineEvent()
+        self.ran += 1
+        if self.stuck:
+            await asyncio.Event().wait()
+        if self.outcome is not None:
+            raise self.outcome
+        return EngineEvent()
+
+
+class Decode:
+    """Its sequences; canaries of both roles end in the same `Engine`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.sequences_finished = 0
+        self.ran = 0
+        self._engine = engine
+
+    async def run_canary(self) -> None:
+        self.ran += 1
+        command = EngineCommand()
+        command.canary.SetInParent()
+        await self._engine.call(command)
+
+
+class Run:
+    def __init__(self, role: Role) -> None:
+        self.engine = Engine()
+        self.decode = Decode(self.engine)
+        self.canary = Canary(role, self.engine, self.decode, 0.02)  # type: ignore[arg-type]
+
+    async def generations(self, count: int) -> None:
+        await eventually(lambda: self.engine.ran >= count, 5)
+
+    async def passes(self) -> None:
+        """Long enough for several generations."""
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running(role: Role = "prefill", **state: object) -> AsyncIterator[Run]:
+    run = Run(role)
+    vars(run.engine).update(state)
+    task = asyncio.create_task(run.canary.run())
+    try:
+        yield run
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_not_ready_before_the_first_one() -> None:
+    async with running(stuck=True) as run:
+        await run.generations(1)
+        assert run.canary.failure == "no canary generation has succeeded yet"
+
+
+@pytest.mark.parametrize(("role", "decoded"), [("prefill", 0), ("decode", 1), ("both", 1)])
+async def test_each_role_runs_its_own_sides(role: Role, decoded: int) -> None:
+    async with running(role) as run:
+        await eventually(lambda: run.canary.failure is None, 5)
+        assert run.engine.ran >= (2 if role == "both" else 1)
+        assert bool(run.decode.ran) == bool(decoded)
+
+
+async def test_none_runs_where_requests_finish() -> None:
+    async with running() as run:
+        await run.generations(1)
+        for _ in range(10):
+            run.engine.prefills_finished += 1
+            await asyncio.sleep(0.02)
+        assert run.engine.ran <= 3, "at most where a request finished late"
+        ran = run.engine.ran
+        await run.generations(ran + 2)
+
+
+async def test_a_failure_stays_until_a_success() -> None:
+    async with running(outcome=BatonError(ErrorKind.INTERNAL, "no")) as run:
+        await run.generations(2)
+        assert run.canary.failure == "a canary generation failed: no"
+        assert run.canary.failures >= 1
+        run.engine.outcome = None
+        await eventually(lambda: run.canary.failure is None, 5)
+
+
+async def test_a_full_engine_changes_nothing() -> None:
+    async with running() as run:
+        await eventually(lambda: run.canary.failure is None, 5)
+        run.engine.outcome = BatonError(ErrorKind.OVERLOADED, "all slots are taken")
+        await run.generations(run.engine.ran + 2)
+        assert run.canary.failure is None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_one_that_does_not_end_is_cancelled(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as failed, unless the engine computes requests meanwhile."""
+    monkeypatch.setattr(canary_module, "_LEAST_S", 0.05)
+    monkeypatch.setattr(canary_module, "_MULTIPLE", 0.0)
+    async with running() as run:
+        await eventually(lambda: run.canary.failure is None, 5)
+        run.engine.stuck, run.engine.busy = True, busy
+        await eventually(lambda: run.engine.cancelled >= 2, 5)
+        failed = "a canary generation did not end within 0 s"
+        assert run.canary.failure == (None if busy else failed)
