@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 
 import structlog
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import parse_url
+from baton.followed_file import FollowedFile
+from baton.state.connect import Endpoint, parse_url
 from baton.state.connection import Connection
 from baton.state.counters import Counters
 from baton.state.journal import Journal
@@ -69,15 +71,26 @@ class State:
         self._start_task(self.journal.run)
 
     @classmethod
-    def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
+    def at(
+        cls,
+        url: str,
+        *,
+        namespace: str = NAMESPACE,
+        journal_key: bytes | None = None,
+        url_file: Path | None = None,
+    ) -> State:
         """The state in the Redis at `url`, without connecting yet. Call from a running loop.
+
+        `url_file`: a file with the URL, which is followed: read again where Redis refuses the credentials or
+        cannot be reached, and every 10 s at the most.
 
         Raises BatonError(INVALID) for a wrong URL, key or namespace. Without `journal_key` a random one is
         used, and only this `State` can read what it writes.
         """
         counters, keys, endpoint = Counters(), Keys(namespace), parse_url(url)
         seal = Seal(new_journal_key() if journal_key is None else journal_key, namespace)
-        connection = Connection(endpoint, counters)
+        followed = FollowedFile(url_file, "redis_url_file", _endpoint_of) if url_file else None
+        connection = Connection(followed.value if followed else endpoint, counters, followed=followed)
         return cls(
             RedisRegistry(connection, keys, counters),
             RedisLoadHints(connection, keys, counters),
@@ -174,3 +187,8 @@ class State:
                 self.counters.tasks_failed += 1
                 _log.error("state_task_failed", exc_info=error)
                 await asyncio.sleep(_RETRY_S)
+
+
+def _endpoint_of(text: str) -> Endpoint:
+    """The endpoint of a file with a URL, which may end with a newline."""
+    return parse_url(text.strip())

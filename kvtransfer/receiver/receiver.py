@@ -50,14 +50,18 @@ class Receiver:
         peer_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         device: DeviceSink | None = None,
+        max_links: int = MAX_LINKS,
     ) -> None:
-        """`device`: where blocks lie in device memory, to which a sender's device may write."""
+        """`device`: where blocks lie in device memory, to which a sender's device may write. `max_links`:
+        senders beyond so many are refused."""
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self.transfers = InboundTransfers(
             signer, identity.incarnation, sink, self.counters, peer_timeout_s, clock
         )
         grants = LinkGrants(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
-        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, self.transfers.link_broke)
+        broke = self.transfers.link_broke
+        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, broke, max_links)
+        self._max_links = max_links
         self._piece_bytes = piece_bytes
         self._device = None if device is None else device.blocks.device
         self._wake = wake
@@ -74,7 +78,7 @@ class Receiver:
     ) -> tuple[Endpoint, ...]:
         """Starts `start_listeners` of a transport; the endpoints for tickets, the preferred one first.
         `auth`: what senders must prove to know."""
-        bounds = self._piece_bytes, self._timeout, MAX_LINKS
+        bounds = self._piece_bytes, self._timeout, self._max_links
         started = start_listeners(
             transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port
         )

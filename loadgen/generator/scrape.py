@@ -22,7 +22,7 @@ from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
 from loadgen.targets.http_connection import get
-from loadgen.targets.target import Failure
+from loadgen.targets.target import Failure, credentials_of
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8
@@ -74,7 +74,9 @@ class Scraper:
 
     async def _totals(self, channel: grpc.aio.Channel) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            answer = await RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=_ANSWER_S)
+            answer = await RouterServiceStub(channel).GetStatus(
+                GetStatusRequest(), timeout=_ANSWER_S, metadata=credentials_of(self._target)
+            )
             self._keep(answer.router)
 
     def _keep(self, router: RouterStatus) -> None:

@@ -103,7 +103,7 @@ def _announce(addresses: Addresses) -> None:
 
 
 def require_free_ports(config: UpConfig) -> None:
-    """Checks that the configured ports are free and distinct, before weights are loaded.
+    """Checks that the router's ports are free and distinct, before weights are loaded.
 
     Raises `BatonError(INVALID)` with the port and its flag.
     """
@@ -113,7 +113,7 @@ def require_free_ports(config: UpConfig) -> None:
         (router.host, router.http_port, "--http-port"),
         (router.host, router.grpc_port, "--grpc-port"),
         (router.admin_host, admin_grpc_port, "--admin-grpc-port"),
-        (router.admin_host, admin_http_port, "--admin-http-port"),
+        (router.bound_admin_http_host, admin_http_port, "--admin-http-port"),
     )
     flags: dict[int, str] = {}
     for host, port, flag in wanted:

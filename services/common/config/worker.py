@@ -163,6 +163,13 @@ class TransferConfig(StrictModel):
     )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces of a link at its receiver")
+    max_links: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="senders that a decode worker has links with at once; beyond 64 the staging window of a "
+        "link in host memory is an eighth of window_pieces",
+    )
     peer_timeout_s: float = Field(10.0, gt=0, description="longest wait for a peer's answer")
     transfer_port: int = Field(
         0,

@@ -17,6 +17,7 @@ from services.common.rpc.internal_rpc import TokenCheck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from services.common.config.router import ConnectionLimits
 
@@ -101,13 +102,14 @@ class GrpcServer:
         cluster_secret: str = "",
         use: Literal["rpc", "admin"] = "rpc",
         options: Sequence[tuple[str, int]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
         UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
-        the defaults."""
+        the defaults. `interceptors` run after that authentication."""
         checks = [TokenCheck(RpcToken(cluster_secret, use))] if cluster_secret else []
         merged = {**dict(_SERVER_OPTIONS), **dict(options)}
-        self.server = grpc.aio.server(options=list(merged.items()), interceptors=checks)
+        self.server = grpc.aio.server(options=list(merged.items()), interceptors=[*checks, *interceptors])
         self._names = (*service_names, "")
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

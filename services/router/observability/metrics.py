@@ -115,6 +115,9 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: router.directory.token_stream_breaks),
     Metric("baton_router_http_connections", "Open HTTP connections.",
            lambda router: router.connections.count),
+    Metric("baton_router_unauthenticated_total",
+           "Requests refused for want of a valid API key, by API (http, grpc).",
+           lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
     Metric("baton_router_refused_http_connections_total",
            "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
            "newer one, headers too large, timeout of a request's headers or body, slow reader, not http.",

@@ -113,6 +113,8 @@ class Worker:
         # Whether new requests may use it; set by `Pools`.
         self.pool = pool_id(described)
         self.weight_format = described.weight_format
+        # Shared by the workers of one container, by the registry; empty: unknown.
+        self.group = ""
         self.serves = False
         # Whether it decodes, prefills the sequences that it decodes (role both), or prefills for others.
         # Kept as attributes because every placement reads them.

@@ -35,7 +35,7 @@ class Registration:
     raises BatonError(INVALID) for an invalid URL."""
 
     def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
-        self.state = State.at(store.redis_url, namespace=store.namespace)
+        self.state = State.at(store.redis_url, namespace=store.namespace, url_file=store.redis_url_file)
         self._config = config
         self._cluster_id = store.cluster_id
         self._listed = asyncio.Event()
