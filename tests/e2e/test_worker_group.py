@@ -157,7 +157,6 @@ async def workers_in(state: State) -> list[Member]:
 async def test_a_group_serves_restarts_its_workers_and_drains(
     group: Group, cluster: Cluster, redis: RedisServer
 ) -> None:
-    assert (await _first_health(group)).json() == {"status": "starting"}
     await group.until("/health", 200, START_S)
     await group.until("/ready", 200, 10)
     async with registry(redis) as state, cluster.stub() as stub:
@@ -193,15 +192,6 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
         assert await workers_in(state) == []
     assert alive(left) == []
     assert_no_secret_in_log(group, redis)
-
-
-async def _first_health(group: Group) -> httpx.Response:
-    deadline = time.monotonic() + START_S
-    while True:
-        with contextlib.suppress(httpx.HTTPError):
-            return await group.get("/health")
-        assert time.monotonic() < deadline, group.log.read_text()[-4000:]
-        await asyncio.sleep(0.05)
 
 
 def alive(pids: list[int]) -> list[int]:

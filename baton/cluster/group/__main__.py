@@ -13,6 +13,7 @@ from baton.cluster.group.metrics import group_registry
 from baton.cluster.group.probes import GroupProbes
 from baton.cluster.plain_cluster import PlainCluster
 from services.common.config.cluster import GroupConfig
+from services.common.config.plaintext import plaintext_ports
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_protocol import StopSignal, report_ready, run_child
@@ -26,9 +27,12 @@ log = get_log("group")
 
 
 async def serve(config: GroupConfig, stop: StopSignal) -> None:
-    """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or there are too
-    few GPUs, UNAVAILABLE where the GPU driver does not answer."""
+    """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or would be
+    plaintext against the configuration, or there are too few GPUs, UNAVAILABLE where the GPU driver does not
+    answer."""
     configure_logs(config.log_level, process="group", group=config.group)
+    for worker in config.workers:
+        plaintext_ports(worker)  # a worker would refuse to start again and again
     probes = GroupProbes(config.workers)
     model = config.workers[0].served_name
     admin = AdminHttp(probes, group_registry(config.group, model, probes))

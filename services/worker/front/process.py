@@ -27,6 +27,7 @@ from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from services.common.config.plaintext import plaintext_ports
 from services.common.config.worker import WorkerConfig
 from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
@@ -41,7 +42,6 @@ from services.prefill.servicer import PrefillServicer
 from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
-from services.worker.front.plaintext import check_plaintext
 from services.worker.front.probes import WorkerProbes
 from services.worker.front.worker_servicer import WorkerServicer
 
@@ -62,7 +62,8 @@ async def serve(
     """Runs a worker until `stop` is signalled. Raises BatonError where it cannot serve or its engine ends."""
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
-    check_plaintext(config)
+    for port in plaintext_ports(config):
+        log.warning("plaintext_port", host=config.host, port=port)
     tls = _front_tls(config)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
     handle = await start_engine(config, identity, engine_program)

@@ -1,18 +1,12 @@
-"""A worker's health and readiness, and which of its ports are plaintext."""
+"""A worker's health and readiness."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from baton.errors import BatonError, ErrorKind
 from services.common.config.tls import InternalTls
-from services.common.config.worker import TransferConfig, WorkerConfig
 from services.common.processes.drain import Drain
-from services.worker.front import plaintext
-from services.worker.front.plaintext import check_plaintext
 from services.worker.front.probes import WorkerProbes
 
 TLS = InternalTls.model_validate({"cert_file": "c", "key_file": "k", "ca_file": "a", "domain": "d"})
@@ -47,38 +41,3 @@ def test_a_draining_worker_is_healthy_and_not_ready() -> None:
     probes = probes_of()
     probes.drain.started = True
     assert (probes.unhealthy(), probes.unready()) == (None, "the worker is draining")
-
-
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    ports: list[str] = []
-    log = SimpleNamespace(warning=lambda event, host, port: ports.append(port))
-    monkeypatch.setattr(plaintext, "log", log)
-    return ports
-
-
-def worker(host: str = "10.0.0.1", **fields: Any) -> WorkerConfig:
-    return WorkerConfig(name="w", role=fields.pop("role", "decode"), model="m", host=host, **fields)
-
-
-@pytest.mark.parametrize(
-    ("config", "ports"),
-    [
-        (worker("127.0.0.1", require_tls=True), []),
-        (worker(), ["gRPC", "links over grpc"]),
-        (worker(role="prefill"), ["gRPC"]),
-        (worker(transfer=TransferConfig(transport="ipc")), ["gRPC"]),
-        (worker(tls=TLS, require_tls=True), []),
-        (worker(tls=TLS, require_tls=True, transfer=TransferConfig(transport="nccl")), ["links over nccl"]),
-    ],
-)
-def test_plaintext_ports_are_warned_about(config: WorkerConfig, ports: list[str], warned: list[str]) -> None:
-    check_plaintext(config)
-    assert warned == ports
-
-
-def test_plaintext_is_refused_where_tls_is_required(warned: list[str]) -> None:
-    with pytest.raises(BatonError, match=r"plaintext on .*: gRPC, links over grpc") as refused:
-        check_plaintext(worker(require_tls=True))
-    assert refused.value.kind is ErrorKind.INVALID
-    assert not warned

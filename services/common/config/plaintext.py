@@ -1,0 +1,28 @@
+"""Ports of a worker that other machines reach and that are not encrypted."""
+
+from __future__ import annotations
+
+from baton.addresses import is_loopback
+from baton.errors import BatonError, ErrorKind
+from services.common.config.worker import WorkerConfig
+
+
+def plaintext_ports(config: WorkerConfig) -> list[str]:
+    """What would be plaintext on an address other than loopback, ports for probes and metrics excepted.
+
+    NCCL encrypts nothing, so its links are listed even with TLS. Raises BatonError(INVALID) where the
+    configuration requires TLS and something that could have it has not.
+    """
+    if is_loopback(config.host):
+        return []
+    ports = []
+    if config.tls is None:
+        ports.append("gRPC")
+        if config.role == "decode" and config.transfer.transport != "ipc":
+            ports.append("links over grpc")
+    if config.require_tls and ports:
+        named = ", ".join(ports)
+        raise BatonError(
+            ErrorKind.INVALID, f"require_tls: plaintext on {config.host}: {named} (no tls.internal)"
+        )
+    return [*ports, "links over nccl"] if config.transfer.transport == "nccl" else ports
