@@ -132,7 +132,7 @@ async def test_loadgen_sends_its_key(
 ) -> None:
     async with site(auth=auth) as here:
         target = TargetSettings(url=f"{scheme}://{here.addresses[scheme]}")
-        with pytest.raises(LoadgenError, match="does not say which model"):
+        with pytest.raises(LoadgenError, match="does not report which model"):
             await served_model(target)
         monkeypatch.setenv(target.api_key_env, KEY)
         assert await served_model(target) == MODEL
