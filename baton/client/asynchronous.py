@@ -12,6 +12,7 @@ import grpc.aio
 from baton.client.channel import CONNECT_S, OPTIONS
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.tls import Tls
 from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
@@ -81,20 +82,28 @@ class AsyncStream:
 class AsyncClient:
     """A connection to one router, for one event loop; close it when done."""
 
-    def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
+    def __init__(self, address: str, *, model: str | None = None, tls: Tls | None = None) -> None:
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves; `tls`:
+        None: plaintext.
 
-        Nothing is sent yet, and a router that is away shows with the first call.
+        Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router that
+        is away shows with the first call.
         """
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            options = (*OPTIONS, *tls.options())
+            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
         self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
         self._model = model
 
     @classmethod
-    async def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
+    async def connect(
+        cls, address: str, *, model: str | None = None, tls: Tls | None = None, timeout: float = CONNECT_S
+    ) -> Self:
         """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
         seconds."""
-        client = cls(address, model=model)
+        client = cls(address, model=model, tls=tls)
         try:
             async with asyncio.timeout(timeout):
                 await client._channel.channel_ready()

@@ -9,6 +9,7 @@ import grpc
 from baton.client.channel import CONNECT_S, OPTIONS
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
+from baton.client.tls import Tls
 from baton.client.types import Completion, Delta
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
@@ -62,20 +63,28 @@ class Stream:
 class Client:
     """A connection to one router. Safe to use from many threads; close it when done."""
 
-    def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
+    def __init__(self, address: str, *, model: str | None = None, tls: Tls | None = None) -> None:
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves; `tls`:
+        None: plaintext.
 
-        Nothing is sent yet, and a router that is away shows with the first call.
+        Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router that
+        is away shows with the first call.
         """
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        else:
+            options = (*OPTIONS, *tls.options())
+            self._channel = grpc.secure_channel(address, tls.credentials(), options=options)
         self._stub = RouterServiceStub(self._channel)
         self._model = model
 
     @classmethod
-    def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
+    def connect(
+        cls, address: str, *, model: str | None = None, tls: Tls | None = None, timeout: float = CONNECT_S
+    ) -> Self:
         """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
         seconds."""
-        client = cls(address, model=model)
+        client = cls(address, model=model, tls=tls)
         try:
             grpc.channel_ready_future(client._channel).result(timeout)
         except grpc.FutureTimeoutError as error:

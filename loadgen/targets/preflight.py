@@ -32,10 +32,11 @@ from loadgen.load.alphabet import LEXICON
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
 from loadgen.load.workload import Workload
-from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, address_of, wait_ready
+from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, wait_ready
 from loadgen.targets.http_connection import get
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock, Target
+from loadgen.targets.tls import grpc_channel, is_grpc
 
 T = TypeVar("T")
 
@@ -169,15 +170,15 @@ def _highest_rate(settings: Settings) -> float:
 
 async def served_model(settings: TargetSettings) -> str:
     """The only one, or the first. Raises LoadgenError where the server lists none."""
-    names = await (_over_grpc(settings.url) if settings.url.startswith("grpc://") else _over_http(settings))
+    names = await (_over_grpc(settings) if is_grpc(settings.url) else _over_http(settings))
     if not names:
         raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
     return names[0]
 
 
-async def _over_grpc(url: str) -> list[str]:
-    async with grpc.aio.insecure_channel(address_of(url), options=OPTIONS) as channel:
-        await wait_ready([channel], url)
+async def _over_grpc(settings: TargetSettings) -> list[str]:
+    async with grpc_channel(settings, OPTIONS) as channel:
+        await wait_ready([channel], settings.url)
         try:
             response = await RouterServiceStub(channel).ListModels(ListModelsRequest(), timeout=CONNECT_S)
         except grpc.aio.AioRpcError:
@@ -189,7 +190,9 @@ async def _over_http(settings: TargetSettings) -> list[str]:
     key = os.environ.get(settings.api_key_env)
     url = settings.url.rstrip("/").removesuffix("/v1")
     try:
-        body = await get(f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "")
+        body = await get(
+            f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "", settings.tls
+        )
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except Failure as failure:
         if failure.outcome == "CONNECT":
