@@ -67,8 +67,8 @@ class Client:
         """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves; `tls`:
         None: plaintext.
 
-        Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router that
-        is away shows with the first call.
+        Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router
+        that is away shows with the first call.
         """
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
