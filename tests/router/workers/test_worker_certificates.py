@@ -14,6 +14,7 @@ from baton.state import Member
 from baton.state.records import new_incarnation
 from baton.tls.mutual import MutualTls
 from baton.v1.types_pb2 import WorkerRole
+from baton.v1.worker_pb2 import DescribeRequest
 from services.common.config.tls import InternalTls
 from services.common.rpc import mutual_tls as rpc_tls
 from services.router.workers import directory as directories
@@ -129,7 +130,7 @@ async def test_a_renewal_that_is_registered_first_loses_no_worker(cluster: Clust
         entry = entry.model_copy(update={"certificates": both, "certificates_proof": proof})
         cluster.discovery.set_registered([entry])
         write(cluster.config.cert_file.parent, issued, cluster.authority.pem)
-        await worker.peer.worker.Describe(directories.DescribeRequest(), timeout=5)
+        await worker.peer.worker.Describe(DescribeRequest(), timeout=5)
         assert cluster.directory.workers == [worker]
         assert worker.reachable
         assert not worker.lost
