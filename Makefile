@@ -2,7 +2,8 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs
+.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs images \
+	release
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -52,3 +53,10 @@ stubs: setup ## regenerate baton/v1 from proto/
 
 docs: setup ## regenerate the tables of docs/metrics.md
 	PYTHONPATH=. python tools/metrics_page.py
+
+images: setup ## images of router and worker in dist/, or pushed (ARGS='--push REGISTRY'); needs docker with buildx
+	@python -m deploy.release.images $(ARGS)
+
+release: setup ## VERSION=x.y.z: sets this version, builds wheel, sdist, chart and images into dist/
+	@pip install -q --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@python -m deploy.release $(VERSION) $(ARGS)

@@ -1,11 +1,11 @@
-"""The names of KV blocks: one cryptographic hash a full block, chained, so that a name stands for every token
+"""The hashes of KV blocks: one cryptographic hash per full block, chained, so that it identifies every token
 up to the block's end.
 
     seed    = H(HMAC(secret, tenant), model fingerprint, adapter, cache dtype)
     block i = H(block i-1, its token ids)        block -1 is the seed
 
-Fields are length-prefixed, so no two lists of fields are one string of bytes. Whoever lacks the secret can
-name no block, and no tenant's names are another's. Shared by router, state and engine; torch-free.
+Fields are length-prefixed, so no two lists of fields are one string of bytes. Without the secret no hash can
+be computed, and tenants never share hashes. Shared by router, state and engine; torch-free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 HASH_BYTES = 16
 _NO_ADAPTER = b""
-# How many names of a prompt's blocks a reservation may carry: those of 262,144 tokens in blocks of 64.
+# How many block hashes a reservation may carry: those of 262,144 tokens in blocks of 64.
 MAX_RESERVE_HASHES = 4096
 
 

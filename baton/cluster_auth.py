@@ -9,7 +9,7 @@
             └─ "prefix" ─▶ what cached blocks are hashed with, unless a secret of its own is configured
 
 Each use has a key of its own, derived with HMAC-SHA256, so the secret itself is never sent. The token is a
-bearer token: it keeps strangers out, not somebody who reads the network, against whom only TLS helps.
+bearer token: it does not protect against those who can read the network, against whom only TLS helps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_SECRET_LENGTH = 16
 # Environment variable with the secret. No flag has it: a process's arguments can be read by every user.
 SECRET_VARIABLE = "BATON_CLUSTER_SECRET"
 
-# Key of the metadata entry, and the one method that anybody may call: liveness probes know no secret.
+# Key of the metadata entry, and the one method that needs no token: liveness probes know no secret.
 METADATA_KEY = "baton-cluster-token"
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 
@@ -42,13 +42,13 @@ def link_key(secret: str) -> bytes:
 
 
 def secret_name(secret: str) -> str:
-    """Tells in public which secret it is, not what: 16 hex digits. Empty where there is none."""
+    """A public identifier of a secret: 16 hex digits of a keyed digest. Empty where there is none."""
     return _derived(secret, b"name").hex()[:16] if secret else ""
 
 
 def prefix_secret(secret: str) -> str:
-    """The prefix secret of a cluster that configures none: all that share the cluster's secret name blocks
-    alike, whoever started them."""
+    """The prefix secret of a cluster that configures none: all that share the cluster's secret compute
+    the same block hashes."""
     return _derived(secret, b"prefix").hex()
 
 

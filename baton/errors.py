@@ -1,4 +1,4 @@
-"""The errors Baton tells its users and peers, and which of them are worth another try.
+"""The errors that Baton reports to its users and peers, and which of them may be retried.
 
     BatonError(kind, message)
         kind.retryable      another attempt, elsewhere or later, may succeed
@@ -36,7 +36,7 @@ _RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.
 
 
 class BatonError(Exception):
-    """A failure with a kind, told to whoever asked. The message never holds prompt or output."""
+    """A failure with a kind, reported to the caller. The message never contains prompt or output."""
 
     def __init__(self, kind: ErrorKind, message: str, *, tokens_sent: bool = False) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class BatonError(Exception):
 class FieldError(BatonError):
     """A request refused because of one of its fields.
 
-    `param` is the field's name on the door it came by, `code` a machine-readable word such as OpenAI's.
+    `param` is the field's name in the API that was called, `code` a machine-readable word such as OpenAI's.
     """
 
     def __init__(

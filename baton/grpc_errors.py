@@ -46,8 +46,8 @@ CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-# A status without our details. CANCELLED comes from a server that stops under our call: whoever
-# cancels a call of its own never asks what it answered.
+# A status without our details. CANCELLED comes from a server that stops during our call: a
+# client that cancels its own call does not read the status.
 _KINDS: dict[grpc.StatusCode, ErrorKind] = {
     **{code: kind for kind, code in CODES.items()},
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,

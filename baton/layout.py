@@ -58,19 +58,19 @@ class Layout:
         """The dtypes of all planes."""
         return ",".join(sorted({plane.dtype for group in self.groups for plane in group.planes}))
 
-    def fingerprint(self, model: bytes, adapter: str = "", protocol: int = 1) -> bytes:
+    def fingerprint(self, model: bytes) -> bytes:
         """SHA-256 over length-prefixed fields: what must agree before any byte is exchanged.
 
         `model` is a digest of everything that makes the cache's contents (configuration, weights' identity).
         """
         digest = hashlib.sha256()
-        for field in self._fields(model, adapter, protocol):
+        for field in self._fields(model):
             digest.update(len(field).to_bytes(8, "little"))
             digest.update(field)
         return digest.digest()
 
-    def _fields(self, model: bytes, adapter: str, protocol: int) -> list[bytes]:
-        fields = [model, adapter.encode(), str(protocol).encode(), f"{self.rank}/{self.rank_count}".encode()]
+    def _fields(self, model: bytes) -> list[bytes]:
+        fields = [model, f"{self.rank}/{self.rank_count}".encode()]
         for group in self.groups:
             fields.append(f"group {group.layers} {group.block_tokens} {group.window}".encode())
             fields += [f"plane {p.name} {p.dtype} {p.heads} {p.dim}".encode() for p in group.planes]

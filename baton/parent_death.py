@@ -32,7 +32,7 @@ def tied(command: Sequence[str]) -> list[str]:
 def main(parent: int, command: list[str]) -> None:
     """Becomes `command`, unless `parent` has died meanwhile."""
     die_with_parent()
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before prctl took effect
         os._exit(_EXIT_ORPHANED)
     os.execvp(command[0], command)
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from loadgen.commands import compare, report, run, search, sweep, trace
+from loadgen.commands import compare, report, run, search, size, sweep, trace
 from loadgen.common.errors import LoadgenError
 
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": compare,
     "report": report,
     "trace": trace,
+    "size": size,
 }
 
 

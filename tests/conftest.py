@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,24 +19,43 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 E2E = "tests/e2e/"
-# Of these, what may run beside a cluster of another test: nothing in them is due at a time.
-PATIENT = tuple(
+E2E_UNTIMED = "tests/e2e/ untimed"
+# Of these, what may run beside a cluster of another test: nothing in them is due at a time. All that share
+# the cluster of tests/e2e/conftest.py are among them, so that one process alone starts it.
+UNTIMED = tuple(
     f"{E2E}test_{name}.py"
     for name in (
         "bad_commands",
+        "bad_input",
         "bench_transfer",
+        "clients",
         "demo",
         "demo_model",
         "exact_tokens",
+        "flat_memory",
+        "ipc_transport",
         "kv_wire",
         "metrics",
+        "moved",
+        "output_options",
         "pools",
         "prefix_cache",
+        "sampler_features",
+        "seeds",
         "separation",
         "shared_namespace",
         "strangers",
     )
 )
+
+
+def process_of(nodeid: str) -> str:
+    """What runs in one process: the untimed tests of e2e, the rest of e2e, and else a file."""
+    file = nodeid.partition("::")[0]
+    if not file.startswith(E2E):
+        return file
+    return E2E_UNTIMED if file in UNTIMED else E2E
+
 
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
 if not torch.cuda.is_available():
@@ -48,22 +69,44 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Importing all tests creates a million objects that stay: they are traversed neither meanwhile, which is
+    a fifth of the time it takes, nor in every full collection after it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """All of e2e but the patient in one, so that no two clusters meet on the cores; else tests by file."""
+    """Two processes have all of e2e, so that few clusters meet on the cores; a free one takes the next file
+    in the order of collection, not the one with most tests: that need not be the longest."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return E2E if file.startswith(E2E) and file not in PATIENT else file
+    config.option.loadscopereorder = False
 
-    return ByFile(config, log)
+    class ByProcess(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return process_of(nodeid)
+
+    return ByProcess(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several processes e2e is started first, since it takes longest."""
+    if hasattr(config, "workerinput"):
+        rank = {E2E: 0, E2E_UNTIMED: 1}
+        items.sort(key=lambda item: rank.get(process_of(item.nodeid), 2))
 
 
 def pytest_unconfigure() -> None:
     """Threads of links end by themselves, a moment after their link. One that Python's own end meets in the
     midst of it takes the process along (exit code 134); an engine ends without such an end."""
+    gc.unfreeze()  # nanobind counts what is left at Python's end as leaked
     deadline = time.monotonic() + 2.0
     for thread in threading.enumerate():
         if thread.name.startswith(("link-", "nccl-")):

@@ -34,6 +34,7 @@ FOLDERS = (
     "docs/",
     "tools/",
     "models/",
+    "deploy/",
 )
 
 

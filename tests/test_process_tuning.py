@@ -1,4 +1,4 @@
-"""The kernel is told."""
+"""The kernel is reported."""
 
 from __future__ import annotations
 

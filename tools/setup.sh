@@ -49,8 +49,9 @@ if ! [ -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2
 fi
 rm -f "$stamp"
 say "installing $TORCH (once; this may take minutes)"
-.venv/bin/python -m pip install -q --disable-pip-version-check "$TORCH" >&2
+# Python compiles what is imported when it is first imported; compiling all of it takes as long again.
+.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check "$TORCH" >&2
 say "installing the rest"
-.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
+.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
 echo "$wanted" >"$stamp"
 say "done"

@@ -1,4 +1,5 @@
-"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
+"""The `baton` command: `up`, `demo`, `router`, `worker`, `status`, `top`, `fetch-model`,
+`check`, `drain`, `pool`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -14,10 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, pool, worker
+from baton.cli import drain, pool, router, worker
+from baton.cli.check import command as check
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
 from baton.cli.demo import command as demo
+from baton.cli.fetch_model import command as fetch_model
 from baton.cli.status import command as status
 from baton.cli.status import top_command as top
 from baton.cli.up import settings
@@ -78,9 +81,14 @@ def _parser() -> Parser:
         )
     )
     settings.add_flags(add("demo", _demo, "start a cluster, stream a few prompts, print a summary"))
+    router.add_flags(add("router", router.run, "run one router, which finds its workers in Redis"))
     worker.add_flags(add("worker", worker.run, "run one worker, without supervision"))
     status.add_flags(add("status", status.run, "show whether a cluster serves, and the state of its workers"))
     top.add_flags(add("top", top.run, "show the status, refreshed every second until q"))
+    fetch_model.add_flags(
+        add("fetch-model", fetch_model.run, "download a model, once for all processes that share a volume")
+    )
+    check.add_flags(add("check", check.run, "check that a router serves: health, models, two generations"))
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
     pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
     add("version", _version, "print the version")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
 from baton.cli.common import extras
+from baton.cli.common.become import become
+from baton.cli.common.config_file import invalid
 from baton.cli.up import settings
 from baton.cli.up.command import require_free
 from baton.cli.up.local_cluster import ROLES
@@ -21,7 +22,6 @@ from baton.engine.model.source import resolve_model
 from services.common.config.state import NO_STATE, StateConfig, StateSettings
 from services.common.config.up import UpConfig
 from services.common.config.worker import WorkerConfig
-from services.common.processes.child_protocol import DETACHED
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if config.transfer.transfer_port and config.role == "decode":
         require_free(config.host, config.transfer.transfer_port, "--transfer-port")
     if not config.cluster_secret:  # without it neither could authenticate the other
-        raise settings.invalid(
-            f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file"
-        )
-    _become_worker(config)
+        raise invalid(f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file")
+    become("services.worker", config)
 
 
 def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
@@ -86,7 +84,7 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             cluster_secret=common.cluster_secret or "",
         )
     except ValidationError as error:
-        raise settings.invalid(settings.first_line(error)) from None
+        raise invalid(settings.first_line(error)) from None
 
 
 def _prefix_secret(common: UpConfig) -> str:
@@ -101,22 +99,12 @@ def state_config(given: StateSettings, host: str) -> StateConfig | None:
         return None
     settings.check_redis_url(given)
     if given.namespace is None:
-        raise settings.invalid("--redis-url needs --redis-namespace, the namespace of the cluster to join")
+        raise invalid("--redis-url needs --redis-namespace, the namespace of the cluster to join")
     if host in ("0.0.0.0", "::"):
-        raise settings.invalid(
-            f"--host {host} is not an address that routers can reach, as --redis-url needs"
-        )
+        raise invalid(f"--host {host} is not an address that routers can reach, as --redis-url needs")
     return StateConfig(redis_url=given.redis_url, namespace=given.namespace)
 
 
 def default_name(role: str, state: StateConfig | None) -> str:
     """The role, with random digits in a registry, where names must be unique."""
     return role if state is None else f"{role}-{secrets.token_hex(4)}"
-
-
-def _become_worker(config: WorkerConfig) -> NoReturn:
-    descriptor = os.memfd_create("baton-worker-config")
-    os.write(descriptor, config.model_dump_json().encode())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.dup2(descriptor, sys.stdin.fileno())
-    os.execv(sys.executable, [sys.executable, "-m", "services.worker", DETACHED])

@@ -12,8 +12,8 @@
 
 `AsyncClient` is the same with `await`, `async with` and `async for`. A prompt is a text, token ids or
 messages. Closing a stream (or leaving its `with`) cancels its request at the server. With `tls=Tls(...)` the
-connection is encrypted. Whatever fails raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` say
-what to do about it.
+connection is encrypted. Whatever fails raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show
+how to handle it.
 """
 
 from __future__ import annotations

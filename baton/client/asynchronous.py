@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 import grpc.aio
 
-from baton.client.channel import CONNECT_S, OPTIONS
+from baton.client.channel import CONNECT_S, metadata_of, options_for
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
 from baton.client.tls import Tls
@@ -82,28 +82,54 @@ class AsyncStream:
 class AsyncClient:
     """A connection to one router, for one event loop; close it when done."""
 
-    def __init__(self, address: str, *, model: str | None = None, tls: Tls | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves; `tls`:
-        None: plaintext.
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        server_name: str | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
+
+        `api_key` is sent with each call. `credentials`: TLS, as from `grpc.ssl_channel_credentials`; unset:
+        plaintext. `server_name`: the name that the certificate must have; unset: the address's host. `tls`:
+        both from files.
 
         Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router
         that is away shows with the first call.
         """
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-        else:
-            options = (*OPTIONS, *tls.options())
-            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
+        if tls is not None:
+            credentials, server_name = tls.credentials(), tls.server_name
+        options = options_for(server_name)
+        self._channel = (
+            grpc.aio.secure_channel(address, credentials, options=options)
+            if credentials
+            else grpc.aio.insecure_channel(address, options=options)
+        )
+        self._metadata = metadata_of(api_key)
         self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
         self._model = model
 
     @classmethod
     async def connect(
-        cls, address: str, *, model: str | None = None, tls: Tls | None = None, timeout: float = CONNECT_S
+        cls,
+        address: str,
+        *,
+        model: str | None = None,
+        timeout: float = CONNECT_S,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        server_name: str | None = None,
+        tls: Tls | None = None,
     ) -> Self:
         """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
         seconds."""
-        client = cls(address, model=model, tls=tls)
+        client = cls(
+            address, model=model, api_key=api_key, credentials=credentials, server_name=server_name, tls=tls
+        )
         try:
             async with asyncio.timeout(timeout):
                 await client._channel.channel_ready()
@@ -123,7 +149,7 @@ class AsyncClient:
 
         async def start() -> tuple[GenerateCall, GenerateRequest]:
             request = to_request(await self._served(deadline), prompt, **sampling)
-            return self._stub.Generate(request, timeout=deadline), request
+            return self._stub.Generate(request, timeout=deadline, metadata=self._metadata), request
 
         return AsyncStream(start)
 
@@ -137,7 +163,9 @@ class AsyncClient:
     async def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
         """The names of the served models."""
         try:
-            response = await self._stub.ListModels(ListModelsRequest(), timeout=deadline)
+            response = await self._stub.ListModels(
+                ListModelsRequest(), timeout=deadline, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise to_error(error) from error
         return [model.id for model in response.models]

@@ -1,4 +1,4 @@
-"""Channel options that both clients share."""
+"""What both clients' channels and calls share: options, and the metadata of an API key."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.enable_retries", 0),
 )
+
+
+def options_for(server_name: str | None) -> list[tuple[str, int | str]]:
+    """Channel options. `server_name`: the name of the TLS certificate; None: the address's host."""
+    named = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    return [*OPTIONS, *named]
+
+
+def metadata_of(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of each call."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -23,7 +23,7 @@ class Reader:
     """Turns one call's messages into deltas, and checks at the end that every output is complete."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        # What the prompt's logprobs speak of, where it was given as ids; else their ids are not known.
+        # The tokens of the prompt's logprobs, where it was given as ids; else their ids are unknown.
         self._prompt_ids = tuple(request.token_ids.ids)
         self._complete = False
         self.tokens_sent = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from baton.client.channel import CONNECT_S, OPTIONS
+from baton.client.channel import CONNECT_S, metadata_of, options_for
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
 from baton.client.tls import Tls
@@ -63,28 +63,54 @@ class Stream:
 class Client:
     """A connection to one router. Safe to use from many threads; close it when done."""
 
-    def __init__(self, address: str, *, model: str | None = None, tls: Tls | None = None) -> None:
-        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves; `tls`:
-        None: plaintext.
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        server_name: str | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
+
+        `api_key` is sent with each call. `credentials`: TLS, as from `grpc.ssl_channel_credentials`; unset:
+        plaintext. `server_name`: the name that the certificate must have; unset: the address's host. `tls`:
+        both from files.
 
         Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router
         that is away shows with the first call.
         """
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        else:
-            options = (*OPTIONS, *tls.options())
-            self._channel = grpc.secure_channel(address, tls.credentials(), options=options)
+        if tls is not None:
+            credentials, server_name = tls.credentials(), tls.server_name
+        options = options_for(server_name)
+        self._channel = (
+            grpc.secure_channel(address, credentials, options=options)
+            if credentials
+            else grpc.insecure_channel(address, options=options)
+        )
+        self._metadata = metadata_of(api_key)
         self._stub = RouterServiceStub(self._channel)
         self._model = model
 
     @classmethod
     def connect(
-        cls, address: str, *, model: str | None = None, tls: Tls | None = None, timeout: float = CONNECT_S
+        cls,
+        address: str,
+        *,
+        model: str | None = None,
+        timeout: float = CONNECT_S,
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        server_name: str | None = None,
+        tls: Tls | None = None,
     ) -> Self:
         """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
         seconds."""
-        client = cls(address, model=model, tls=tls)
+        client = cls(
+            address, model=model, api_key=api_key, credentials=credentials, server_name=server_name, tls=tls
+        )
         try:
             grpc.channel_ready_future(client._channel).result(timeout)
         except grpc.FutureTimeoutError as error:
@@ -101,7 +127,7 @@ class Client:
         server's own limit holds.
         """
         request = to_request(self._served(deadline), prompt, **sampling)
-        return Stream(self._stub.Generate(request, timeout=deadline), request)
+        return Stream(self._stub.Generate(request, timeout=deadline, metadata=self._metadata), request)
 
     def complete(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
@@ -113,7 +139,7 @@ class Client:
     def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
         """The names of the served models."""
         try:
-            response = self._stub.ListModels(ListModelsRequest(), timeout=deadline)
+            response = self._stub.ListModels(ListModelsRequest(), timeout=deadline, metadata=self._metadata)
         except grpc.RpcError as error:
             raise to_error(error) from error
         return [model.id for model in response.models]

@@ -78,7 +78,7 @@ async def _publish(workers: Workers, stop: StopSignal) -> None:
             if not ready and status.serving:
                 ready = True
                 report_ready({})
-            if ready and status.settled and status.addresses != published:
+            if ready and status.complete and status.addresses != published:
                 published = status.addresses
                 report({"workers": published})
         await asyncio.sleep(POLL_S if ready else STARTING_POLL_S)

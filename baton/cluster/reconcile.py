@@ -22,7 +22,7 @@ MAX_STARTS = 8
 FIRST_REFUSED_PAUSE_S, LONGEST_REFUSED_PAUSE_S = 2.0, 30.0
 _MOST_DOUBLINGS = 16
 # Multiplies the hang timeout for an actor, which is on no request's path.
-ACTOR_PATIENCE = 2.0
+ACTOR_TIMEOUT_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _due(name: str, observed: Observed, now: float, hang_timeout_s: float) -> Ac
                 return Kill(name, actor=False, reason=f"it has not answered for {observed.silent_s:.1f} s")
             return None
         case Phase.UNKNOWN:
-            if observed.silent_s > hang_timeout_s * ACTOR_PATIENCE:
+            if observed.silent_s > hang_timeout_s * ACTOR_TIMEOUT_FACTOR:
                 return Kill(
                     name, actor=True, reason=f"its actor has not answered for {observed.silent_s:.1f} s"
                 )

@@ -56,17 +56,17 @@ class Report(StrictModel):
 
 
 class ClusterStatus(StrictModel):
-    """The last report of every wanted worker, by name. `settled` is True once each has reported; until then a
+    """The last report of every wanted worker, by name. `complete`: True once each has reported; until then a
     missing worker may be running."""
 
-    settled: bool
+    complete: bool
     reports: dict[str, Report]
 
     @property
     def serving(self) -> bool:
         """Whether every worker serves and has reported its incarnation."""
         serving = (one.phase is Phase.SERVING and one.incarnation for one in self.reports.values())
-        return self.settled and all(serving)
+        return self.complete and all(serving)
 
     @property
     def addresses(self) -> list[str]:

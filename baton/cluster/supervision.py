@@ -89,7 +89,7 @@ class Supervision:
     def status(self) -> ClusterStatus:
         """All wanted workers as last reported."""
         return ClusterStatus(
-            settled=all(name in self._reports for name in self._wanted),
+            complete=all(name in self._reports for name in self._wanted),
             reports={name: self._reports.get(name, Report(phase=Phase.MISSING)) for name in self._wanted},
         )
 

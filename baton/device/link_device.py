@@ -95,8 +95,8 @@ class LinkDevice(Protocol):
         """Identifies the device on this host, the same in every process."""
 
     def reaches(self, name: str) -> bool:
-        """Whether this device can write the memory of the device called `name`; True where only `open` can
-        tell."""
+        """Whether this device can write the memory of the device called `name`; True where that is unknown
+        until `open`."""
 
     def allocate(self, size: int) -> Memory:
         """Memory that other processes can open. OSError where the device has none left."""

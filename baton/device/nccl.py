@@ -3,8 +3,8 @@
 torch.distributed is not suitable: its groups need a store, and a watchdog ends the process when a peer is
 lost.
 Creating a blocking `Communicator`, and its first transfer with each peer, wait for the peer without a
-deadline; later transfers do not. Calls of a non-blocking one return at once, and `state` tells later whether
-they have succeeded.
+deadline; later transfers do not. Calls of a non-blocking one return at once, and `state` reports later
+whether they have succeeded.
 
     id = Nccl().unique_id()                               made by one process and sent to the other
     c = Nccl().communicator(id, rank, 2, blocking=True)   both, in a thread

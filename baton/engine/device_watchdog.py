@@ -1,7 +1,8 @@
 """Whether a device that has work makes progress, and how long its steps take. Torch-free.
 
 A loop that only enqueues never blocks on its device, so a kernel that never ends would go unnoticed: the
-worker goes on answering, and its streams stand still. Here the loop is judged by what it sees of the device.
+worker continues to answer calls, but its streams stop. Progress is therefore judged by what the loop
+observes of the device.
 """
 
 from __future__ import annotations

@@ -72,12 +72,12 @@ class Sequence:
     computed: int = field(default=0, init=False)
     # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.
     begun: int = field(default=0, init=False)
-    # Tokens whose KV was found, and how many of the blocks have been named or looked at for that.
+    # Tokens whose KV was found in the prefix cache, and the number of first blocks that were found or added.
     cached: int = field(default=0, init=False)
-    named: int = field(default=0, init=False)
-    # Whether its blocks have been looked for; and how long it waits for what a disk has of them.
+    hashed_blocks: int = field(default=0, init=False)
+    # Whether the prefix cache was searched for its blocks; and until when it waits for reads from disk.
     claimed: bool = field(default=False, init=False)
-    patience_ends: float | None = field(default=None, init=False)
+    disk_wait_ends: float | None = field(default=None, init=False)
 
     @property
     def length(self) -> int:

@@ -1,6 +1,6 @@
-"""Soft state in Redis, which the data plane never waits for: registry, load hints, prefix index, journal.
+"""Soft state in Redis, which the data plane never waits for: registry, prefix index, journal.
 
-    state = State.at(url)      state.registry, load_hints, prefix_index, journal
+    state = State.at(url)      state.registry, prefix_index, journal
 
 `baton.state.embedded` runs a Valkey server where no Redis is configured. This is the only package that uses
 Redis; the router, the workers' front processes and `baton up` may import it. It imports neither torch, gRPC,
@@ -10,7 +10,7 @@ Ray nor services.
 from baton.state.journal import Journal, Receipt
 from baton.state.lease import Lease
 from baton.state.prefix_publisher import PrefixPublisher
-from baton.state.records import JournalRecord, LoadHint, Member, new_incarnation
+from baton.state.records import JournalRecord, Member, new_incarnation
 from baton.state.seal import new_journal_key
 from baton.state.state import State
 from baton.state.view import View
@@ -19,7 +19,6 @@ __all__ = [
     "Journal",
     "JournalRecord",
     "Lease",
-    "LoadHint",
     "Member",
     "PrefixPublisher",
     "Receipt",

@@ -17,6 +17,7 @@ import structlog
 from redis import exceptions as redis_errors
 
 from baton.errors import BatonError, ErrorKind
+from baton.followed_file import FollowedFile
 from baton.state.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
 from baton.state.counters import Counters
 
@@ -76,8 +77,16 @@ class _Call:
 class Connection:
     """Runs calls on Redis; logs the beginning and the end of an outage once each."""
 
-    def __init__(self, endpoint: Endpoint, counters: Counters, call_s: float = CALL_S) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        counters: Counters,
+        call_s: float = CALL_S,
+        followed: FollowedFile[Endpoint] | None = None,
+    ) -> None:
+        """`followed`: a file with the URL, whose changes take the place of `endpoint`."""
         self._endpoint = endpoint
+        self._followed = followed
         self._counters = counters
         self._call_s = call_s
         self._session: _Session | None = None
@@ -148,7 +157,6 @@ class Connection:
             raise
 
     async def _run(self, call: _Call, operation: Callable[[_Session], Awaitable[T]]) -> T:
-        self._counters.calls += 1
         try:
             async with self._slots:
                 call.session = self._current_session()
@@ -170,7 +178,16 @@ class Connection:
             self._retire(call.session)
         task.cancel()
 
+    def _follow(self, *, at_once: bool) -> None:
+        """Retires the current session if the file has another URL by now."""
+        if self._followed is None or not self._followed.look(at_once=at_once):
+            return
+        self._endpoint = self._followed.value
+        if self._session is not None:
+            self._retire(self._session)
+
     def _current_session(self) -> _Session:
+        self._follow(at_once=False)
         if self._session is None:
             self._session = _Session(make_client(self._endpoint))
         self._session.calls += 1
@@ -206,6 +223,10 @@ class Connection:
         outage."""
         failure = _translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
+        if failure.kind is not ErrorKind.INTERNAL and not self._closed:
+            self._follow(at_once=True)
+        if failure.kind is ErrorKind.UNAUTHENTICATED and call.session is not None:
+            self._retire(call.session)  # its connections would not authenticate again
         outage = failure.kind is not ErrorKind.INTERNAL and call.began > self._answered_at
         if outage and not self._closed and self._down_since is None:
             self._down_since = time.monotonic()

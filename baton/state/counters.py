@@ -9,19 +9,14 @@ from dataclasses import dataclass
 class Counters:
     """Counts since the start; one object per `State`."""
 
-    calls: int = 0
     calls_failed: int = 0
     # Calls past their deadline: the client with all its connections was dropped.
     clients_dropped: int = 0
     outages: int = 0
     renewals_failed: int = 0
-    polls_failed: int = 0
-    hints_failed: int = 0
     prefix_publishes_failed: int = 0
     # The index had lost a worker's entries, which were then sent again.
     prefix_resyncs: int = 0
-    # Blocks of a worker beyond the limit of the index.
-    prefix_blocks_refused: int = 0
     journal_batches_failed: int = 0
     # Journal entries and marks that never reach Redis: the buffer was full, or they came too late.
     journal_dropped: int = 0

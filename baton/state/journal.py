@@ -111,18 +111,6 @@ class Journal:
         else:
             self._change(request_id, _Pending(closed=True))
 
-    async def read(self, request_id: bytes) -> JournalRecord | None:
-        """The open entry or None. Raises BatonError(INTERNAL) where it was sealed with another key."""
-        entry = await self._store.read(request_id)
-        if entry is None:
-            return None
-        tenant, token_ids, details = self._seal.unseal(request_id, entry.body)
-        return JournalRecord(request_id, tenant, token_ids, entry.attempt, details)
-
-    async def open_ids(self, limit: int = 1000) -> list[bytes]:
-        """At most `limit` ids of open requests, those that expire soonest first."""
-        return await self._store.open_ids(limit)
-
     async def count_open(self) -> int:
         """The number of open requests in Redis."""
         return await self._store.count_open()

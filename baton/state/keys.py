@@ -6,7 +6,6 @@ and one script can access them together.
     {NS.registry}:epoch           string  random, new when the registry was empty
     {NS.registry}:members         hash    name -> incarnation:generation:member as JSON
     {NS.registry}:leases          zset    name -> when its lease ends, ms on the clock of Redis
-    {NS.load}:hints               hash    name -> ms:incarnation:values as JSON
     {NS.prefix}:blocks:HOLDER     set     hashes of the blocks that this incarnation has cached
     {NS.journal}:open             zset    request id -> when it ends, ms on the clock of Redis
     {NS.journal}:entry:ID         hash    body (sealed), attempt
@@ -26,10 +25,8 @@ LEASE_S = 5.0
 POLL_S = 0.5
 # A lapsed member is removed after this; until then a newer incarnation outranks an older one.
 FORGET_MEMBER_S = 60.0
-# Lifetime of the registry and load hints of a cluster that has ended.
+# Lifetime of the registry of a cluster that has ended.
 ABANDONED_S = 24 * 3600.0
-# Load hints older than this are ignored.
-HINT_S = 10.0
 # A worker refreshes its prefix index every PREFIX_TOUCH_S; without that it expires after PREFIX_S.
 PREFIX_TOUCH_S = 5.0
 PREFIX_S = 30.0
@@ -53,11 +50,6 @@ class Keys:
     def registry(self) -> list[str]:
         """The keys of epoch, members and leases."""
         return [f"{{{self.namespace}.registry}}:{part}" for part in ("epoch", "members", "leases")]
-
-    @property
-    def load_hints(self) -> str:
-        """The key of all load hints."""
-        return f"{{{self.namespace}.load}}:hints"
 
     def cached_blocks(self, holder: str) -> str:
         """The key of the blocks that one incarnation has cached."""

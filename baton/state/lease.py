@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -12,7 +11,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.state.counters import Counters
 from baton.state.keys import LEASE_S, RENEW_S
 from baton.state.records import Member
-from baton.state.stores import LoadHints, Registry
+from baton.state.stores import Registry
 
 # Pause after a failed renewal; randomised, so that processes do not retry at the same time.
 _RETRY_S = 0.4
@@ -21,23 +20,11 @@ _log = structlog.get_logger(part="state")
 
 
 class Lease:
-    """Registers `member` and renews its lease every second, also after outages of Redis.
+    """Registers `member` and renews its lease every second, also after outages of Redis."""
 
-    With `load`, each renewal also publishes its result as the member's load hint.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        hints: LoadHints,
-        counters: Counters,
-        member: Member,
-        load: Callable[[], Mapping[str, int]] | None = None,
-    ) -> None:
+    def __init__(self, registry: Registry, counters: Counters, member: Member) -> None:
         self._registry = registry
-        self._hints = hints
         self._counters = counters
-        self._load = load
         self._generation = 0
         self._changed = asyncio.Event()
         # Serialises renewals and the withdrawal, so that a renewal cannot arrive last.
@@ -72,10 +59,7 @@ class Lease:
         """Renews until withdrawn or replaced; run by `State`."""
         while not self.withdrawn and not self.replaced.is_set():
             self._changed.clear()
-            renewed = await self._renew()
-            if renewed:
-                await self._publish_load()
-            pause = RENEW_S if renewed else _RETRY_S
+            pause = RENEW_S if await self._renew() else _RETRY_S
             try:
                 async with asyncio.timeout(pause * random.uniform(0.75, 1.0)):
                     await self._changed.wait()
@@ -102,11 +86,3 @@ class Lease:
         if error.kind is ErrorKind.CONFLICT:
             _log.error("replaced_by_newer_incarnation", member=self.member.name)
             self.replaced.set()
-
-    async def _publish_load(self) -> None:
-        if self._load is None:
-            return
-        try:
-            await self._hints.publish(self.member.name, self.member.incarnation, self._load())
-        except BatonError:
-            self._counters.hints_failed += 1

@@ -42,13 +42,9 @@ class PrefixPublisher:
     def add(self, hashes: Iterable[bytes]) -> None:
         """Adds blocks that are now cached."""
         for one in hashes:
-            if one in self._held:
-                continue
-            if len(self._held) >= self._max_blocks:
-                self._counters.prefix_blocks_refused += 1
-                continue
-            self._held[one] = None
-            self._unsent[one] = True
+            if one not in self._held and len(self._held) < self._max_blocks:
+                self._held[one] = None
+                self._unsent[one] = True
         self._wake.set()
 
     def remove(self, hashes: Iterable[bytes]) -> None:

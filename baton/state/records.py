@@ -33,6 +33,7 @@ class Member(BaseModel):
     rank_count: int = Field(1, ge=1)
     model: _Word = Field("", description="served model name; a router uses workers of its own model")
     host: _Word = Field("", description="the machine; pairs on one host are preferred")
+    group: _Word = Field("", description="shared by the workers of a container; pairs are preferred")
     addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
     fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
     secret_name: str = Field("", max_length=64, description="equal for members with the same cluster secret")
@@ -61,15 +62,6 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class LoadHint:
-    """The last load that a worker published, and its age."""
-
-    incarnation: str
-    values: dict[str, int]
-    age_s: float
-
-
-@dataclass(frozen=True)
 class JournalRecord:
     """An accepted request, with all that another router needs. Never logged, never stored unencrypted."""
 
@@ -90,11 +82,3 @@ class JournalWrite:
     attempt: int = 0
     body: bytes = b""
     ttl_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """A stored entry with its sealed body."""
-
-    body: bytes
-    attempt: int

@@ -8,7 +8,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument
 from baton.state.connection import NOW, Connection
 from baton.state.keys import Keys
-from baton.state.records import JournalEntry, JournalWrite
+from baton.state.records import JournalWrite
 
 # A server with full memory refuses this script if its first write is an append, and runs it if it is a close.
 _WRITE = (
@@ -37,8 +37,6 @@ return 1
 )
 
 _COUNT = NOW + "return redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')"
-_OPEN = NOW + "return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, ARGV[1])"
-_READ = "return redis.call('HMGET', KEYS[1], 'body', 'attempt')"
 
 
 class RedisJournalStore:
@@ -57,17 +55,6 @@ class RedisJournalStore:
             args += [one.request_id, one.action, one.attempt, ttl_ms, one.body]
         if writes:
             await self._connection.script(_WRITE, keys, args)
-
-    async def read(self, request_id: bytes) -> JournalEntry | None:
-        reply = await self._connection.script(_READ, [self._keys.journal_entry(request_id)])
-        body, attempt = reply if isinstance(reply, list) else (None, None)
-        if not isinstance(body, bytes) or not isinstance(attempt, bytes):
-            return None
-        return JournalEntry(body, int(attempt))
-
-    async def open_ids(self, limit: int) -> list[bytes]:
-        reply = await self._connection.script(_OPEN, [self._keys.journal_open], [limit])
-        return [one for one in reply if isinstance(one, bytes)] if isinstance(reply, list) else []
 
     async def count_open(self) -> int:
         reply = await self._connection.script(_COUNT, [self._keys.journal_open])

@@ -1,10 +1,9 @@
-"""The registry and the load hints in Redis. All times are of the clock of Redis."""
+"""The registry in Redis. All times are of the clock of Redis."""
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import structlog
 from pydantic import ValidationError
@@ -13,8 +12,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.state.connect import Argument, Reply
 from baton.state.connection import NOW, Connection
 from baton.state.counters import Counters
-from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, HINT_S, Keys
-from baton.state.records import Listed, Listing, LoadHint, Member
+from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, Keys
+from baton.state.records import Listed, Listing, Member
 
 _log = structlog.get_logger(part="state")
 
@@ -80,36 +79,6 @@ return answer
 """
 )
 
-_PUBLISH = (
-    NOW
-    + """
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now) .. ':' .. ARGV[2] .. ':' .. ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-return 1
-"""
-)
-
-# Expired hints are deleted when they are read.
-_READ = (
-    NOW
-    + """
-local answer = {}
-local all = redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-  local at = tonumber(string.match(all[i + 1], '^(%d+):') or 0)
-  if now - at > tonumber(ARGV[1]) then
-    redis.call('HDEL', KEYS[1], all[i])
-  else
-    table.insert(answer, all[i])
-    table.insert(answer, now - at)
-    table.insert(answer, all[i + 1])
-  end
-end
-return answer
-"""
-)
-
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
@@ -159,39 +128,3 @@ class RedisRegistry:
         if not isinstance(reply, list) or not isinstance(reply[0], bytes):
             raise BatonError(ErrorKind.INTERNAL, "Redis answered a listing with another type")
         return Listing(reply[0].decode(), tuple(parse_members(reply[1:], self._counters)))
-
-
-class RedisLoadHints:
-    """`stores.LoadHints` in Redis: one hash."""
-
-    def __init__(self, connection: Connection, keys: Keys, counters: Counters) -> None:
-        self._connection = connection
-        self._keys = [keys.load_hints]
-        self._counters = counters
-
-    async def publish(self, name: str, incarnation: str, values: Mapping[str, int]) -> None:
-        args: list[Argument] = [name, incarnation, json.dumps(dict(values)), _ms(ABANDONED_S)]
-        await self._connection.script(_PUBLISH, self._keys, args)
-
-    async def read(self) -> dict[str, LoadHint]:
-        reply = await self._connection.script(_READ, self._keys, [_ms(HINT_S)])
-        flat = reply if isinstance(reply, list) else []
-        hints = {}
-        for name, age_ms, value in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-            try:
-                hints_name, hint = _hint(name, age_ms, value)
-            except ValueError:
-                self._counters.malformed += 1
-                continue
-            hints[hints_name] = hint
-        return hints
-
-
-def _hint(name: Reply, age_ms: Reply, value: Reply) -> tuple[str, LoadHint]:
-    if not (isinstance(name, bytes) and isinstance(value, bytes) and isinstance(age_ms, int)):
-        raise ValueError("not a hint")
-    _, incarnation, text = value.decode().split(":", 2)
-    values = json.loads(text)
-    if not isinstance(values, dict) or not all(isinstance(number, int) for number in values.values()):
-        raise ValueError("not numbers")
-    return name.decode(), LoadHint(incarnation, values, max(0, age_ms) / 1000)

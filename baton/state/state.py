@@ -1,19 +1,21 @@
 """All soft state behind one object, with the background tasks that update it.
 
-Nothing here is on a request's path. While Redis is unavailable, members stay known, hints age and the journal
-is buffered; when it returns everything registers and publishes again.
+Nothing here is on a request's path. While Redis is unavailable, members stay known and the journal is
+buffered; when it returns everything registers and publishes again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import structlog
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import parse_url
+from baton.followed_file import FollowedFile
+from baton.state.connect import Endpoint, parse_url
 from baton.state.connection import Connection
 from baton.state.counters import Counters
 from baton.state.journal import Journal
@@ -23,9 +25,9 @@ from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
-from baton.state.redis_registry import RedisLoadHints, RedisRegistry
+from baton.state.redis_registry import RedisRegistry
 from baton.state.seal import Seal, new_journal_key
-from baton.state.stores import JournalStore, LoadHints, PrefixIndex, Registry
+from baton.state.stores import JournalStore, PrefixIndex, Registry
 from baton.state.view import View
 
 NAMESPACE = "baton"
@@ -38,7 +40,7 @@ _log = structlog.get_logger(part="state")
 class State:
     """`State.at(url)`; then `close`. Belongs to one event loop.
 
-    registry, load_hints, prefix_index    the stores, for direct calls
+    registry, prefix_index                the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
     lease(member), watch(), publish_prefixes(holder)    run until `close`
     """
@@ -46,7 +48,6 @@ class State:
     def __init__(
         self,
         registry: Registry,
-        load_hints: LoadHints,
         prefix_index: PrefixIndex,
         journal_store: JournalStore,
         seal: Seal,
@@ -55,7 +56,6 @@ class State:
         address: str = "",
     ) -> None:
         self.registry = registry
-        self.load_hints = load_hints
         self.prefix_index = prefix_index
         self.journal_store = journal_store
         self.journal = Journal(journal_store, seal, counters, time.monotonic)
@@ -69,18 +69,28 @@ class State:
         self._start_task(self.journal.run)
 
     @classmethod
-    def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
+    def at(
+        cls,
+        url: str,
+        *,
+        namespace: str = NAMESPACE,
+        journal_key: bytes | None = None,
+        url_file: Path | None = None,
+    ) -> State:
         """The state in the Redis at `url`, without connecting yet. Call from a running loop.
+
+        `url_file`: a file with the URL, which is followed: read again where Redis refuses the credentials or
+        cannot be reached, and every 10 s at the most.
 
         Raises BatonError(INVALID) for a wrong URL, key or namespace. Without `journal_key` a random one is
         used, and only this `State` can read what it writes.
         """
         counters, keys, endpoint = Counters(), Keys(namespace), parse_url(url)
         seal = Seal(new_journal_key() if journal_key is None else journal_key, namespace)
-        connection = Connection(endpoint, counters)
+        followed = FollowedFile(url_file, "redis_url_file", _endpoint_of) if url_file else None
+        connection = Connection(followed.value if followed else endpoint, counters, followed=followed)
         return cls(
             RedisRegistry(connection, keys, counters),
-            RedisLoadHints(connection, keys, counters),
             RedisPrefixIndex(connection, keys),
             RedisJournalStore(connection, keys),
             seal,
@@ -115,16 +125,16 @@ class State:
         if self._connection is not None:
             await self._connection.ping()
 
-    def lease(self, member: Member, load: Callable[[], Mapping[str, int]] | None = None) -> Lease:
-        """Registers `member` until `close`; `load` returns its load hint at each renewal."""
-        lease = Lease(self.registry, self.load_hints, self.counters, member, load)
+    def lease(self, member: Member) -> Lease:
+        """Registers `member` until `close`."""
+        lease = Lease(self.registry, self.counters, member)
         self._leases.append(lease)
         self._start_task(lease.run)
         return lease
 
     def watch(self, on_change: Callable[[], None] | None = None) -> View:
         """Polls the registry until `close`; `on_change` is called after each change of `members`."""
-        view = View(self.registry, self.counters, on_change)
+        view = View(self.registry, on_change)
         self._start_task(view.run)
         return view
 
@@ -174,3 +184,8 @@ class State:
                 self.counters.tasks_failed += 1
                 _log.error("state_task_failed", exc_info=error)
                 await asyncio.sleep(_RETRY_S)
+
+
+def _endpoint_of(text: str) -> Endpoint:
+    """The endpoint of a file with a URL, which may end with a newline."""
+    return parse_url(text.strip())

@@ -1,4 +1,4 @@
-"""Protocols of the four stores. Each has a Redis implementation, and one in memory for tests, under one
+"""Protocols of the three stores. Each has a Redis implementation, and one in memory for tests, under one
 contract suite.
 
 Every method raises BatonError(UNAVAILABLE) where the store does not answer in time, so none may be called on
@@ -7,10 +7,10 @@ a request's path. A call may be cancelled at any time; its write may then still 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from baton.state.records import JournalEntry, JournalWrite, Listing, LoadHint, Member
+from baton.state.records import JournalWrite, Listing, Member
 
 # Most changes of one `apply`, and most blocks and holders of one lookup.
 MAX_DELTA = 1024
@@ -33,16 +33,6 @@ class Registry(Protocol):
 
     async def listing(self) -> Listing:
         """Every member whose lease is live."""
-
-
-class LoadHints(Protocol):
-    """The load that each worker published; routers only correct their own counters with it."""
-
-    async def publish(self, name: str, incarnation: str, values: Mapping[str, int]) -> None:
-        """Replaces the hint of `name`."""
-
-    async def read(self) -> dict[str, LoadHint]:
-        """Every hint younger than `keys.HINT_S`, by name."""
 
 
 class PrefixIndex(Protocol):
@@ -75,12 +65,6 @@ class JournalStore(Protocol):
 
         A store with full memory refuses appends, so closes that free memory must be in a call of their own.
         """
-
-    async def read(self, request_id: bytes) -> JournalEntry | None:
-        """The open entry, or None."""
-
-    async def open_ids(self, limit: int) -> list[bytes]:
-        """At most `limit` ids of open requests, those that expire soonest first."""
 
     async def count_open(self) -> int:
         """The number of open requests."""

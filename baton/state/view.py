@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baton.errors import BatonError
-from baton.state.counters import Counters
 from baton.state.keys import LEASE_S, POLL_S
 from baton.state.records import Listed, Listing, Member
 from baton.state.stores import Registry
@@ -24,7 +23,7 @@ class Roster:
         self._grace_s = grace_s
         self._epoch: str | None = None
         self._poll_failed = False
-        self._settled_at = 0.0
+        self._grace_ends = 0.0
         self._known: dict[str, Listed] = {}
 
     @property
@@ -40,10 +39,10 @@ class Roster:
         """Applies a listing that was received at `now` (monotonic seconds); returns whether members
         changed."""
         if self._known and (self._poll_failed or listing.epoch != self._epoch):
-            self._settled_at = now + self._grace_s
+            self._grace_ends = now + self._grace_s
         self._poll_failed = False
         self._epoch = listing.epoch
-        known = self._known.copy() if now < self._settled_at else {}
+        known = self._known.copy() if now < self._grace_ends else {}
         for listed in listing.entries:
             name = listed.member.name
             # Right after a wipe an old incarnation may register first.
@@ -60,15 +59,11 @@ class View:
     def __init__(
         self,
         registry: Registry,
-        counters: Counters,
         on_change: Callable[[], None] | None = None,
     ) -> None:
         self._registry = registry
-        self._counters = counters
         self._on_change = on_change
         self._roster = Roster()
-        # Whether the last poll was answered.
-        self.reachable = False
         self.members: Mapping[str, Member] = MappingProxyType({})
 
     async def run(self) -> None:
@@ -81,12 +76,9 @@ class View:
         try:
             listing = await self._registry.listing()
         except BatonError:
-            self.reachable = False
-            self._counters.polls_failed += 1
             self._roster.poll_failed()
             return
         changed = self._roster.take(listing, asyncio.get_running_loop().time())
-        self.reachable = True
         if changed:
             self.members = MappingProxyType(self._roster.members)
         if changed and self._on_change is not None:

@@ -1,0 +1,1 @@
+"""Messages and stubs generated from `proto/baton/v1`; every package may import them."""

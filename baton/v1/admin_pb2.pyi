@@ -34,7 +34,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     """No worker has answered at this address yet."""
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
     """No new work: it is stopping, or was drained by an operator."""
-    WORKER_STATE_SILENT: _WorkerState.ValueType  # 4
+    WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 4
     """It does not answer, or its token stream is broken: no new work until that ends."""
     WORKER_STATE_LOST: _WorkerState.ValueType  # 5
     """Declared dead; a worker that answers at this address later is a new one."""
@@ -49,7 +49,7 @@ WORKER_STATE_STARTING: WorkerState.ValueType  # 2
 """No worker has answered at this address yet."""
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 """No new work: it is stopping, or was drained by an operator."""
-WORKER_STATE_SILENT: WorkerState.ValueType  # 4
+WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 4
 """It does not answer, or its token stream is broken: no new work until that ends."""
 WORKER_STATE_LOST: WorkerState.ValueType  # 5
 """Declared dead; a worker that answers at this address later is a new one."""

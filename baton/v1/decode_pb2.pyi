@@ -83,7 +83,7 @@ class TicketBody(_message.Message):
     RESIDENT_HASH_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.int
-    """Names this handoff on a link; 64 random bits."""
+    """Identifies this handoff on a link; 64 random bits."""
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes

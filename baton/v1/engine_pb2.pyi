@@ -73,7 +73,7 @@ class EngineCommand(_message.Message):
     HANDOFF_STATE_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    GIVE_TICKET_FIELD_NUMBER: _builtins.int
+    PROVIDE_TICKET_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the front and repeated in the event that answers; all events of a prefill have it."""
     @_builtins.property
@@ -93,7 +93,7 @@ class EngineCommand(_message.Message):
     @_builtins.property
     def stop(self) -> Global___StopCommand: ...
     @_builtins.property
-    def give_ticket(self) -> _prefill_pb2.GiveTicketRequest:
+    def provide_ticket(self) -> _prefill_pb2.ProvideTicketRequest:
         """The ticket of a prefill that waits for one."""
 
     def __init__(
@@ -108,13 +108,13 @@ class EngineCommand(_message.Message):
         handoff_state: _decode_pb2.GetHandoffRequest | None = ...,
         describe: _worker_pb2.DescribeRequest | None = ...,
         stop: Global___StopCommand | None = ...,
-        give_ticket: _prefill_pb2.GiveTicketRequest | None = ...,
+        provide_ticket: _prefill_pb2.ProvideTicketRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "give_ticket", b"give_ticket", "handoff_state", b"handoff_state", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "give_ticket", b"give_ticket", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "give_ticket"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "provide_ticket"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -280,7 +280,7 @@ class ReadyEvent(_message.Message):
     vocab_size: _builtins.int
     device: _builtins.str
     cache_dtype: _builtins.str
-    """Part of what names a block, beside the fingerprint."""
+    """Part of the block hashes, besides the fingerprint; as in DescribeResponse."""
     weight_format: _builtins.str
     @_builtins.property
     def load(self) -> _worker_pb2.Load: ...

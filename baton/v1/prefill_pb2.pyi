@@ -38,7 +38,7 @@ class PrefillRequest(_message.Message):
     prompt_logprobs: _builtins.bool
     """Report the logprobs of the prompt's tokens, with sampling.logprobs alternatives each."""
     ticket_follows: _builtins.bool
-    """The ticket follows by GiveTicket. The prompt is computed and its first token reported, but no block is
+    """The ticket follows by ProvideTicket. The prompt is computed and its first token reported, but no block is
     sent before the ticket arrives.
     """
     tenant: _builtins.str
@@ -79,7 +79,7 @@ class PrefillRequest(_message.Message):
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
 @_typing.final
-class GiveTicketRequest(_message.Message):
+class ProvideTicketRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -100,10 +100,10 @@ class GiveTicketRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GiveTicketRequest: _TypeAlias = GiveTicketRequest  # noqa: Y015
+Global___ProvideTicketRequest: _TypeAlias = ProvideTicketRequest  # noqa: Y015
 
 @_typing.final
-class GiveTicketResponse(_message.Message):
+class ProvideTicketResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -115,7 +115,7 @@ class GiveTicketResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GiveTicketResponse: _TypeAlias = GiveTicketResponse  # noqa: Y015
+Global___ProvideTicketResponse: _TypeAlias = ProvideTicketResponse  # noqa: Y015
 
 @_typing.final
 class PrefillResponse(_message.Message):

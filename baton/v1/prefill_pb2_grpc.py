@@ -40,10 +40,10 @@ class PrefillServiceStub:
                 request_serializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
-        self.GiveTicket = channel.unary_unary(
-                '/baton.v1.PrefillService/GiveTicket',
-                request_serializer=baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.FromString,
+        self.ProvideTicket = channel.unary_unary(
+                '/baton.v1.PrefillService/ProvideTicket',
+                request_serializer=baton_dot_v1_dot_prefill__pb2.ProvideTicketRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_prefill__pb2.ProvideTicketResponse.FromString,
                 _registered_method=True)
 
 
@@ -59,7 +59,7 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GiveTicket(self, request, context):
+    def ProvideTicket(self, request, context):
         """Provides the ticket of a Prefill that began without one. It may arrive before that call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -74,10 +74,10 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
             ),
-            'GiveTicket': grpc.unary_unary_rpc_method_handler(
-                    servicer.GiveTicket,
-                    request_deserializer=baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.SerializeToString,
+            'ProvideTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProvideTicket,
+                    request_deserializer=baton_dot_v1_dot_prefill__pb2.ProvideTicketRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_prefill__pb2.ProvideTicketResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -119,7 +119,7 @@ class PrefillService:
             _registered_method=True)
 
     @staticmethod
-    def GiveTicket(request,
+    def ProvideTicket(request,
             target,
             options=(),
             channel_credentials=None,
@@ -132,9 +132,9 @@ class PrefillService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.PrefillService/GiveTicket',
-            baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.SerializeToString,
-            baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.FromString,
+            '/baton.v1.PrefillService/ProvideTicket',
+            baton_dot_v1_dot_prefill__pb2.ProvideTicketRequest.SerializeToString,
+            baton_dot_v1_dot_prefill__pb2.ProvideTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,7 @@ class PrefillServiceStub:
     """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
     acknowledged the commit, or when the first token ended the request.
     """
-    GiveTicket: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]
+    ProvideTicket: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ProvideTicketRequest, _prefill_pb2.ProvideTicketResponse]
     """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 @_typing.type_check_only
@@ -49,7 +49,7 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     """One call per request, so that gRPC propagates deadline and cancellation. Ends OK only after decode
     acknowledged the commit, or when the first token ended the request.
     """
-    GiveTicket: _aio.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]  # type: ignore[assignment]
+    ProvideTicket: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ProvideTicketRequest, _prefill_pb2.ProvideTicketResponse]  # type: ignore[assignment]
     """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -66,11 +66,11 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def GiveTicket(
+    def ProvideTicket(
         self,
-        request: _prefill_pb2.GiveTicketRequest,
+        request: _prefill_pb2.ProvideTicketRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_prefill_pb2.GiveTicketResponse, _abc.Awaitable[_prefill_pb2.GiveTicketResponse]]:
+    ) -> _typing.Union[_prefill_pb2.ProvideTicketResponse, _abc.Awaitable[_prefill_pb2.ProvideTicketResponse]]:
         """Provides the ticket of a Prefill that began without one. It may arrive before that call."""
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

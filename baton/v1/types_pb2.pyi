@@ -93,9 +93,7 @@ Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
 
 @_typing.final
 class Endpoint(_message.Message):
-    """One process start of a worker. A restarted worker is a new peer.
-    Where one rank of a receiver listens for links over one transport.
-    """
+    """Where one rank of a receiver listens for links over one transport."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -130,6 +128,8 @@ Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 
 @_typing.final
 class WorkerIdentity(_message.Message):
+    """One process start of a worker. A restarted worker is a new peer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

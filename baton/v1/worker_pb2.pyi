@@ -71,7 +71,7 @@ class DescribeResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
-    """Digest of layout, model, adapter and protocol range."""
+    """Digest of layout and model: equal where two workers may exchange KV blocks."""
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
     draining: _builtins.bool

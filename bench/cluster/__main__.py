@@ -8,7 +8,7 @@ all clients and, right after it, the bare engine in this process without a clust
 (`bench/cluster/bare_engine.py`):
 
     TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts
-              come at the same moments: waiting for the steps of others is in both
+              come at the same times: waiting for the steps of others is in both
     TPOT      mean over requests, handoff included, minus the mean step of the bare decode loop with as many
               slots, all in use
     ring to client   from the step's end, before its word is written, to the message's arrival

@@ -29,7 +29,7 @@ class BarePrefill:
     def replay(self, sent_ns: Ordered[int], prompt: int) -> list[float]:
         """TTFT in ms of prompts of `prompt` tokens that arrive at these times, in order."""
         offset = time.monotonic_ns() - sent_ns[0]
-        due = deque(moment + offset for moment in sent_ns)
+        due = deque(sent + offset for sent in sent_ns)
         came: dict[Sequence, int] = {}
         ttft: list[float] = []
         while due or came:

@@ -26,7 +26,7 @@ _CALL_S = 180.0
 # The worker's audit covers the last second; slightly more, so that it lies within the window.
 _SECOND_S = 1.05
 # Tokens after the last stream has joined that are not counted.
-_SETTLE = 4
+_WARM_UP = 4
 # Output tokens of a single request: enough for its handoff to be known.
 _ALONE_TOKENS = 32
 
@@ -51,7 +51,7 @@ class Together:
     @property
     def window(self) -> tuple[float, float]:
         """From some tokens after the last stream has joined to the end of the first."""
-        begun = max(stream.came[1 + _SETTLE] for stream in self.streams)
+        begun = max(stream.came[1 + _WARM_UP] for stream in self.streams)
         return begun, min(stream.came[-1] for stream in self.streams)
 
     def figures(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Bursts:
             was = len(stream.came)
             stream.came += [time.perf_counter()] * len(message.token_ids)
             stream.exposed_s = message.trace.handoff_exposed_ns / 1e9
-            if was <= 1 + _SETTLE < len(stream.came):
+            if was <= 1 + _WARM_UP < len(stream.came):
                 joined.release()
         if len(stream.came) != output:
             raise RuntimeError(f"{len(stream.came)} tokens came instead of {output}")

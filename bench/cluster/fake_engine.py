@@ -86,7 +86,7 @@ class FakeModel(ReferenceModel):
 
 
 class FakeDecodeLoop(ReferenceDecodeLoop):
-    """The plain loop's admissions, cancels and ends; a step's tokens are the moment, for all rows."""
+    """The plain loop's admissions, cancels and ends; a step's token is the time, for all rows."""
 
     def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state, count = self._state, rows.numel()

@@ -15,8 +15,9 @@ Random weights and KV. One JSON object a batch goes to stdout.
     --budget     a table of what a step's time goes to, after a second of steady steps
     --memory     instead of all that: GPU memory of an engine of the largest batch, and its start's seconds
 
-floor_ms: bytes that a step must read over 3.16 TB/s. gap: end of a step's last kernel to start of the next
-step's first. busy: 1 - gaps / window. tail_us: end of the head's product to the end of the step.
+floor_ms: bytes that a step must read, over the bandwidth that is measured at the start. gap: end of a step's
+last kernel to start of the next step's first. busy: 1 - gaps / window. tail_us: end of the head's product to
+the end of the step.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         sys.exit(f"bench.decode: {lacking}")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    _say(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
+    _report(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
     engine = DecodeEngine(cases[0], size, front)
     try:
@@ -120,7 +121,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         gc.freeze()  # as an engine does: a look at all that was loaded would hold up the steps
         measure_all(engine, cases, arguments)
     finally:
-        _say(f"front: {engine.close()}")
+        _report(f"front: {engine.close()}")
 
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
@@ -133,7 +134,7 @@ def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -
         return
     results = []
     for case in cases:
-        _say(f"batch {case.batch}")
+        _report(f"batch {case.batch}")
         results.append({"batch": case.batch, **measure_one(engine, case, arguments)})
         _print(case, results[-1], arguments)
     if arguments.budget:
@@ -146,7 +147,7 @@ def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[
     if arguments.churn:
         return churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
     if arguments.budget:
-        from bench.gpu_timing import graph_us
+        from baton.engine.tuning.measurement import graph_us
 
         parts: dict[str, float] = {}
         found = steady.run_seconds(
@@ -176,7 +177,7 @@ def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> 
     print(json.dumps({**settings, **found, **around, **versions}), flush=True)
 
 
-def _say(what: str) -> None:
+def _report(what: str) -> None:
     from rich.console import Console
 
     Console(stderr=True, highlight=False).log(what)

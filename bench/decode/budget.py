@@ -35,7 +35,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     the KV of a token that its own step writes again.
     """
     from baton.engine.decode.gpu_pass import buckets_up_to
-    from baton.engine.decode.graph_step import PICKED
+    from baton.engine.decode.graph_step import SIMPLE
 
     step: GraphStep = engine.loop.step_state  # type: ignore[attr-defined]
     rows = min(bucket for bucket in buckets_up_to(engine.size.slots) if bucket >= case.batch)
@@ -58,7 +58,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
             pass_.attend(layer.attention, rows)
 
     def front() -> None:
-        step.begin(rows, PICKED)
+        step.begin(rows, SIMPLE)
         step.plan()
         pass_.embed(rows)
 

@@ -13,8 +13,8 @@ FIRST, LAST = 33, 160
 # A large batch is admitted over several steps; each of its sequences lives that much longer.
 SPARE = 18
 BLOCK_TOKENS = 64
-# What H100 reads from its memory at most, as measured.
-READ_BYTES_S = 3.16e12
+# More than an H200 reads from its memory. What a GPU really reads is measured (`bench.read_bandwidth`).
+MOST_READ_BYTES_S = 5e12
 # Kept free beside weights and KV: logits, graphs, the driver's own.
 RESERVE_BYTES = 3.0e9
 
@@ -58,11 +58,11 @@ class Case:
         """Bytes of keys and values of one token."""
         return self.model.kv_elements() * self.element_bytes
 
-    def floor_ms(self, mean_context: float, rows: float | None = None) -> float:
-        """The lower bound of a step's time: the bytes it must read, at the memory's bandwidth."""
-        tokens = (self.batch if rows is None else rows) * mean_context
-        read = self.model.weight_elements() * self.element_bytes + self.token_bytes * tokens
-        return read / READ_BYTES_S * 1e3
+    def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
+        """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth."""
+        of_rows = (self.batch if rows is None else rows) * self.model.kv_elements_read(mean_context)
+        read = (self.model.weight_elements() + of_rows) * self.element_bytes
+        return read / read_bytes_s * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class EngineSize:
         first = cases[0]
         output = LAST
         if seconds is not None:
-            least_ms = min(case.floor_ms(case.context) for case in cases)
+            least_ms = min(case.floor_ms(case.context, MOST_READ_BYTES_S) for case in cases)
             output = LAST + math.ceil(seconds * 1e3 / least_ms)
         return cls(max(case.batch for case in cases), first.context + output + SPARE + 1)
 

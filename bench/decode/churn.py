@@ -69,7 +69,7 @@ class Counts:
 @dataclass(slots=True)
 class _Running:
     body: TicketBody
-    cancel_at: int | None  # a step, until it was told
+    cancel_at: int | None  # a step, until the cancel was sent
 
 
 class Churn:
@@ -225,7 +225,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
     return {
         "steps": seen.steps,
         "mean_rows": round(mean_rows, 2),
-        "floor_ms": round(case.floor_ms(case.context + mean_age(), mean_rows), 3),
+        "floor_ms": round(case.floor_ms(case.context + mean_age(), engine.read_bytes_s, mean_rows), 3),
         "tokens_s": round(seen.tokens / took),
         **({} if lines is None else figures(lines[: seen.replays])),
         "longest_ms": {part: round(longest * 1e3, 3) for part, longest in counts.longest_s.items()},

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, EngineSize
+from bench.decode.case import BLOCK_TOKENS, MOST_READ_BYTES_S, SAMPLINGS, Case, EngineSize
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
 from bench.engine_driver import admit
@@ -54,12 +54,15 @@ class DecodeEngine:
         from baton.engine.decode.slots import SlotPool
         from baton.engine.rings.layout import SharedRings
 
+        if device != "cpu":
+            from bench.read_bandwidth import read_bytes_s
         begun = time.perf_counter()
         self.decoder = random_model(case.model, case.dtype, size.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
         self.model = _model(self.decoder, case, size)
         self.size = size
+        self.read_bytes_s = MOST_READ_BYTES_S if device == "cpu" else read_bytes_s()
         self.slots = SlotPool(size.slots)
         self._rings = SharedRings(size.slots)
         self._memory = SharedMemory.create("bench-decode", self._rings.size)

@@ -32,7 +32,8 @@ def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
     # Admitted over several steps; in the middle of that the mean sequence draws its token 1.
     begun = np.flatnonzero(np.diff(lines[:, ROWS], prepend=0) > 0)
     middle = int(begun[0] + begun[-1]) // 2
-    return _told(case, lines[middle + FIRST - 1 : middle + LAST + 1], (FIRST + LAST) // 2)
+    window = lines[middle + FIRST - 1 : middle + LAST + 1]
+    return _figures(case, window, (FIRST + LAST) // 2, engine.read_bytes_s)
 
 
 def run_seconds(
@@ -65,18 +66,18 @@ def run_seconds(
         return {}
     joined = int(np.flatnonzero(lines[:, ROWS] == case.batch)[0])
     first, end = joined + _WARM, ended - reader.first
-    found = _told(case, lines[first:end], (first + end) / 2 - joined)
+    found = _figures(case, lines[first:end], (first + end) / 2 - joined, engine.read_bytes_s)
     return {**found, "last_ms": figures(lines[: last - reader.first][-_LAST_STEPS:]).get("tpot_ms")}
 
 
-def _told(case: Case, lines: Lines, mean_output: float) -> dict[str, Any]:
+def _figures(case: Case, lines: Lines, mean_output: float, read_bytes_s: float) -> dict[str, Any]:
     rows = sorted(set(lines[:, ROWS].tolist()))
     if rows != [case.batch]:
         raise RuntimeError(f"steps of {rows} rows, not of {case.batch}")
     found = figures(lines)
     if "tpot_ms" not in found:
         return found
-    floor_ms = case.floor_ms(case.context + mean_output)
+    floor_ms = case.floor_ms(case.context + mean_output, read_bytes_s)
     return {
         **found,
         "floor_ms": round(floor_ms, 3),

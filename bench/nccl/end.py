@@ -82,7 +82,7 @@ class End:
         link = self._nccl.communicator(bytes.fromhex(id), rank, 2, max_ctas=ctas, blocking=blocking)
         self._links[name] = link
         self._streams[name] = new_stream()
-        state = self._settle(link, 20)
+        state = self._wait_ready(link, 20)
         return {
             "state": state.name,
             "created_s": round(time.perf_counter() - begun, 4),
@@ -304,7 +304,7 @@ class End:
         for _ in range(times):
             begun = time.perf_counter()
             call(self._buffers[buffer].data_ptr(), mb * _MB, peer, stream.cuda_stream)
-            state = self._settle(link, 5)
+            state = self._wait_ready(link, 5)
             host.append(time.perf_counter() - begun)
         self._events[name].record(stream)
         self._begins[name] = begin
@@ -335,7 +335,7 @@ class End:
             time.sleep(_POLL_S)
         return True
 
-    def _settle(self, link: Communicator, timeout: float) -> Result:
+    def _wait_ready(self, link: Communicator, timeout: float) -> Result:
         """Polls without a pause at first, since NCCL's time is measured."""
         begun = time.perf_counter()
         while (state := link.state()) is Result.IN_PROGRESS and time.perf_counter() < begun + timeout:

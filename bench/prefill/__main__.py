@@ -18,7 +18,7 @@ host.
     --no-graphs      steps of few rows launch by launch, like longer ones
     --profile        the time of one more run by kinds of kernels; `idle` is the device's
     --fairness       instead: time to first token of short prompts (--short), at 30 % of their sustained rate
-                     (Poisson), alone and beside a long one (--long), with a worker's step bounds or those of
+                     (Poisson), alone and next to a long one (--long), with a worker's step bounds or those of
                      --step-ms MS,MS, the first of which is also run alone
 
 mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory of
@@ -38,7 +38,7 @@ from bench.case_output import show
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES
 
-# Of a step, where nobody says.
+# A step's tokens, where none are given.
 _ROWS = 8192
 
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-graphs", action="store_true", help="all steps launch by launch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
-    parser.add_argument("--fairness", action="store_true", help="short prompts beside a long one")
+    parser.add_argument("--fairness", action="store_true", help="short prompts alongside a long one")
     parser.add_argument(
         "--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)"
     )
@@ -111,7 +111,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
     torch.set_grad_enabled(False)
     exact, graphs = arguments.numerics == "exact", not arguments.no_graphs
     engine = PrefillEngine(cases, arguments.device, folder, exact=exact, graphs=graphs)
-    engine.tell_ready()
+    engine.report_ready()
     on_gpu = arguments.device == "cuda"
     around: dict[str, object] = {
         "numerics": arguments.numerics,

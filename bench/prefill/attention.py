@@ -6,7 +6,7 @@ library's rule should be.
 
 A run is start+rows: rows of one sequence behind so many cached tokens. For each: the paged kernel by every
 tuning, and the library (its prefix gathered and joined) by the rule; `plan_s`: how long the library took to
-plan its shapes, which is paid at start alone.
+plan its shapes, which is done only at the start.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Bench:
 def microseconds(launch: Callable[[], None], device: str) -> float:
     """Of one launch: the median of a graph's replays, on a CPU once."""
     if device == "cuda":
-        from bench.gpu_timing import graph_us
+        from baton.engine.tuning.measurement import graph_us
 
         return graph_us(launch)
     begun = time.perf_counter()

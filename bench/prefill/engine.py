@@ -80,7 +80,7 @@ class PrefillEngine:
             self.prompt_pass = make_pass(self.decoder, self.cache, most)
         self.ready_s = time.perf_counter() - begun
 
-    def tell_ready(self) -> None:
+    def report_ready(self) -> None:
         """A line with the set-up time, and a warning about slow features."""
         made = self.prompt_pass
         more = f", {made.refused} shapes refused" if made.refused else ""
@@ -139,7 +139,7 @@ class _CaseRun:
         self._prefixes = self._prefix_cache() if case.prefix else None
         scheduler = PrefillScheduler(
             self._pools,
-            StepBounds(case.chunk_tokens, seconds=1e9, grain=engine.prompt_pass.grain),
+            StepBounds(case.chunk_tokens, seconds=1e9, alignment=engine.prompt_pass.alignment),
             max_sequences=2 * case.prompts,
             cost=PrefillCost(half_context(decoder.config)),
             prefixes=self._prefixes,
@@ -155,7 +155,7 @@ class _CaseRun:
     def run(self) -> Run:
         """New prompts with the cached prefixes."""
         hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
-        self._settle()
+        self._wait_idle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
         loop = self._loop
         device_s, host_s, steps = loop.device_s, loop.host_s, loop.steps_ended
@@ -216,7 +216,7 @@ class _CaseRun:
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
         self._compute(sequences)
 
-    def _settle(self) -> None:
+    def _wait_idle(self) -> None:
         """Moves the cached blocks to the case's tier only."""
         if self._prefixes is None or self._case.tier == "device":
             return

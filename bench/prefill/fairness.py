@@ -1,4 +1,4 @@
-"""Short prompts beside a long one: the effect on each other. Torch is imported with the engine."""
+"""Short prompts alongside a long one: the effect on each other. Torch is imported with the engine."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class WatchedPass:
 
     def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
         self._inner, self._log, self._now = inner, log, now
-        self.grain, self.refused = inner.grain, inner.refused
-        self.uncaptured, self.paces = inner.uncaptured, inner.paces
+        self.alignment, self.refused = inner.alignment, inner.refused
+        self.uncaptured, self.timed_passes = inner.uncaptured, inner.timed_passes
 
     def forward(self, step: Any) -> Any:
         self._log.record_step(step)
@@ -86,7 +86,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     case = Case(arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
-    engine.tell_ready()
+    engine.report_ready()
     gc.collect()
     gc.freeze()  # as an engine does: a look at all that was loaded would hold up a step for 80 ms
     age_cap_s = config.prefill_age_cap_ms / 1e3
@@ -94,7 +94,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     budgets = [float(ms) for ms in arguments.step_ms.split(",")] if arguments.step_ms else [None]
     for budget in budgets:
         step_ms = config.prefill_step_ms if budget is None else budget
-        bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.grain)
+        bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.alignment)
         fair = Fairness(
             traffic(engine, bounds), arguments.short, arguments.long, arguments.count, arguments.seed
         )
@@ -112,8 +112,8 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
     least_rows = LEAST_ROWS_GPU if decoder.device.type == "cuda" else 0
     cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
-    if engine.prompt_pass.paces is not None:
-        cost.begin(*engine.prompt_pass.paces)
+    if engine.prompt_pass.timed_passes is not None:
+        cost.begin(*engine.prompt_pass.timed_passes)
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()

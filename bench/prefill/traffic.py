@@ -1,7 +1,7 @@
 """Loads of a prefill loop, and the time of each prompt's first token. Torch-free except for the loop's
 tensors.
 
-Short prompts in a closed or open loop (Poisson), alone or beside a long one that is repeated. The clock is
+Short prompts in a closed or open loop (Poisson), alone or alongside a long one that is repeated. The clock is
 the caller's, so that the same code runs on a device and in a simulation.
 """
 
@@ -38,7 +38,7 @@ class Time(Protocol):
 @dataclass(frozen=True, slots=True)
 class Load:
     """`count` short prompts of `tokens` (at least, beside a long one): `rate` per second (Poisson), or in a
-    closed loop of `users`. `long`: tokens of the prompts beside them, at least one of which is completed; 0:
+    closed loop of `users`. `long`: tokens of the prompts next to them, at least one of which is completed; 0:
     none. It ends after `seconds` in any case."""
 
     tokens: int
@@ -102,16 +102,16 @@ class StepLog:
         self.steps: list[Step] = []
         self.host: list[float] = []
         self._cost = cost
-        self._said: list[tuple[tuple[tuple[int, int], ...], float]] = []
+        self._planned: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
     def record_step(self, step: PrefillStep) -> None:
         """A step is begun."""
         runs = tuple(step.runs)
-        self._said.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
+        self._planned.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
 
     def took(self, seconds: float) -> None:
         """Records the end of the oldest running step."""
-        self.steps.append(Step(*self._said.pop(0), seconds))
+        self.steps.append(Step(*self._planned.pop(0), seconds))
 
 
 class Traffic:
@@ -133,7 +133,7 @@ class Traffic:
         served, begun = Served(), self._time.now()
         arrivals = load.arrivals()
         coming = next(arrivals, None)
-        first_step, first_said = len(self._log.steps), len(self._log.host)
+        first_step, first_host = len(self._log.steps), len(self._log.host)
         while len(served.short) < load.count or (load.long and not served.long):
             now = self._time.now()
             if now - begun > load.seconds:
@@ -156,7 +156,7 @@ class Traffic:
         served.seconds = self._time.now() - begun
         self._drop(served)
         served.steps = self._log.steps[first_step:]
-        served.host = self._log.host[first_said:]
+        served.host = self._log.host[first_host:]
         return served
 
     def _add(self, tokens: int, came: float) -> Sequence:

@@ -8,7 +8,7 @@
 
 Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
 first push until the receiver has verified and scattered the last and found the commit right, by the clock
-that both share; `acknowledged_gb_s`: until the sender has heard so. `raw_gb_s` is grpc alone: as many
+that both share; `acknowledged_gb_s`: until the sender has received that. `raw_gb_s`: grpc alone, as many
 messages of a piece's size over one stream, in the same rounds; over ipc, as many pieces copied into a window
 of shared memory. Each figure is the median of the rounds', in 10^9 bytes a second.
 
@@ -33,7 +33,7 @@ names, the sender's is the first, but for grpc: there what is sent lies in the h
 one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
 and the last one of a window compared byte by byte; where one fails there are no figures.
 
-How much of a handoff stands behind a prompt's last step `python -m bench.cluster.gpu --handoffs` tells.
+`python -m bench.cluster.gpu --handoffs` measures how much of a handoff comes after a prompt's last step.
 With --json one object a case goes to stdout; progress goes to stderr.
 """
 
@@ -91,9 +91,9 @@ def two_processes(
         acknowledged: list[float] = []
         raw_seconds: list[float] = []
         for _ in range(rounds + 1):
-            begun, heard = sending.commit(begin())
+            begun, acknowledged_at = sending.commit(begin())
             seconds.append(receiver.verified_at() - begun)
-            acknowledged.append(heard - begun)
+            acknowledged.append(acknowledged_at - begun)
             if step is not None:
                 begun, _ = sending.commit_ahead(begin(), step)
                 final.append(receiver.verified_at() - begun)

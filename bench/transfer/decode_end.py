@@ -3,9 +3,9 @@ KV cache.
 
     python -m bench.transfer.decode_end SETTING      `Setting` as JSON
 
-Says {"address"}, then answers on stdin, until that closes:
+Writes {"address"}, then answers each line of stdin, until that closes:
 
-    {"steps": n, "arrivals": b}   a window: admits the batch anew, decodes until it is full and warm, says
+    {"steps": n, "arrivals": b}   a window: admits the batch anew, decodes until it is full and warm, writes
                                   {"begun"}; n steps later the window's figures
     {"digest"}                    of all bytes of the transfer that ended last, and which that was
 
@@ -55,7 +55,7 @@ _PIECES_A_TURN = 16
 _PIECES_BETWEEN_LAYERS = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
-_EXPECTANT_S = 0.00002
+_POLL_SOON_S = 0.00002
 WINDOW_S = 300.0
 
 
@@ -140,17 +140,17 @@ class DecodingEnd:
         if self._lines is not None:
             self._lines.turned(begun)
         if not (events or stepped):
-            self._wait(self._patience())
+            self._wait(self._poll_s())
 
     def _between_layers(self) -> None:
         """Within a step that the host computes: a device's own steps are never interrupted."""
         self.receiver.progress(_PIECES_BETWEEN_LAYERS)
 
-    def _patience(self) -> float:
+    def _poll_s(self) -> float:
         if self.receiver.busy_poll:
             return 0.0
         if self.receiver.poll_soon:
-            return _EXPECTANT_S
+            return _POLL_SOON_S
         return _RING_FULL_S if self.engine.loop.has_work else _IDLE_S
 
     def _take(self, transfer: int) -> None:
@@ -263,7 +263,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as an engine does: a look at all that was loaded would hold up the steps
     end.expect(True)
-    _say({"address": end.address})
+    _report({"address": end.address})
     while _answer(end, selector):
         end.turn()
     end.close()
@@ -278,16 +278,16 @@ def _answer(end: DecodingEnd, selector: selectors.BaseSelector) -> bool:
         return False
     question = json.loads(line)
     if "digest" in question:
-        _say(end.digest())
+        _report(end.digest())
         return True
     end.expect(question["arrivals"])
-    figures = end.window(question["steps"], lambda: _say({"begun": True}))
+    figures = end.window(question["steps"], lambda: _report({"begun": True}))
     end.expect(True)
-    _say(figures)
+    _report(figures)
     return True
 
 
-def _say(message: dict[str, Any]) -> None:
+def _report(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

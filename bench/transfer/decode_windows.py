@@ -6,7 +6,7 @@ Windows of as many steps each, every one with a batch admitted anew, so that con
     paced        as many requests come as keep the batch there is: Poisson, batch / (output × a step) a second
     saturating   two transfers are under way all the time
 
-Bytes come, nobody joins: what admissions cost is in `bench.decode --churn`.
+Blocks arrive, but no sequence is admitted: what admissions cost is in `bench.decode --churn`.
 
 A round has one of each, every other round in the opposite order, so that a clock that drifts evenly decides
 nothing: `slowed_percent` is the mean of the rounds', each against its own `alone`.

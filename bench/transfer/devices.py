@@ -19,7 +19,7 @@ from kvtransfer.device.mover import warm
 # 64 tokens of an 8B model in 16 bits.
 GPU_BLOCK_BYTES = 8 << 20
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
-_AWAKE_CYCLES = 5_000_000  # 2.5 ms of an H200's
+_KEEP_WARM_CYCLES = 5_000_000  # 2.5 ms of an H200's
 
 
 class GpuBlocks:
@@ -88,7 +88,7 @@ class HeldStep:
     def begin(self) -> Event:
         """Starts a step; the event of its end."""
         self._count += 1
-        torch.cuda._sleep(_AWAKE_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_KEEP_WARM_CYCLES)  # type: ignore[no-untyped-call]
         call(
             cuda_driver(), "cuStreamWaitValue64_v2", ctypes.c_void_p(self._step.handle),
             ctypes.c_uint64(self._word.data_ptr()), ctypes.c_uint64(self._count), _AT_LEAST,

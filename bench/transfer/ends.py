@@ -2,11 +2,11 @@
 bytes.
 
     python -m bench.transfer.ends BLOCKS TRANSPORT DEVICE
-                                      a receiver; says {"address", "raw_address"}, then for each line
-                                      {"transfer", "blocks"} on stdin expects that transfer and says {}, for
-                                      {"verified": true} says when the last transfer's commit was found
+                                      a receiver; writes {"address", "raw_address"}, then for each line
+                                      {"transfer", "blocks"} on stdin expects that transfer, answers {}, for
+                                      {"verified": true} when the last transfer's commit was found
                                       right with all its bytes in their blocks, on the monotonic clock;
-                                      {"compare": blocks} says whether what came last is what was sent;
+                                      {"compare": blocks} whether what came last is what was sent;
                                       {"raw_id", "size"}, then {"raw_receive"}: `bench/nccl/raw.py`
 
 Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in
@@ -57,7 +57,7 @@ _RAW = "/bench.Raw/Drop"
 PIECES_A_POLL = 8  # as in an engine's turn
 PIECES_A_POLL_ON_GPU = 32
 WAIT_S = 0.05
-_EXPECTANT_S = 0.00002
+_POLL_SOON_S = 0.00002
 TRANSFER_S = 60.0
 TRANSFER = TransferConfig()
 
@@ -217,15 +217,15 @@ def main() -> None:
     server, raw_address = _raw_server()
     nccl = nccl_links_for(transport, None if device is None else device.blocks)
     address = to_text(receiver.listen("127.0.0.1", transport=transport, nccl=nccl))
-    _say({"address": address, "raw_address": raw_address})
+    _report({"address": address, "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     raw: RawEnd | None = None
     verified_at = 0.0
     while True:
-        patience = 0.0 if receiver.busy_poll else _EXPECTANT_S if receiver.poll_soon else WAIT_S
-        ready = [key.fileobj for key, _ in selector.select(patience)]
+        poll_s = 0.0 if receiver.busy_poll else _POLL_SOON_S if receiver.poll_soon else WAIT_S
+        ready = [key.fileobj for key, _ in selector.select(poll_s)]
         wakeup.clear()
         if sys.stdin in ready:
             line = sys.stdin.readline()
@@ -243,7 +243,7 @@ def main() -> None:
                 raw = _raw_end(job, where)
             elif raw is not None:
                 raw.receive()
-            _say(answer)
+            _report(answer)
         for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 verified_at = time.monotonic()
@@ -290,7 +290,7 @@ def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | No
     return sink, sink.sink()
 
 
-def _say(message: dict[str, str] | dict[str, bool | float]) -> None:
+def _report(message: dict[str, str] | dict[str, bool | float]) -> None:
     print(json.dumps(message), flush=True)
 
 

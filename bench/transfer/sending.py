@@ -55,7 +55,7 @@ class SendingEnd:
         keep_freed_memory()
         sharpen_timers()
         self._woken = threading.Event()
-        self._patience = WAIT_S
+        self._poll_s = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)
         auth = LinkAuth(secret)
         connectors = make_connectors("auto", self._woken.set, auth=auth)
@@ -64,7 +64,7 @@ class SendingEnd:
         else:
             from bench.transfer.devices import gpu_blocks
 
-            source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
+            source, self._poll_s = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
             which = transport if nccl is not None else "auto"
             connectors = make_connectors(which, self._woken.set, source.blocks, nccl, auth)
@@ -95,10 +95,10 @@ class SendingEnd:
     def answered(self, wait_s: float) -> list[int]:
         """Polls; the transfers that were acknowledged. Waits at most `wait_s` where there is nothing to do.
         BatonError where one failed."""
-        if not self._patience:
+        if not self._poll_s:
             wait_s = 0.0
         if wait_s:
-            self._woken.wait(min(wait_s, self._patience))
+            self._woken.wait(min(wait_s, self._poll_s))
         return [event.transfer.transfer_id for event in self._turn() if isinstance(event, Acknowledged)]
 
     def digest(self, first: int) -> str:
@@ -138,7 +138,7 @@ class SendingEnd:
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return time.monotonic()
 
-    def credits_home(self, transfer: Transfer) -> float:
+    def credits_returned(self, transfer: Transfer) -> float:
         """The time in s from the first block's push until the receiver has verified and scattered the
         last."""
         places = self._places(transfer)
@@ -177,8 +177,8 @@ class SendingEnd:
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a transfer took longer than {TRANSFER_S:g} s")
-            if self._patience:
-                self._woken.wait(self._patience)
+            if self._poll_s:
+                self._woken.wait(self._poll_s)
 
     def _turn(self) -> list[SenderEvent]:
         self._woken.clear()

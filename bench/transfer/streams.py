@@ -1,7 +1,7 @@
 """Transfers to a decode worker that streams tokens at the same time: what each costs the other.
 
 python -m bench.transfer.streams ADDRESS INCARNATION TOKENS BLOCKS
-    the sender: transfers blocks to the worker at ADDRESS until its stdin closes; says the seconds of each
+    the sender: transfers blocks to the worker at ADDRESS until its stdin closes; writes the seconds of each
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ async def _cluster(
         worker = (sys.executable, "-m", "bench.cluster.fake_engine", "worker")
         cluster = LocalCluster(config, folder, Programs(worker=worker))
         try:
-            doors = await cluster.start()
+            addresses = await cluster.start()
             batch_wakeups()
-            async with grpc.aio.insecure_channel(doors.grpc) as channel:
-                yield channel, doors.admin
+            async with grpc.aio.insecure_channel(addresses.grpc) as channel:
+                yield channel, addresses.admin
         finally:
             await cluster.stop(20)
 
@@ -234,7 +234,7 @@ def main() -> None:
             if sending is None:
                 sending = SendingEnd(blocks, body.fingerprint, secret=CLUSTER_SECRET)
             transfer = sending.begin(ticket, body)
-            seconds.append(sending.credits_home(transfer))
+            seconds.append(sending.credits_returned(transfer))
             transfer.withdraw(WithdrawReason.FINISHED)
             sending.poll()
             reservations.cancel(attempt)

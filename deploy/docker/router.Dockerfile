@@ -1,5 +1,4 @@
-# Image of routers, of the model download and of the chart's test: no torch. From the repository's root:
-#   docker build -f deploy/docker/router.Dockerfile --build-arg PYTHON_DIGEST=sha256:… --build-arg VERSION=0.1.0 .
+# Image of routers, of the model download and of the chart's test: no torch. `make images` builds it.
 # PYTHON_DIGEST has no default: a build names the base that it was checked with.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG PYTHON_DIGEST

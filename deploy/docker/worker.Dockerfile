@@ -1,6 +1,5 @@
 # Image of workers, of the supervisor and of Ray: torch with CUDA, NCCL and Triton from their wheels; the driver comes
-# from the node. From the repository's root:
-#   docker build -f deploy/docker/worker.Dockerfile --build-arg PYTHON_DIGEST=sha256:… --build-arg VERSION=0.1.0 .
+# from the node. `make images` builds it.
 # PYTHON_DIGEST has no default: a build names the base that it was checked with. A folder of kernels that were compiled
 # beforehand is taken from KERNELS (a folder of the build context, such as one that a worker filled on the same GPUs).
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm

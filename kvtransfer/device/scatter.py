@@ -3,12 +3,12 @@
     begin, keep_in_staging, drop: a piece is announced ─▶ start: its bytes are there, a kernel ─▶ moved
 
 Announcements come before bytes, so everything the host does for a piece, except the kernel's launch, is done
-while the bytes travel; the launch too, where the device itself knows when they are there. Pieces are moved in
+while the bytes travel; the launch too, where the device itself detects their arrival. Pieces are moved in
 the order in which they were announced.
 
 A corrupt piece has been written by the time it is detected, into blocks that its ticket reserved and no slot
-has read (`kvtransfer.device.reference`). So only a piece whose place is expected is moved, and whoever takes
-the blocks away cancels its pieces first (`cancel`): a kernel that waits for bytes reads its table of rows
+has read (`kvtransfer.device.reference`). So only a piece whose place is expected is moved, and its pieces are
+cancelled before their blocks are freed (`cancel`): a kernel that waits for bytes reads its table of rows
 when it starts, and finds it empty.
 """
 

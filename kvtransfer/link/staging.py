@@ -4,8 +4,8 @@
        └──── quarantine ────▶ QUARANTINED ──release──▶ (the window is freed)
 
 The sender owns an index, and may write it at any time, until its piece is announced (`store`, `claim`); then
-the receiver owns it until the piece is verified and scattered, or dropped. So no index is ever granted while
-somebody could still write it. What a broken link's sender owned is quarantined, and freed in one way only:
+the receiver owns it until the piece is verified and scattered, or dropped. So no index is granted while it
+could still be written. What a broken link's sender owned is quarantined, and freed in one way only:
 the link is fenced, and the whole window goes (`release`).
 
 `store` is called by the thread that reads messages, everything else by the loop; a lock keeps the counts
@@ -112,14 +112,14 @@ class Staging:
                 del self._pieces_of[transfer]
 
     def quarantine(self) -> None:
-        """The link broke: what its sender may still write is not granted to anybody."""
+        """The link broke: what its sender may still write is not granted again."""
         with self._lock:
             for index, owner in enumerate(self._owners):
                 if owner == Owner.SENDER:
                     self._owners[index] = Owner.QUARANTINED
 
     def release(self) -> None:
-        """The link is fenced: nobody can write the window any more, so it is freed."""
+        """The link is fenced: the window cannot be written any more, so it is freed."""
         with self._lock:
             self._window = None
             self._payloads = [None] * self.pieces

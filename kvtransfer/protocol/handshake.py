@@ -65,7 +65,7 @@ def agree(request: OpenLinkRequest, receiver: WorkerIdentity, fingerprint: bytes
     if protocol < max(request.protocol_min, PROTOCOL_MIN):
         raise BatonError(
             ErrorKind.CONFLICT,
-            f"protocol differs: sender {sender.name!r} speaks {request.protocol_min} to "
+            f"protocol differs: sender {sender.name!r} supports {request.protocol_min} to "
             f"{request.protocol_max}, receiver {receiver.name!r} {PROTOCOL_MIN} to {PROTOCOL_MAX}",
         )
     if (sender.rank, sender.rank_count) != (receiver.rank, receiver.rank_count):

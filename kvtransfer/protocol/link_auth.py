@@ -71,7 +71,7 @@ class Challenges:
 
 
 class LinkAuth:
-    """Signs and verifies the messages of the handshake. An empty secret authenticates nobody."""
+    """Signs and verifies the messages of the handshake. With an empty secret any peer is accepted."""
 
     def __init__(self, secret: str = "") -> None:
         self.token = RpcToken(secret)

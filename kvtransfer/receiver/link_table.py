@@ -28,8 +28,13 @@ from kvtransfer.receiver.link import Cut, ReceivingLink
 
 _LOG = logging.getLogger(__name__)
 
-# Links that may exist at once, quarantined ones included: bounds staging memory and threads.
-MAX_LINKS = 64
+# Links that may exist at once by default, quarantined ones included: bounds staging memory and threads.
+MAX_LINKS = 256
+# Links with a whole window of staging pieces in host memory; further ones get an eighth. With 256 links of
+# 32 MiB windows the staging memory is at most 2.75 GiB.
+FULL_WINDOWS = 64
+_SMALL_WINDOW = 8
+_FEWEST_PIECES = 2
 
 
 class LinkGrants:
@@ -44,9 +49,10 @@ class LinkGrants:
         window_pieces: int,
         device: DeviceSink | None,
     ) -> None:
-        if window_pieces < 2:
+        if window_pieces < _FEWEST_PIECES:
             raise ValueError("window_pieces must be at least 2")
         self.cut = Cut(PieceGeometry.of(block_bytes, piece_bytes), window_pieces)
+        self._small_cut = Cut(self.cut.geometry, max(_FEWEST_PIECES, window_pieces // _SMALL_WINDOW))
         self._identity = identity
         self._fingerprint = fingerprint
         self._device = device
@@ -61,11 +67,14 @@ class LinkGrants:
         return agree(request.request, self._identity, self._fingerprint)
 
     def grant(
-        self, request: LinkRequest, transport: str, protocol: int, attach_deadline: float
+        self, request: LinkRequest, transport: str, protocol: int, attach_deadline: float, others: int
     ) -> ReceivingLink:
-        """BatonError(OVERLOADED) where there is no memory."""
+        """`others`: links that exist. BatonError(OVERLOADED) where there is no memory."""
         on_device = self._device if request.device is not None else None
-        cut = self.cut if on_device is None else self._device_cut
+        if on_device is not None:
+            cut = self._device_cut
+        else:
+            cut = self.cut if others < FULL_WINDOWS else self._small_cut
         response = OpenLinkResponse(
             receiver=self._identity,
             protocol=protocol,
@@ -95,6 +104,7 @@ class LinkTable:
         timeout_s: float,
         clock: Callable[[], float],
         before_break: Callable[[ReceivingLink, BatonError], None],
+        max_links: int = MAX_LINKS,
     ) -> None:
         """`timeout_s`: how long a sender may take to connect to its link. `before_break` is called while a
         link that breaks is still open."""
@@ -103,6 +113,7 @@ class LinkTable:
         self._timeout = timeout_s
         self._clock = clock
         self._before_break = before_break
+        self._max_links = max_links
         self._listeners: list[Listener] = []
         self._open: list[ReceivingLink] = []
         self._quarantined: list[ReceivingLink] = []
@@ -141,11 +152,12 @@ class LinkTable:
         for link in earlier:
             if not asked.keep_earlier or link.peer.incarnation != sender.incarnation:
                 self.break_off(link, newer)
-        if len(self._open) + len(self._quarantined) >= MAX_LINKS:
-            raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
+        others = len(self._open) + len(self._quarantined)
+        if others >= self._max_links:
+            raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {others} links already")
         deadline = self._clock() + self._timeout
         transport = listener.endpoint.transport
-        self._open.append(self._grants.grant(request, transport, protocol, deadline))
+        self._open.append(self._grants.grant(request, transport, protocol, deadline, others))
         self._counters.links_opened += 1
 
     def rotate(self) -> None:

@@ -51,14 +51,18 @@ class Receiver:
         peer_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         device: DeviceSink | None = None,
+        max_links: int = MAX_LINKS,
     ) -> None:
-        """`device`: where blocks lie in device memory, to which a sender's device may write."""
+        """`device`: where blocks lie in device memory, to which a sender's device may write. `max_links`:
+        senders beyond so many are refused."""
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self.transfers = InboundTransfers(
             signer, identity.incarnation, sink, self.counters, peer_timeout_s, clock
         )
         grants = LinkGrants(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
-        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, self.transfers.link_broke)
+        broke = self.transfers.link_broke
+        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, broke, max_links)
+        self._max_links = max_links
         self._piece_bytes = piece_bytes
         self._device = None if device is None else device.blocks.device
         self._wake = wake
@@ -76,7 +80,7 @@ class Receiver:
     ) -> tuple[Endpoint, ...]:
         """Starts `start_listeners` of a transport; the endpoints for tickets, the preferred one first.
         `auth`: what senders must prove to know; `tls`: of connections over gRPC."""
-        bounds = self._piece_bytes, self._timeout, MAX_LINKS
+        bounds = self._piece_bytes, self._timeout, self._max_links
         started = start_listeners(
             transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port, tls
         )
@@ -188,7 +192,7 @@ class Receiver:
     @property
     def poll_soon(self) -> bool:
         """Whether a device may write for an expected transfer: a wake-up takes some hundred microseconds, so
-        polling sooner pays even where `busy_poll` is False."""
+        polling sooner saves time even where `busy_poll` is False."""
         return len(self.transfers) > 0 and any(link.scatter is not None for link in self._links)
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ def _open(
         if error.kind is ErrorKind.UNAUTHENTICATED:  # clients would take it for their own credentials
             error = BatonError(ErrorKind.UNAVAILABLE, error.message)
         opened.set_exception(error)
-    except Exception as error:  # a bug in the transport: the transfers must still be told
+    except Exception as error:  # a bug in the transport: the transfers must still fail
         opened.set_exception(BatonError(ErrorKind.INTERNAL, f"opening a link: {error!r}"))
     wake()
 

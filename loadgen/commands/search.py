@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
 def require_limits(settings: Settings) -> None:
     """Raises LoadgenError where there are no limits."""
     if not settings.judge.goodput and not any(one.goodput for one in settings.load.classes):
-        raise LoadgenError("--goodput or --preset must say what a good request is")
+        raise LoadgenError("--goodput or --preset must define a good request")
 
 
 async def _search(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
@@ -79,7 +79,7 @@ async def _search(settings: Settings, path: Path, arguments: argparse.Namespace)
     start = arguments.start_rate or 1.0 / max(1e-3, before.lone_s)
     plan = SearchPlan(settings.judge.attainment, start, budget, arguments.max_rate)
     with Interrupt() as interrupt:
-        campaign = Campaign(before, path, say, interrupt, rows_of(arguments))
+        campaign = Campaign(before, path, report, interrupt, rows_of(arguments))
         return await campaign.search(plan)
 
 
@@ -98,6 +98,6 @@ def rows_of(arguments: argparse.Namespace) -> Callable[[Run], None]:
     return write_rows if arguments.parquet else lambda run: None
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     """Prints progress to stderr."""
     print(f"loadgen: {line}", file=sys.stderr, flush=True)

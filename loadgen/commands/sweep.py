@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadgen.analysis import run_folder
 from loadgen.commands import flags
-from loadgen.commands.search import publish, rows_of, say
+from loadgen.commands.search import publish, report, rows_of
 from loadgen.common.errors import LoadgenError
 from loadgen.common.settings import Settings
 from loadgen.generator.interrupt import Interrupt
@@ -51,5 +51,5 @@ def main(arguments: argparse.Namespace) -> int:
 async def _sweep(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
     before = await preflight(settings)
     with Interrupt() as interrupt:
-        campaign = Campaign(before, path, say, interrupt, rows_of(arguments))
+        campaign = Campaign(before, path, report, interrupt, rows_of(arguments))
         return await campaign.sweep(arguments.rates, arguments.duration)

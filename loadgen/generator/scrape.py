@@ -22,7 +22,7 @@ from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS
 from loadgen.targets.http_connection import get
-from loadgen.targets.target import Failure
+from loadgen.targets.target import Failure, credentials_of
 from loadgen.targets.tls import grpc_channel, is_grpc
 
 EVERY_S = 1.0
@@ -75,7 +75,9 @@ class Scraper:
 
     async def _totals(self, channel: grpc.aio.Channel) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            answer = await RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=_ANSWER_S)
+            answer = await RouterServiceStub(channel).GetStatus(
+                GetStatusRequest(), timeout=_ANSWER_S, metadata=credentials_of(self._target)
+            )
             self._keep(answer.router)
 
     def _keep(self, router: RouterStatus) -> None:

@@ -83,8 +83,8 @@ class Worker:
             work = self._work(driver)
             gc.collect()
             gc.freeze()
-            _tell({"ready": True})
-            self._clock.start = await self._told_start()
+            _report({"ready": True})
+            self._clock.start = await self._start_time()
             await self._follow(driver, asyncio.ensure_future(work))
         finally:
             await target.close()
@@ -110,7 +110,7 @@ class Worker:
         self._good += self._judge.good(record)
         self._records.write(record.to_line())
 
-    async def _told_start(self) -> float:
+    async def _start_time(self) -> float:
         line = await self._commands.readline()
         if not line:
             raise LoadgenError("no start message was received")
@@ -130,7 +130,7 @@ class Worker:
                     await driver.stop()
                     break
                 self._records.flush()  # what ended stays, whatever becomes of this process
-                _tell(self._progress(driver))
+                _report(self._progress(driver))
             with contextlib.suppress(asyncio.CancelledError):
                 await work
         finally:
@@ -138,7 +138,7 @@ class Worker:
                 task.cancel()
         busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - began)
         self._records.flush()
-        _tell(self._progress(driver))
+        _report(self._progress(driver))
         times_now, seconds_now = self._limit.held_back()
         done = {
             "cpu_share": busy,
@@ -147,7 +147,7 @@ class Worker:
             "throttled_ms": _spread_ms(self._limit.samples),
             "throttled": {"times": times_now - times, "seconds": seconds_now - seconds},
         }
-        _tell({"done": done})
+        _report({"done": done})
 
     def _progress(self, driver: Driver) -> dict[str, Any]:
         counts = driver.counts
@@ -173,7 +173,7 @@ def _spread_ms(samples: list[float]) -> dict[str, float]:
     }
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _report(message: dict[str, Any]) -> None:
     # One write that fits into a pipe's buffer; the parent reads all the time.
     os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
 
@@ -186,12 +186,12 @@ async def _main() -> None:
     if not line:
         return
     assignment = Assignment.model_validate_json(line)
-    settle(assignment)
+    pin_to_cpu(assignment)
     with io.BufferedWriter(io.FileIO(assignment.records, "wb"), _BUFFER) as records:
         await Worker(assignment, commands, records).run()
 
 
-def settle(assignment: Assignment) -> None:
+def pin_to_cpu(assignment: Assignment) -> None:
     """Pins this process, and threads that start later, to its processor, if one is set. Raises LoadgenError
     where that fails.
     """
@@ -210,7 +210,7 @@ def main() -> int:
     try:
         asyncio.run(_main())
     except LoadgenError as error:
-        _tell({"error": str(error)})
+        _report({"error": str(error)})
         return 2
     except KeyboardInterrupt:
         return 130

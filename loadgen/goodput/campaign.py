@@ -23,7 +23,7 @@ from loadgen.goodput.probe import Probe
 from loadgen.goodput.search import Phase, Search, SearchPlan
 from loadgen.targets.preflight import Preflight
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 # How many of the misses that a run may have it must have before it is ended: some lie in what is cut.
 _CERTAIN = 1.5
 # What runs when the last request was sent gets this long, and more where requests or limits are long.
@@ -39,12 +39,12 @@ class Campaign:
     """The runs of one search or sweep, with the results of its preflight."""
 
     def __init__(
-        self, before: Preflight, path: Path, say: Say, interrupt: Interrupt, keep: Callable[[Run], None]
+        self, before: Preflight, path: Path, report: Report, interrupt: Interrupt, keep: Callable[[Run], None]
     ) -> None:
-        """`say` receives progress messages; `keep` every run, once its folder is written."""
+        """`report` receives progress messages; `keep` every run, once its folder is written."""
         self._before = before
         self._path = path
-        self._say = say
+        self._report = report
         self._interrupt = interrupt
         self._keep = keep
         self._began = time.monotonic()
@@ -111,7 +111,7 @@ class Campaign:
         self._keep(run)
         probe = probe_of(run, rate)
         self._points.append(point_of(run, probe))
-        self._say(
+        self._report(
             f"{title}: {number(rate)}/s for {seconds:.0f} s: {probe.verdict}, "
             f"{percent(probe.attainment)} [{percent(probe.low)}, {percent(probe.high)}] of {probe.requests}"
         )

@@ -14,7 +14,7 @@ from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 
 # A router promises 1 s; a busy machine gets more.
-PATIENCE_S = 5.0
+LIMIT_S = 5.0
 _ANSWER_S = 2.0
 
 
@@ -31,8 +31,8 @@ class LeakCheck:
 
 
 async def check_leaks(target: TargetSettings) -> LeakCheck:
-    """Polls until nothing is in use or PATIENCE_S have passed. Never raises."""
-    until = time.monotonic() + PATIENCE_S
+    """Polls until nothing is in use or LIMIT_S have passed. Never raises."""
+    until = time.monotonic() + LIMIT_S
     async with AdminPort(target) as admin:
         while True:
             try:

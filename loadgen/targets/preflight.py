@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,16 @@ from loadgen.load.workload import Workload
 from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, wait_ready
 from loadgen.targets.http_connection import get
 from loadgen.targets.open_target import open_target
-from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock, Target
+from loadgen.targets.target import (
+    Answer,
+    Failure,
+    Message,
+    Prompt,
+    Request,
+    RunClock,
+    Target,
+    credentials_of,
+)
 from loadgen.targets.tls import grpc_channel, is_grpc
 
 T = TypeVar("T")
@@ -172,7 +180,7 @@ async def served_model(settings: TargetSettings) -> str:
     """The only one, or the first. Raises LoadgenError where the server lists none."""
     names = await (_over_grpc(settings) if is_grpc(settings.url) else _over_http(settings))
     if not names:
-        raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
+        raise LoadgenError(f"{settings.url} does not report which model it serves: --model names it")
     return names[0]
 
 
@@ -180,19 +188,19 @@ async def _over_grpc(settings: TargetSettings) -> list[str]:
     async with grpc_channel(settings, OPTIONS) as channel:
         await wait_ready([channel], settings.url)
         try:
-            response = await RouterServiceStub(channel).ListModels(ListModelsRequest(), timeout=CONNECT_S)
+            response = await RouterServiceStub(channel).ListModels(
+                ListModelsRequest(), timeout=CONNECT_S, metadata=credentials_of(settings)
+            )
         except grpc.aio.AioRpcError:
             return []
     return [model.id for model in response.models]
 
 
 async def _over_http(settings: TargetSettings) -> list[str]:
-    key = os.environ.get(settings.api_key_env)
+    headers = "".join(f"{name}: {value}\r\n" for name, value in credentials_of(settings))
     url = settings.url.rstrip("/").removesuffix("/v1")
     try:
-        body = await get(
-            f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "", settings.tls
-        )
+        body = await get(f"{url}/v1/models", CONNECT_S, headers, settings.tls)
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except Failure as failure:
         if failure.outcome == "CONNECT":
@@ -231,5 +239,5 @@ async def _count(settings: Settings, target: Target, words: Sequence[str]) -> in
     record = Record(0, 0, "", 0.0, None, 1, request_id="words")
     await target.send(target.prepare(Request("words", prompt, 1, settings.load.classes[0])), record, Answer())
     if record.usage_input is None:
-        raise LoadgenError("this server does not tell prompt tokens; send token ids (--form ids)")
+        raise LoadgenError("this server does not report prompt tokens; send token ids (--form ids)")
     return record.usage_input

@@ -53,9 +53,13 @@ def headers_of(request: Request, settings: TargetSettings) -> tuple[tuple[str, s
             for metric in ("ttft", "tpot")
             if metric in klass.goodput
         ]
-    if key := os.environ.get(settings.api_key_env):
-        headers.append(("authorization", f"Bearer {key}"))
-    return tuple(headers)
+    return (*headers, *credentials_of(settings))
+
+
+def credentials_of(settings: TargetSettings) -> tuple[tuple[str, str], ...]:
+    """The metadata of an API key, if there is one."""
+    key = os.environ.get(settings.api_key_env)
+    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 @dataclass(slots=True)

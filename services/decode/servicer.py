@@ -28,7 +28,7 @@ ID_BYTES = 16
 # The ring is polled this often. Never a busy loop: the engine shares these cores.
 _POLL_S = 0.001
 _SWEEP_S = 0.2
-# The interval of heartbeats on a router's stream without output: they tell an idle worker from a frozen one.
+# Heartbeat interval of a router's stream without output; distinguishes an idle worker from a hung one.
 _HEARTBEAT_S = 0.5
 
 

@@ -9,7 +9,7 @@ import grpc
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand
-from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
+from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest, ProvideTicketResponse
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
 from services.common.engine.attempt_key import AttemptKey
@@ -54,17 +54,17 @@ class PrefillServicer(PrefillServiceServicer):
             if not finished:
                 await self._stop(request.attempt)
 
-    async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
+    async def ProvideTicket(self, request: ProvideTicketRequest, context: Context) -> ProvideTicketResponse:  # noqa: N802
         """Hands a ticket to its prefill; kept for a while where it overtakes its Prefill call on the way."""
         key = AttemptKey.of(request.attempt)
         try:
             if key not in self._running:
                 self._early.add(key, request.ticket)
-                return GiveTicketResponse()
-            await self._engine.call(EngineCommand(give_ticket=request))
+                return ProvideTicketResponse()
+            await self._engine.call(EngineCommand(provide_ticket=request))
         except BatonError as error:
             await abort(context, error)
-        return GiveTicketResponse()
+        return ProvideTicketResponse()
 
     async def _stop(self, attempt: Attempt) -> None:
         """Stops the prefill between two chunks, once the router has cancelled or disconnected."""

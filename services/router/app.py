@@ -19,6 +19,9 @@ from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.http_api import HttpApi, health_routes
+from services.router.auth.api_keys import ApiKeys
+from services.router.auth.grpc_auth import GrpcAuth
+from services.router.auth.http_auth import HttpAuth
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
@@ -32,6 +35,7 @@ from services.router.observability.metrics import metrics_route, register_metric
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
+from services.router.plaintext import check_plaintext
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
@@ -60,6 +64,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
         self._config = config
+        check_plaintext(config)
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
@@ -133,6 +138,7 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
+        self._keys = ApiKeys(config.auth.api_keys_file) if config.auth else None
         limits = within_descriptors(config.connections)
         self.connections = Connections(limits)
         self._status = Status(
@@ -150,18 +156,24 @@ class Router:
             connections=self.connections,
             started=time.monotonic(),
             addresses=self._addresses,
+            keys=self._keys,
         )
         files = tls = None
         if config.public_tls is not None:
             files = public_tls_files(config.public_tls)
             tls = public_grpc_tls(config.public_tls, files)
-        options = public_options(limits, limits.max_grpc_connections, self._max_body_bytes)
-        self.grpc = GrpcServer([SERVICE_NAME], options=options, tls=tls)
+        self.grpc = GrpcServer(
+            [SERVICE_NAME],
+            options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
+            interceptors=[GrpcAuth(self._keys)] if self._keys else [],
+            tls=tls,
+        )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts, files)
+        app = HttpAuth(http_api.app, self._keys) if self._keys else http_api.app
+        self.http = HttpServer(app, self.connections, config.allowed_hosts, files)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
         """The admin listeners."""
@@ -182,7 +194,7 @@ class Router:
         config = self._config
         admin_grpc_port, admin_http_port = config.admin_ports
         self._addresses["http"] = self.http.bind(config.host, config.http_port)
-        self._addresses["admin_http"] = self.admin_http.bind(config.admin_host, admin_http_port)
+        self._addresses["admin_http"] = self.admin_http.bind(config.bound_admin_http_host, admin_http_port)
         self._addresses["grpc"] = await self.grpc.start(config.host, config.grpc_port)
         self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
         await self.admin_grpc.set_serving(True)  # as long as it answers; readiness is the public port's

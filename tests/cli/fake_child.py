@@ -137,7 +137,7 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
     stop = asyncio.Event()
 
     def on_signal() -> None:
-        note("told", name)
+        note("reported", name)
         if "stubborn" not in traits:
             stop.set()
 

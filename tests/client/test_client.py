@@ -89,10 +89,10 @@ async def test_every_field_is_sent(site: SiteMaker, kind: str) -> None:
         assert {name: getattr(request.sampling, name) for name in fields} == fields
         assert (request.limits.min_tokens, list(request.limits.stop_token_ids)) == (2, [9])
         (choice,) = answer.choices
-        for ids, told in ((choice.tokens, choice.logprobs), (PROMPT[1:], choice.prompt_logprobs)):
-            assert [one.token_id for one in told] == list(ids)
-            assert [one.logprob for one in told] == [logprobs_of(token, 0).logprob for token in ids]
-            assert all(len(one.top) == 2 for one in told)
+        for ids, reported in ((choice.tokens, choice.logprobs), (PROMPT[1:], choice.prompt_logprobs)):
+            assert [one.token_id for one in reported] == list(ids)
+            assert [one.logprob for one in reported] == [logprobs_of(token, 0).logprob for token in ids]
+            assert all(len(one.top) == 2 for one in reported)
 
 
 @both

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cluster.reconcile import (
-    ACTOR_PATIENCE,
+    ACTOR_TIMEOUT_FACTOR,
     LONGEST_REFUSED_PAUSE_S,
     MAX_STARTS,
     WINDOW_S,
@@ -43,7 +43,7 @@ def test_a_hung_worker_is_killed_and_its_actor_only_if_that_is_unresponsive() ->
     assert isinstance(kill, Kill)
     assert not kill.actor
     assert due(Observed(Phase.UNKNOWN, silent_s=HANG_S + 0.1)) == []
-    (kill,) = due(Observed(Phase.UNKNOWN, silent_s=HANG_S * ACTOR_PATIENCE + 0.1))
+    (kill,) = due(Observed(Phase.UNKNOWN, silent_s=HANG_S * ACTOR_TIMEOUT_FACTOR + 0.1))
     assert isinstance(kill, Kill)
     assert kill.actor
 

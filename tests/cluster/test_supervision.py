@@ -83,7 +83,7 @@ class Site:
 
 async def test_all_are_started_and_reported() -> None:
     site = Site()
-    assert not site.supervision.status().settled
+    assert not site.supervision.status().complete
     await site.turns()
     status = site.supervision.status()
     assert status.serving
@@ -175,7 +175,7 @@ async def test_a_successor_adopts_what_runs() -> None:
     first.processes.end("decode-0")
     await first.turns()
     second = Site(first.processes)
-    assert not second.supervision.status().settled
+    assert not second.supervision.status().complete
     await second.turns()
     assert second.supervision.status() == first.supervision.status()
     assert [first.starts(name) for name in ("prefill-0", "decode-0")] == [1, 2]
@@ -187,7 +187,7 @@ async def test_a_restarted_supervisor_decides_only_after_all_have_reported() -> 
     first.processes.silent.add("decode-0")
     second = Site(first.processes)
     await second.turns(4)
-    assert not second.supervision.status().settled
+    assert not second.supervision.status().complete
     first.processes.silent.clear()
     await second.turns()
     assert second.supervision.status().addresses == ["prefill-0:1", "decode-0:1"]

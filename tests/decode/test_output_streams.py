@@ -61,7 +61,7 @@ def test_a_message_has_all_output_since_the_last(streams: OutputStreams) -> None
 def test_logprobs_accompany_their_tokens_and_are_sent_again(streams: OutputStreams) -> None:
     streams.emit(word(11)._replace(logprobs=Logprobs(-0.25, ((11, -0.25),))))
 
-    def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
+    def reported(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
         message = streams.collect(ROUTER, 2)
         assert message is not None
         (output,) = message.outputs
@@ -70,12 +70,12 @@ def test_logprobs_accompany_their_tokens_and_are_sent_again(streams: OutputStrea
         return [(one.logprob, [(t.token_id, t.logprob) for t in one.top]) for one in output.logprobs]
 
     first, *later = [(-0.25, [(11, -0.25)]), (-0.5, [(12, -0.5), (3, -1.25)]), (-2.0, [])]
-    assert told(4) == [first]
+    assert reported(4) == [first]
     streams.emit(word(12)._replace(logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
     streams.emit(word(13, Finish.LENGTH)._replace(logprobs=Logprobs(-2.0)))
-    assert told(5) == later
+    assert reported(5) == later
     streams.follow(ROUTER)
-    assert told(4) == [first, *later]
+    assert reported(4) == [first, *later]
 
 
 def test_a_cancel_carries_no_token(streams: OutputStreams) -> None:
@@ -159,8 +159,8 @@ def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams
     # Prefill has sent it a token that decode has not emitted yet, or its position is before this attempt.
     for next_number, first, tokens in ((8, None, None), (7, None, None), (2, 4, [11, 12, 13])):
         streams.follow(ROUTER, [Position(attempt=ATTEMPT, next_number=next_number), positions[1]])
-        told = [one for one in outputs(streams.collect(ROUTER, 3)) if one[0] >= 4]
-        assert told == ([] if first is None else [(first, tokens, 0)])
+        reported = [one for one in outputs(streams.collect(ROUTER, 3)) if one[0] >= 4]
+        assert reported == ([] if first is None else [(first, tokens, 0)])
 
 
 def test_messages_are_bounded_and_lose_nothing(

@@ -16,6 +16,7 @@ Object = dict[str, Any]
 Values = dict[str, Any]
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "baton"
+VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"]
 RELEASE, NAMESPACE = "demo", "llm"
 NOTES = "baton/templates/NOTES.txt"
 CASES = {file.stem.removesuffix("-values"): file for file in sorted((CHART / "ci").glob("*-values.yaml"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
+from packaging.version import Version
 
 from tests.deploy import tools
 from tests.deploy.chart import case
@@ -27,7 +29,7 @@ def _lines(image: str) -> list[str]:
     return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def _locked(name: str) -> dict[NormalizedName, str]:
+def locked(name: str) -> dict[NormalizedName, str]:
     """Versions by package of a file of locked requirements; each has a hash."""
     versions = {}
     for line in (DOCKER / f"requirements-{name}.txt").read_text(encoding="utf-8").splitlines():
@@ -79,15 +81,15 @@ def test_everything_is_installed_by_hash(image: str) -> None:
 def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     wanted = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
-    locked = _locked(name)
-    assert locked
+    versions = locked(name)
+    assert versions
     assert {
-        package: version for package, version in locked.items() if wanted.get(package, version) != version
+        package: version for package, version in versions.items() if wanted.get(package, version) != version
     } == {}
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_all_that_the_project_asks_for_is_locked(image: str) -> None:
+def _asked(image: str) -> list[Requirement]:
+    """What the project asks for in an image."""
     extras, waiting = {*IMAGES[image]}, [*IMAGES[image]]
     asked = [Requirement(line) for line in PROJECT["dependencies"]]
     while waiting:
@@ -97,13 +99,50 @@ def test_all_that_the_project_asks_for_is_locked(image: str) -> None:
                 extras |= requirement.extras
             else:
                 asked.append(requirement)
-    locked = _locked(image)
-    for requirement in asked:
-        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+    return asked
+
+
+def _needs(requirement: Requirement, version: str) -> list[Requirement] | None:
+    """What a locked package needs in its turn; None where this version of it is not installed here."""
+    try:
+        # Without the local part: torch is installed here as 2.13.0+cpu.
+        if Version(importlib.metadata.version(requirement.name)).public != version:
+            return None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    lines = map(Requirement, importlib.metadata.requires(requirement.name) or ())
+    environments = [{"python_version": "3.11", "extra": extra} for extra in ("", *requirement.extras)]
+    return [one for one in lines if one.marker is None or any(map(one.marker.evaluate, environments))]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_all_that_the_project_asks_for_is_locked(image: str) -> None:
+    versions = locked(image)
+    for requirement in _asked(image):
+        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_all_that_locked_packages_need_is_locked_and_nothing_else(image: str) -> None:
+    versions, waiting = locked(image), _asked(image)
+    seen: set[str] = set()
+    unknown = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        assert requirement.specifier.contains(versions[name]), requirement
+        if str(requirement) not in seen:
+            seen |= {str(requirement), name}
+            needs = _needs(requirement, versions[name])
+            waiting += needs or []
+            unknown |= {name} if needs is None else set()
+    # The torch that tests have brings none of NVIDIA's libraries.
+    assert {name for name in versions.keys() - seen if not re.match("nvidia|cuda", name)} == set()
+    assert len(unknown) <= 3, unknown
 
 
 def test_router_has_no_torch_and_worker_has_it_with_cuda() -> None:
-    router, worker = _locked("router"), _locked("worker")
+    router, worker = locked("router"), locked("worker")
     assert not [name for name in router if re.match("torch|triton|ray|nvidia", name)]
     assert "+" not in worker[canonicalize_name("torch")]
     assert [name for name in worker if name.startswith("nvidia-nccl-")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.chart import CASES, Object, at, case, render_with, values_of
+from tests.deploy.chart import CASES, VERSION, Object, at, case, render_with, values_of
 
 # Their containers are the user's own, or a model's image.
 FOREIGN = {"before", "beside"}
@@ -179,11 +179,12 @@ def test_images_have_registry_tag_and_digest() -> None:
         rendered.container("chat-router")["image"]
         == f"registry.example.com:5000/llm/baton-router:1.2@{digest}"
     )
-    assert rendered.container("chat-workers")["image"] == "registry.example.com:5000/llm/baton-worker:0.1.0"
+    worker = rendered.container("chat-workers")["image"]
+    assert worker == f"registry.example.com:5000/llm/baton-worker:{VERSION}"
     assert rendered.pods()["chat-workers"]["imagePullSecrets"] == [{"name": "registry"}]
     assert (
         render_with("default", image__registry="").container("demo-baton-router")["image"]
-        == "baton-router:0.1.0"
+        == f"baton-router:{VERSION}"
     )
 
 

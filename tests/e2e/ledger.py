@@ -1,6 +1,6 @@
 """All that a cluster holds at one moment, so that what it held before a test can be compared with after.
 
-Three books: what workers and router hold for requests (empty where nothing runs), the descriptors and the
+Three accounts: what workers and router hold for requests (empty where nothing runs), the descriptors and the
 threads of every process. A process is known by its place in the cluster, so one that was started again is
 compared with the one that it replaced.
 """
@@ -48,7 +48,7 @@ _TO_REDIS = "connection to Redis"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessBook:
+class ProcessAccount:
     """One process: descriptors by what they are, and its threads."""
 
     descriptors: Counter[str]
@@ -60,7 +60,7 @@ class Ledger:
     """`held`: what is not free, in words; empty where all is. `processes`: by their place."""
 
     held: tuple[str, ...]
-    processes: dict[str, ProcessBook]
+    processes: dict[str, ProcessAccount]
 
     def differences(self, before: Ledger) -> list[str]:
         """What keeps this from being as `before`, whose own `held` was empty."""
@@ -95,11 +95,11 @@ async def read_ledger(cluster: Cluster) -> Ledger:
     ]
     redis_port = int(status.store.address.rpartition(":")[2])
     redis = {inode for inode, (local, remote, _) in tcp_table().items() if redis_port in (local, remote)}
-    books = {name: process_book(pid, redis) for name, pid in processes(cluster, audits).items()}
-    return Ledger(tuple(held), books)
+    accounts = {name: process_account(pid, redis) for name, pid in processes(cluster, audits).items()}
+    return Ledger(tuple(held), accounts)
 
 
-async def settles(cluster: Cluster, before: Ledger | None, within_s: float) -> Ledger:
+async def quiesces(cluster: Cluster, before: Ledger | None, within_s: float) -> Ledger:
     """Waits until nothing is held and, where there is a `before`, all is as it was then."""
     deadline = time.monotonic() + within_s
     while True:
@@ -171,14 +171,14 @@ async def router_counters(cluster: Cluster) -> list[str]:
     ]
 
 
-def process_book(pid: int, redis: Collection[int] = ()) -> ProcessBook:
+def process_account(pid: int, redis: Collection[int] = ()) -> ProcessAccount:
     """Open descriptors and threads of a process. `redis`: inodes of sockets whose one end is Redis."""
     kinds: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             kind, _, inode = os.readlink(entry).partition(":[")
             kinds[_TO_REDIS if kind == "socket" and int(inode[:-1]) in redis else kind] += 1
-    return ProcessBook(kinds, len(list(Path(f"/proc/{pid}/task").iterdir())))
+    return ProcessAccount(kinds, len(list(Path(f"/proc/{pid}/task").iterdir())))
 
 
 def _program(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Answers of both doors in one form: whatever a door says of a request, the other must say too."""
+"""Answers of both APIs in one form: whatever a API says of a request, the other must say too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXTRA = (
 
 
 @dataclass(slots=True)
-class Told:
+class Reported:
     """One choice, put together where it came in parts. `prompt_logprobs` from the second token on."""
 
     tokens: list[int] = field(default_factory=list)
@@ -41,11 +41,11 @@ class Told:
 class Answer:
     """All choices, and the tokens of prompt and output that were counted."""
 
-    choices: list[Told]
+    choices: list[Reported]
     usage: tuple[int, int]
 
 
-class Door(Protocol):
+class Api(Protocol):
     """Where a request is asked."""
 
     async def ask(self, ask: Ask) -> Answer:
@@ -53,7 +53,7 @@ class Door(Protocol):
         ...
 
 
-class GrpcDoor:
+class GrpcApi:
     """By Baton's own client."""
 
     def __init__(self, client: AsyncClient) -> None:
@@ -64,7 +64,7 @@ class GrpcDoor:
         prompt = [Message("user", ask.prompt)] if ask.chat and isinstance(ask.prompt, str) else ask.prompt
         whole = await self._client.complete(prompt, deadline=100, **ask.fields)
         choices = [
-            Told(
+            Reported(
                 list(choice.tokens),
                 choice.text,
                 str(choice.finish_reason),
@@ -77,7 +77,7 @@ class GrpcDoor:
         return Answer(choices, (whole.usage.prompt_tokens, whole.usage.completion_tokens))
 
 
-class OpenAIDoor:
+class OpenAIApi:
     """By OpenAI's client, streamed or whole, after completions or chat as the request is."""
 
     def __init__(self, client: openai.AsyncOpenAI, texts: TextTruth, *, stream: bool) -> None:
@@ -97,14 +97,14 @@ class OpenAIDoor:
                 one async for one in await create(stream=True, stream_options=options, **self.body(ask))
             ]
             parts, usage = [part for one in chunks for part in one.choices], chunks[-1].usage
-        choices: list[Told] = [Told() for _ in range(ask.choices)]
+        choices: list[Reported] = [Reported() for _ in range(ask.choices)]
         for part in parts:
             self._add(choices[part.index], ask, part)
         if ask.logprobs is not None and not ask.chat:
-            for index, told in enumerate(choices):
+            for index, reported in enumerate(choices):
                 mine = [part.logprobs for part in parts if part.index == index]
                 offsets = [offset for said in mine for offset in said.text_offset]
-                assert offsets == self._offsets(ask, told.tokens), ask
+                assert offsets == self._offsets(ask, reported.tokens), ask
         return Answer(choices, (usage.prompt_tokens, usage.completion_tokens))
 
     def body(self, ask: Ask) -> dict[str, Any]:
@@ -121,19 +121,19 @@ class OpenAIDoor:
             fields["prompt"] = list(ask.prompt) if isinstance(ask.prompt, tuple) else ask.prompt
         return {"model": MODEL, **fields, "extra_body": {**extra, "return_token_ids": True}}
 
-    def _add(self, told: Told, ask: Ask, part: Any) -> None:
-        assert not told.finish, "something after the choice's last"
-        opening = not told.tokens and not told.text
+    def _add(self, reported: Reported, ask: Ask, part: Any) -> None:
+        assert not reported.finish, "something after the choice's last"
+        opening = not reported.tokens and not reported.text
         tokens = getattr(part, "token_ids", None) or []
-        told.tokens += tokens
-        told.finish = part.finish_reason or ""
+        reported.tokens += tokens
+        reported.finish = part.finish_reason or ""
         if ask.chat:
             content = part.delta if self._stream else part.message
-            told.text += content.content or ""
+            reported.text += content.content or ""
             if part.logprobs is not None:
-                told.logprobs += self._chat_logprobs(part.logprobs.content, tokens)
+                reported.logprobs += self._chat_logprobs(part.logprobs.content, tokens)
             return
-        told.text += part.text
+        reported.text += part.text
         if ask.logprobs is None:
             assert part.logprobs is None
             return
@@ -142,9 +142,9 @@ class OpenAIDoor:
             prompt = ask.prompt_ids(self._texts)
             assert part.logprobs.tokens[: len(prompt)] == [self._texts.spelled(token) for token in prompt]
             assert said[0] is None
-            told.prompt_logprobs = [one for one in said[1 : len(prompt)] if one is not None]
+            reported.prompt_logprobs = [one for one in said[1 : len(prompt)] if one is not None]
             said = said[len(prompt) :]
-        told.logprobs += [one for one in said if one is not None]
+        reported.logprobs += [one for one in said if one is not None]
         assert part.logprobs.tokens[len(part.logprobs.tokens) - len(tokens) :] == [
             self._texts.spelled(token) for token in tokens
         ]

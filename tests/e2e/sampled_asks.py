@@ -1,4 +1,4 @@
-"""Requests that use the sampler's features, in the words of both doors and in those of the reference."""
+"""Requests that use the sampler's features, in the words of both APIs and in those of the reference."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def random_ask(rng: random.Random, features: frozenset[str], longest: int) -> As
 
 def _sampling_fields(rng: random.Random, features: frozenset[str]) -> dict[str, Any]:
     params = random_params(rng, features, VOCAB_SIZE)
-    # Single precision has none of these decimals: both doors must narrow them alike.
+    # Single precision has none of these decimals: both APIs must narrow them alike.
     fields: dict[str, Any] = {
         name: round(getattr(params, name), 3)
         for name in _SINGLE

@@ -1,4 +1,4 @@
-"""What the soak asks: long and short, greedy and drawn, over each door, and when its client goes away."""
+"""What the soak asks: long and short, greedy and drawn, over each API, and when its client goes away."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.random_sampling import random_params
 
 # Longer than any answer takes where nothing is broken: whoever still waits then was forgotten.
-PATIENCE_S = 90.0
+LIMIT_S = 90.0
 _FEATURES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty")
 _MOST_LOGPROBS = 5
 
 
-class Door(Enum):
+class Api(Enum):
     """How the answer comes."""
 
     GRPC = "gRPC stream"
@@ -41,16 +41,16 @@ class Leave:
     """When a client goes: after so many seconds, or with its `at_token`-th token if that is sooner."""
 
     way: Way
-    after_s: float = PATIENCE_S
+    after_s: float = LIMIT_S
     at_token: int | None = None
 
     @classmethod
-    def draw(cls, dice: random.Random, door: Door, max_tokens: int) -> Leave:
+    def draw(cls, dice: random.Random, api: Api, max_tokens: int) -> Leave:
         """Soon rather than late, or at a token where something begins or ends."""
-        if door is not Door.WHOLE and dice.random() < 0.5:
-            way = dice.choice([Way.CANCEL, Way.DISCONNECT]) if door is Door.GRPC else Way.DISCONNECT
+        if api is not Api.WHOLE and dice.random() < 0.5:
+            way = dice.choice([Way.CANCEL, Way.DISCONNECT]) if api is Api.GRPC else Way.DISCONNECT
             return cls(way, at_token=dice.choice([1, 2, (max_tokens + 1) // 2, max_tokens]))
-        way = dice.choice(list(Way)) if door is Door.GRPC else Way.DISCONNECT
+        way = dice.choice(list(Way)) if api is Api.GRPC else Way.DISCONNECT
         return cls(way, after_s=1.5 * dice.random() ** 2)
 
 
@@ -58,7 +58,7 @@ class Leave:
 class Ask:
     """One request. Choice i of `n` draws with the seed + i."""
 
-    door: Door
+    api: Api
     prompt: tuple[int, ...]
     params: SamplingParams
     max_tokens: int
@@ -69,7 +69,7 @@ class Ask:
     @classmethod
     def draw(cls, dice: random.Random) -> Ask:
         """Three of five stay to the end."""
-        door = dice.choice(list(Door))
+        api = dice.choice(list(Api))
         length = dice.randint(200, 600) if dice.random() < 0.2 else dice.randint(1, 60)
         max_tokens = dice.randint(80, 150) if dice.random() < 0.15 else dice.randint(2, 30)
         features = (
@@ -78,9 +78,9 @@ class Ask:
         params = random_params(dice, features, VOCAB_SIZE)
         with_logprobs = dice.random() < 0.15
         return cls(
-            door=door,
+            api=api,
             prompt=tuple(dice.randrange(VOCAB_SIZE) for _ in range(length)),
-            # The HTTP door's seeds are JSON's, and below 2^63.
+            # The HTTP API's seeds are JSON's, and below 2^63.
             params=replace(
                 params,
                 seed=params.seed >> 2,
@@ -89,7 +89,7 @@ class Ask:
             max_tokens=max_tokens,
             n=dice.choice([2, 3]) if dice.random() < 0.1 else 1,
             stop=tuple(dice.sample(string.ascii_lowercase, 3)) if dice.random() < 0.1 else (),
-            leave=Leave.draw(dice, door, max_tokens) if dice.random() < 0.4 else None,
+            leave=Leave.draw(dice, api, max_tokens) if dice.random() < 0.4 else None,
         )
 
     def params_of(self, choice: int) -> SamplingParams:
@@ -97,7 +97,7 @@ class Ask:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """What both doors call the same."""
+        """What both APIs call the same."""
         fields: dict[str, Any] = {
             "temperature": self.params.temperature,
             "top_k": self.params.top_k,
@@ -122,7 +122,7 @@ class Ask:
             "model": MODEL,
             "prompt": list(self.prompt),
             "stop": list(self.stop),
-            "stream": self.door is Door.EVENTS,
+            "stream": self.api is Api.EVENTS,
             "return_token_ids": True,
             **self._fields,
         }

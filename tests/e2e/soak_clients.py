@@ -1,4 +1,4 @@
-"""The soak's clients: each asks once, hears until the end or goes away, and notes what it was told.
+"""The soak's clients: each asks once, hears until the end or goes away, and notes what it was reported.
 
 What must hold of every stream is checked while it is heard: numbers without gap or repeat, nothing after the
 last message, and an end: whole, an error of ours, or the client's own leaving, but never silence.
@@ -25,7 +25,7 @@ from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason
 from services.common.errors import openai_body
 from tests.e2e.cluster import Cluster
-from tests.e2e.soak_asks import PATIENCE_S, Ask, Door, Leave, Way
+from tests.e2e.soak_asks import LIMIT_S, Api, Ask, Leave, Way
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -37,7 +37,7 @@ _LATE_S = 5.0
 
 @dataclass(slots=True)
 class Said:
-    """One output, as far as it was told."""
+    """One output, as far as it was reported."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -135,12 +135,12 @@ class Clients:
         return heard
 
     def _parts(self, ask: Ask) -> AsyncGenerator[Part]:
-        if ask.door is Door.GRPC:
+        if ask.api is Api.GRPC:
             return self._messages(ask)
-        return self._events(ask) if ask.door is Door.EVENTS else self._body(ask)
+        return self._events(ask) if ask.api is Api.EVENTS else self._body(ask)
 
     async def _messages(self, ask: Ask) -> AsyncGenerator[Part]:
-        timeout = PATIENCE_S
+        timeout = LIMIT_S
         if ask.leave is not None and ask.leave.way is Way.DEADLINE:
             timeout = max(0.001, ask.leave.after_s)
         async with contextlib.AsyncExitStack() as stack:
@@ -170,7 +170,7 @@ class Clients:
                         message.trace.attempts,
                     )
             except grpc.aio.AioRpcError as error:
-                raise told(error) from error
+                raise reported(error) from error
             except asyncio.CancelledError:
                 if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                     raise
@@ -230,14 +230,14 @@ async def own_stub(cluster: Cluster) -> AsyncIterator[RouterServiceAsyncStub]:
 
 def own_pool(cluster: Cluster) -> httpx.AsyncClient:
     # Certificates would cost 50 ms a client.
-    return httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S, verify=False)
+    return httpx.AsyncClient(base_url=cluster.url, timeout=LIMIT_S, verify=False)
 
 
 async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
     """Hears until the end, or until it is time to go."""
     leave = heard.ask.leave
-    by_itself = heard.ask.door is Door.GRPC
-    goes_s = leave.after_s if leave is not None else PATIENCE_S
+    by_itself = heard.ask.api is Api.GRPC
+    goes_s = leave.after_s if leave is not None else LIMIT_S
     try:
         async with asyncio.timeout(None if by_itself else goes_s):
             last = time.monotonic()
@@ -256,7 +256,7 @@ async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
     except Left:
         return "left"
     except TimeoutError:
-        assert goes_s < PATIENCE_S, f"no end after {PATIENCE_S} s: {heard.ask}"
+        assert goes_s < LIMIT_S, f"no end after {LIMIT_S} s: {heard.ask}"
         return "left"
     assert all(said.finish for said in heard.choices), f"it ended in silence: {heard}"
     return "whole"
@@ -274,11 +274,11 @@ def _check_error(heard: Heard) -> None:
         assert heard.ended - heard.began < ask.leave.after_s + _LATE_S, f"its deadline came late: {heard}"
         return  # the client's own library may have said it, which knows no more
     assert error.kind.retryable, f"an error that a worker's death does not explain: {heard}"
-    if ask.door is Door.GRPC:
+    if ask.api is Api.GRPC:
         assert error.tokens_sent == bool(heard.tokens), heard
 
 
-def told(error: grpc.aio.AioRpcError) -> BatonError:
+def reported(error: grpc.aio.AioRpcError) -> BatonError:
     """What a status and its details say."""
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     return from_status(error.code(), error.details(), metadata)

@@ -1,6 +1,6 @@
 """Holds what clients heard against the truth: transformers' logits and the sampler in plain Python.
 
-A request that did not finish is judged alike: what it was told must be the beginning of the truth.
+A request that did not finish is judged alike: what it received must be the beginning of the truth.
 """
 
 from __future__ import annotations

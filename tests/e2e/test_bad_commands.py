@@ -141,8 +141,8 @@ def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_pa
 
 
 def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
-    told = ("--device", "cpu", "--transport", "nccl", "--ray-address", "none", *ANY_PORTS)
-    code, out, err = baton("up", "--both", "1", "--model", str(model), *told)
+    reported = ("--device", "cpu", "--transport", "nccl", "--ray-address", "none", *ANY_PORTS)
+    code, out, err = baton("up", "--both", "1", "--model", str(model), *reported)
     assert (code, out) == (2, ""), err
     assert err.splitlines()[-1].startswith("baton: error: both-0: transport nccl: it connects GPUs")
     assert "Traceback" not in err

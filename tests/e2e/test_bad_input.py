@@ -1,4 +1,4 @@
-"""Whatever is wrong is told with the right status on both doors, and the workers live on."""
+"""Every invalid request gets the right status from both APIs, and the workers continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def unharmed(cluster: Cluster, model: Path) -> AsyncIterator[RouterService
         await assert_all_free(cluster, within_s=2)
 
 
-# What is wrong, where both doors can say it: the fields of gRPC, those of HTTP, and the param HTTP names.
+# What is wrong, where both APIs can say it: the fields of gRPC, those of HTTP, and the param HTTP names.
 BOTH: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"token_ids": TokenIds()}, {"prompt": []}, "prompt"),
     ({"text": ""}, {"prompt": ""}, "prompt"),
@@ -77,7 +77,7 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"repetition_penalty": 0.0}, {"repetition_penalty": 0}, "repetition_penalty"),
     ({"min_tokens": 20}, {"min_tokens": 20}, "min_tokens"),
 ]
-# What only one door can say.
+# What only one API can say.
 GRPC_ONLY: list[dict[str, Any]] = [{"temperature": float("nan")}, {"top_p": float("inf")}]
 HTTP_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [-1]}, "prompt"),

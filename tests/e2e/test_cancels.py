@@ -156,6 +156,7 @@ async def test_cancels_at_every_stage(pair: Cluster, model: Path) -> None:
     await prove(pair, model, waves=1, seed=21)
 
 
+@pytest.mark.slow
 async def test_cancels_at_every_stage_within_a_worker(model: Path) -> None:
     """In a cluster of two and two, clients leave in `test_soak.py`."""
     with baton_up(model, *FLAGS, *TOPOLOGIES["both"]) as cluster:

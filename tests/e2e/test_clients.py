@@ -50,8 +50,8 @@ class Truth:
     def logprobs(self, ids: list[int], count: int) -> list[tuple[float, list[float]]]:
         """Of each token from the second on: its own and the `count` largest."""
         rows = raw_logits(self._reference, ids)
-        told = [naive_logprobs(row, token, count) for row, token in zip(rows, ids[1:], strict=False)]
-        return [(own, [value for _, value in top]) for own, top in told]
+        reported = [naive_logprobs(row, token, count) for row, token in zip(rows, ids[1:], strict=False)]
+        return [(own, [value for _, value in top]) for own, top in reported]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
@@ -316,7 +316,7 @@ def test_the_examples_of_the_manual(cluster: Cluster, number: int) -> None:
         .replace("127.0.0.1:50051", cluster.grpc_address)
         .replace("127.0.0.1:8000", cluster.http_address)
     )
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    reported = io.StringIO()
+    with contextlib.redirect_stdout(reported):
         exec(compile(code.replace("baton-demo", MODEL), "docs/api.md", "exec"), {})
-    assert told.getvalue().strip()
+    assert reported.getvalue().strip()

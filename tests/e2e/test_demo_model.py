@@ -24,7 +24,7 @@ BLOCK_TOKENS = 16
 MAKER = RowMaker(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")))
 AT_ONCE = 4
 # 3,000 tokens of prompt on busy cores: slow is not dead.
-PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
+LONG_TIMEOUTS = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     os.environ[FAULTS] = str(faults)
     try:
         with baton_up(
-            DEMO_MODEL, *flags, config=PATIENT, program=program("tests.e2e.wrong_cache")
+            DEMO_MODEL, *flags, config=LONG_TIMEOUTS, program=program("tests.e2e.wrong_cache")
         ) as cluster:
             yield Served(cluster, request.param, faults)
     finally:

@@ -179,7 +179,9 @@ async def stalls(model: Path, loose: Loose, rounds: int, seed: int) -> None:
     print(f"\nPROOF {count} stalls of up to {longest:.2f} s: no worker was lost, every first attempt went on")
 
 
-@pytest.mark.parametrize("seconds", [1.5, 6.0, pytest.param(8.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.5, marks=pytest.mark.slow), 6.0, pytest.param(8.0, marks=pytest.mark.slow)]
+)
 async def test_cancels_while_a_front_stands_still_are_not_lost(loose: Loose, seconds: float) -> None:
     """Slots, blocks and tickets are back soon after it goes on, not when the outputs would have ended."""
     async with loose.cluster.stub() as stub:
@@ -265,7 +267,7 @@ async def frozen_engine_while_prefilling(
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")
     assert not await health_of(victim), "its health says SERVING while its engine stands still"
-    assert await state_of(loose.cluster, victim) in ("silent", "lost")
+    assert await state_of(loose.cluster, victim) in ("unreachable", "lost")
     await asyncio.gather(*runs)
     print(f"\nPROOF prefill, engine frozen: noticed after {after_s:.2f} s, steps of {step_s:.2f} s")
     # Where steps take less than 0.2 s, as they do on an idle machine; an engine has ten times a step's time.

@@ -1,4 +1,4 @@
-"""Thousands of short requests over both doors, some of them cancelled, and no process grows with them.
+"""Thousands of short requests over both APIs, some of them cancelled, and no process grows with them.
 
 Memory is what a process has allocated and touched (RssAnon + RssShmem). What grows to a bound of its own has
 done so before the first sample: the tombstones of 30 s, the last 4096 answers that a receiver remembers.
@@ -16,7 +16,7 @@ import pytest
 from baton.engine.sequence import SamplingParams
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.ledger import processes, resident_kib
-from tests.e2e.soak_asks import Ask, Door, Leave, Way
+from tests.e2e.soak_asks import Api, Ask, Leave, Way
 from tests.e2e.soak_clients import Clients, Heard
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.flatness import Flat, Sample, growth, slope
@@ -41,18 +41,18 @@ REDUCED = Size(warm_up=200, requests=300, every=15, flat=Flat(kib_a_request=10.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), seed=17)
 
 
 def short_asks(dice: random.Random, count: int) -> Iterator[Ask]:
-    """Eight tokens in, three out, every door; one of ten goes away with the first token."""
+    """Eight tokens in, three out, every API; one of ten goes away with the first token."""
     for number in range(count):
-        door = list(Door)[number % 3]
-        leaves = door is not Door.WHOLE and number % 20 < 3
-        way = Way.CANCEL if door is Door.GRPC else Way.DISCONNECT
+        api = list(Api)[number % 3]
+        leaves = api is not Api.WHOLE and number % 20 < 3
+        way = Way.CANCEL if api is Api.GRPC else Way.DISCONNECT
         yield Ask(
-            door=door,
+            api=api,
             prompt=tuple(dice.randrange(VOCAB_SIZE) for _ in range(8)),
             params=SamplingParams(temperature=float(number % 2), seed=number),
             max_tokens=3,
@@ -96,14 +96,13 @@ async def prove(cluster: Cluster, size: Size) -> None:
     assert not broken, broken
 
 
-async def test_a_few_hundred_requests(model: Path) -> None:
-    with baton_up(model, "--dtype", "float32") as cluster:
-        await prove(cluster, REDUCED)
+async def test_a_few_hundred_requests(cluster: Cluster) -> None:
+    await prove(cluster, REDUCED)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_five_thousand_requests(model: Path, topology: str) -> None:
-    with baton_up(model, "--dtype", "float32", *TOPOLOGIES[topology]) as cluster:
+async def test_five_thousand_requests(own_model: Path, topology: str) -> None:
+    with baton_up(own_model, "--dtype", "float32", *TOPOLOGIES[topology]) as cluster:
         await prove(cluster, FULL)

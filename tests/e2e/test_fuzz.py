@@ -25,8 +25,6 @@ from tests.e2e.proc import tcp_sockets
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 FLAGS = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--slots", "32", "--block-tokens", "16")
-STREAMS = 16
-TOKENS = 100
 # Of the control run's ITL p99; and what a router's memory may grow by.
 MOST_SLOWER = 3.0
 MOST_MIB = 200.0
@@ -37,15 +35,19 @@ _END_S = 30.0
 
 @dataclass(frozen=True)
 class Size:
-    """How long the client is at it, how often it acts, and the largest body it sends."""
+    """How long the client acts, how often, the largest body it sends and how long it waits for an answer;
+    streams beside it, and tokens of each."""
 
     seconds: float
     every_s: float
     largest: int
+    give_up_s: float
+    streams: int
+    tokens: int
 
 
-FULL = Size(seconds=600.0, every_s=0.25, largest=16 << 20)
-REDUCED = Size(seconds=4.0, every_s=0.1, largest=2 << 20)
+FULL = Size(seconds=600.0, every_s=0.25, largest=16 << 20, give_up_s=8.0, streams=16, tokens=100)
+REDUCED = Size(seconds=2.0, every_s=0.05, largest=1 << 20, give_up_s=2.5, streams=5, tokens=40)
 
 
 @dataclass
@@ -68,13 +70,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-async def stream(cluster: Cluster, number: int, seen: Streams, stop: asyncio.Event) -> None:
+async def stream(cluster: Cluster, number: int, tokens: int, seen: Streams, stop: asyncio.Event) -> None:
     """One client after the other, each a whole answer; any error fails the test."""
     async with cluster.stub() as stub:
         while not stop.is_set():
             prompt = [(number * 13 + seen.ended * 7 + place) % VOCAB_SIZE for place in range(32)]
             request = GenerateRequest(
-                model=MODEL, token_ids=TokenIds(ids=prompt), max_tokens=TOKENS, temperature=0, ignore_eos=True
+                model=MODEL, token_ids=TokenIds(ids=prompt), max_tokens=tokens, temperature=0, ignore_eos=True
             )
             last, known = None, 0
             async for message in stub.Generate(request, timeout=120):
@@ -83,18 +85,18 @@ async def stream(cluster: Cluster, number: int, seen: Streams, stop: asyncio.Eve
                 if last is not None:
                     seen.gaps_ms.append(1e3 * (now - last))
                 last = now
-            assert known == TOKENS
+            assert known == tokens
             seen.ended += 1
             seen.tokens += known
 
 
 @contextlib.asynccontextmanager
-async def streams(cluster: Cluster) -> AsyncIterator[Streams]:
-    """Sixteen of them, for as long as the block runs."""
+async def streams(cluster: Cluster, size: Size) -> AsyncIterator[Streams]:
+    """`size.streams` of them, for as long as the block runs."""
     seen, stop = Streams(), asyncio.Event()
     async with asyncio.TaskGroup() as running:
-        for number in range(STREAMS):
-            running.create_task(stream(cluster, number, seen, stop))
+        for number in range(size.streams):
+            running.create_task(stream(cluster, number, size.tokens, seen, stop))
         yield seen
         stop.set()
 
@@ -140,12 +142,12 @@ async def prove(cluster: Cluster, size: Size) -> str:
     }
     internal = await internal_ports(cluster)
     assert internal
-    paced = (MODEL, size.seconds, size.every_s, 41, size.largest)
-    async with discarding() as sink, streams(cluster) as control:
+    paced = (MODEL, size.seconds, size.every_s, 41, size.largest, size.give_up_s)
+    async with discarding() as sink, streams(cluster, size) as control:
         await attack(Plan(sink, sink, (sink,) * len(internal), *paced))
     router = router_pid(cluster)
     before = resident_kib(router)
-    async with streams(cluster) as beside:
+    async with streams(cluster, size) as beside:
         counts = await attack(Plan(port["http"], port["grpc"], internal, *paced))
     grown_mib = (resident_kib(router) - before) / 1024
     said = (
@@ -153,7 +155,7 @@ async def prove(cluster: Cluster, size: Size) -> str:
         f"ITL p99 {beside.p99_ms:.1f} ms, without {control.p99_ms:.1f} ms; "
         f"router {grown_mib:+.0f} MiB; {counts}"
     )
-    assert beside.ended >= STREAMS
+    assert beside.ended >= size.streams
     assert beside.p99_ms <= MOST_SLOWER * max(control.p99_ms, FLOOR_MS), said
     assert grown_mib <= MOST_MIB, said
     strangers = {name: count for name, count in counts.items() if name.startswith("stranger: ")}

@@ -23,17 +23,17 @@ def test_every_load_is_told_of(topology: str, transport: str, taken: list[str]) 
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    bursts = [one for one in told if one["load"] == "burst"]
-    loops = [one for one in told if one["load"] == "loop"]
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    bursts = [one for one in reported if one["load"] == "burst"]
+    loops = [one for one in reported if one["load"] == "loop"]
     assert [one["streams"] for one in bursts] == [1, 3]
     assert all(one["tpot_ms"] > 0 and one["engine"]["steps"] > 0 for one in bursts)
     assert [(one["prompt"], one["streams"]) for one in loops] == [(90, 1), (90, 3), (30, 1), (30, 3)]
-    (alone,) = [one for one in told if one["load"] == "handoff"]
+    (alone,) = [one for one in reported if one["load"] == "handoff"]
     assert alone["prompt"] == 80
     assert 0 < alone["exposed_p50_ms"] <= alone["exposed_p99_ms"]
     assert all(one["ok"] == 2 * one["streams"] and not one["failed"] for one in loops)
-    (links,) = [one for one in told if one["load"] == "links"]
+    (links,) = [one for one in reported if one["load"] == "links"]
     assert links["transports"] == taken
     assert links["handoffs"] > sum(one["ok"] for one in loops)
     assert links["fell"] == links["broken"] == links["checksum_failures"] == 0

@@ -12,7 +12,7 @@ from models.demo_training.evaluate import DEMO_MODEL, ThroughCluster, Transforme
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
 
 # 3,000 tokens of prompt on busy cores: slow is not dead.
-PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
+LONG_TIMEOUTS = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
 REDUCED = {"retrieve-1000": 2}
 FULL = {"retrieve-1000": 200, "retrieve-3000": 60}
 BLOCK_TOKENS = 16
@@ -40,7 +40,7 @@ def test_scores_are_transformers_own_within_a_point(
         "--block-tokens",
         f"{BLOCK_TOKENS}",
     )
-    with baton_up(DEMO_MODEL, *flags, config=PATIENT) as cluster:
+    with baton_up(DEMO_MODEL, *flags, config=LONG_TIMEOUTS) as cluster:
         through, reference = ThroughCluster(cluster.grpc_address), Transformers(DEMO_MODEL, "float32", "cpu")
         for part, count in counts.items():
             ours = mark(through, (part,), count)[part].percent

@@ -86,8 +86,8 @@ async def test_metrics_agree_with_audits_and_client(cluster: Cluster, answers: l
         assert seen["baton_worker_decode_steps_total"] == audit.decode_steps
         assert seen["baton_worker_shipped_blocks_total"] == sum(audit.blocks_shipped)
         assert seen["baton_worker_received_blocks_total"] == audit.blocks_received
-        assert seen["baton_worker_unsent_blocks_total"] == audit.blocks_resident
-        assert seen["baton_worker_unsent_bytes_total"] == audit.bytes_resident
+        assert seen["baton_worker_handoff_cached_blocks_total"] == audit.blocks_resident
+        assert seen["baton_worker_handoff_cached_bytes_total"] == audit.bytes_resident
         assert seen["baton_worker_free_blocks"] == audit.load.free_blocks == seen["baton_worker_blocks"]
         assert seen["baton_worker_staging_credits"] == seen["baton_worker_staging_pieces"] > 0
         assert seen["baton_worker_quarantined_pieces"] == seen["baton_worker_link_fallbacks_total"] == 0
@@ -116,9 +116,9 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
             [*BATON, *arguments], capture_output=True, text=True, timeout=30, env=environment
         )
 
-    told = baton("status", "--admin", cluster.admin_address, "--json")
-    assert told.returncode == 0, told.stderr
-    status = json.loads(told.stdout)
+    reported = baton("status", "--admin", cluster.admin_address, "--json")
+    assert reported.returncode == 0, reported.stderr
+    status = json.loads(reported.stdout)
     assert status["router"]["serving"] is True
     assert {worker["state"] for worker in status["workers"]} == {"WORKER_STATE_READY"}
     assert status["workers"][1]["worker"]["audit"]["slotStates"] == ["SLOT_STATE_FREE"] * 4

@@ -1,4 +1,4 @@
-"""What ends an output and how its text is worded, through a real cluster: each option, both doors."""
+"""What ends an output and how its text is worded, through a real cluster: each option, both apis."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def known(model: Path) -> Known:
     return Known(prompt, reference_greedy(reference, prompt, COUNT))
 
 
-class Doors:
+class Apis:
     """The same request over gRPC, HTTP whole, and HTTP streamed; all must say the same."""
 
     def __init__(self, cluster: Cluster, stub: RouterServiceAsyncStub, client: httpx.AsyncClient) -> None:
@@ -77,19 +77,19 @@ class Doors:
 
 
 @pytest.fixture
-def doors(cluster: Cluster) -> Any:
+def apis(cluster: Cluster) -> Any:
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Doors]:
+    async def opened() -> AsyncIterator[Apis]:
         async with cluster.stub() as stub, cluster.http() as client:
-            yield Doors(cluster, stub, client)
+            yield Apis(cluster, stub, client)
             await assert_all_free(cluster, within_s=2)
 
     return opened
 
 
-async def test_the_end_token_ends_unless_ignored(doors: Any, known: Known, tokenizer: Tokenizer) -> None:
+async def test_the_end_token_ends_unless_ignored(apis: Any, known: Known, tokenizer: Tokenizer) -> None:
     until = known.output.index(END_ID) + 1
-    async with doors() as here:
+    async with apis() as here:
         ended = await here.ask(known)
         assert (ended.token_ids, ended.finish) == (known.output[:until], "stop")
         assert ended.text == tokenizer.decode(known.output[: until - 1])
@@ -99,9 +99,9 @@ async def test_the_end_token_ends_unless_ignored(doors: Any, known: Known, token
 
 
 async def test_special_tokens_are_text_only_when_asked_for(
-    doors: Any, known: Known, tokenizer: Tokenizer
+    apis: Any, known: Known, tokenizer: Tokenizer
 ) -> None:
-    async with doors() as here:
+    async with apis() as here:
         shown = await here.ask(known, ignore_eos=True, skip_special_tokens=False)
     assert shown.token_ids == known.output
     assert shown.text == tokenizer.decode(known.output, skip_special_tokens=False)
@@ -110,11 +110,11 @@ async def test_special_tokens_are_text_only_when_asked_for(
 
 
 @pytest.mark.parametrize("number", [0, 1, 9])
-async def test_stop_ids(doors: Any, known: Known, tokenizer: Tokenizer, number: int) -> None:
+async def test_stop_ids(apis: Any, known: Known, tokenizer: Tokenizer, number: int) -> None:
     """Also as the first token, which prefill judges: nothing is decoded then."""
     stop = known.output[number]
     until = known.output.index(stop) + 1
-    async with doors() as here:
+    async with apis() as here:
         unlikely = next(token for token in range(VOCAB_SIZE) if token not in known.output)
         choice = await here.ask(known, ignore_eos=True, stop_token_ids=[unlikely, stop])
     assert (choice.token_ids, choice.finish) == (known.output[:until], "stop")
@@ -122,20 +122,20 @@ async def test_stop_ids(doors: Any, known: Known, tokenizer: Tokenizer, number: 
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, COUNT])
-async def test_max_tokens(doors: Any, known: Known, count: int) -> None:
-    async with doors() as here:
+async def test_max_tokens(apis: Any, known: Known, count: int) -> None:
+    async with apis() as here:
         choice = await here.ask(known, ignore_eos=True, max_tokens=count)
     assert (choice.token_ids, choice.finish) == (known.output[:count], "length")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-async def test_stop_strings(doors: Any, known: Known, tokenizer: Tokenizer, width: int) -> None:
+async def test_stop_strings(apis: Any, known: Known, tokenizer: Tokenizer, width: int) -> None:
     """The text is cut before the string, wherever it completes; also one over several tokens."""
     text = tokenizer.decode(known.output)
     windows = (tokenizer.decode(known.output[start : start + width]) for start in range(3, COUNT - width))
     parts = (window.strip("\ufffd") for window in windows)
     stop = next(part for part in parts if len(part) >= width and "\ufffd" not in part)
-    async with doors() as here:
+    async with apis() as here:
         choice = await here.ask(known, ignore_eos=True, stop=[stop, "never in it"])
         assert choice.text == text[: text.index(stop)]
         assert choice.finish == "stop"
@@ -146,7 +146,7 @@ async def test_stop_strings(doors: Any, known: Known, tokenizer: Tokenizer, widt
         assert (absent.text, absent.finish) == (text, "length")
 
 
-async def test_a_stop_string_split_over_tokens(doors: Any, known: Known, tokenizer: Tokenizer) -> None:
+async def test_a_stop_string_split_over_tokens(apis: Any, known: Known, tokenizer: Tokenizer) -> None:
     """The last character of one token with the first of the next, neither a stop by itself."""
     text = tokenizer.decode(known.output)
     for number in range(3, COUNT):
@@ -156,7 +156,7 @@ async def test_a_stop_string_split_over_tokens(doors: Any, known: Known, tokeniz
             break
     else:
         raise AssertionError("no two readable tokens side by side")
-    async with doors() as here:
+    async with apis() as here:
         choice = await here.ask(known, ignore_eos=True, stop=[stop])
     assert choice.token_ids == known.output[: number + 1]
     assert (choice.text, choice.finish) == (text[: text.index(stop)], "stop")

@@ -83,7 +83,7 @@ def truth(model: Path, cluster: Cluster) -> list[list[int]]:
 
 @dataclass
 class Load:
-    """Clients who ask one thing after another until told to stop; every token is checked."""
+    """Clients who ask one thing after another until stopped; every token is checked."""
 
     cluster: Cluster
     stub: RouterServiceAsyncStub
@@ -170,7 +170,7 @@ async def nobody_hears_redis(cluster: Cluster) -> None:
 
 
 async def quiet(cluster: Cluster, state: State) -> None:
-    """The books: nothing is held, and the journal is empty and owed nothing."""
+    """Accounting: nothing is held, and the journal is empty and owed nothing."""
     await assert_all_free(cluster, 5)
     deadline = time.monotonic() + 5.0
     while True:

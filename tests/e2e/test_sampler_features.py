@@ -1,6 +1,6 @@
 """Every feature of the sampler through real clusters, alone and in random combinations, in mixed batches.
 
-Each request is asked at both doors beside all the others, and judged by transformers in float64: every
+Each request is asked at both APIs beside all the others, and judged by transformers in float64: every
 token, logprob, text and ending. The same requests say the same, to the bit, wherever and beside whomever
 they run; and a judge that is wrong in any one thing finds wrong tokens.
 """
@@ -165,8 +165,8 @@ def test_logprobs_of_other_logits_are_noticed(known: Known) -> None:
     for ask, answer, outputs in zip(known.asks, known.answers, known.outputs, strict=True):
         if ask.logprobs is None or not {"logit_bias", "temperature"} <= ask.features:
             continue
-        for told, output in zip(answer.choices, outputs, strict=True):
-            for number, (token, said) in enumerate(zip(told.tokens, told.logprobs, strict=True)):
+        for reported, output in zip(answer.choices, outputs, strict=True):
+            for number, (token, said) in enumerate(zip(reported.tokens, reported.logprobs, strict=True)):
                 row, before = output.raw[len(output.prompt) - 1 + number], output.tokens[:number]
                 edited = naive_edited(row, output.params, output.limits, output.prompt, before)
                 scaled = [logit / output.params.temperature for logit in row]
@@ -186,10 +186,10 @@ def test_other_endings_and_seeds_are_noticed(known: Known, judge: Judge) -> None
     """Without what ended it an output would have gone on; and choices have seeds of their own."""
     stopped = several = 0
     for ask, answer, outputs in zip(known.asks, known.answers, known.outputs, strict=True):
-        for told, output in zip(answer.choices, outputs, strict=True):
-            if told.finish == "stop":
+        for reported, output in zip(answer.choices, outputs, strict=True):
+            if reported.finish == "stop":
                 unstopped = dataclasses.replace(ask.ends, stops=(), stop_ids=(), max_tokens=1000)
-                assert judge.texts.ended(told.tokens, unstopped) is None
+                assert judge.texts.ended(reported.tokens, unstopped) is None
                 stopped += 1
             if output.params.seed != outputs[0].params.seed and output.params.temperature > 0:
                 same = dataclasses.replace(output, params=outputs[0].params)

@@ -146,14 +146,14 @@ async def test_another_seed_draws_other_tokens(cluster: Cluster) -> None:
 
 async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(cluster: Cluster) -> None:
     prompt = make_prompt(random.Random(7))
-    told: dict[int, list[int]] = {}
+    reported: dict[int, list[int]] = {}
     async with cluster.stub() as stub:
         for _ in range(4):
             answer = await cluster.generate(stub, prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
             assert answer.last is not None
-            told[answer.last.trace.seed] = answer.token_ids
-        assert len(told) == len({tuple(output) for output in told.values()}) == 4
-        for seed, output in told.items():
+            reported[answer.last.trace.seed] = answer.token_ids
+        assert len(reported) == len({tuple(output) for output in reported.values()}) == 4
+        for seed, output in reported.items():
             again = await cluster.generate(stub, prompt, seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
             assert again.token_ids == output
             assert again.last is not None
@@ -161,7 +161,7 @@ async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(cluste
 
 
 async def test_both_doors_draw_the_same(cluster: Cluster) -> None:
-    """0.7 and 1.3 are no single-precision numbers: both doors must narrow them alike."""
+    """0.7 and 1.3 are no single-precision numbers: both APIs must narrow them alike."""
     asks = make_asks(SEEDS, random.Random(8))
     async with cluster.stub() as stub, cluster.http() as client:
         expected = tokens(await run(cluster, stub, asks, AT_ONCE))

@@ -187,10 +187,10 @@ async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
             attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
         )
         for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_HASHES + 1)):
-            told = ReserveRequest(block_hashes=names)
-            told.MergeFrom(reserve)
+            reported = ReserveRequest(block_hashes=names)
+            reported.MergeFrom(reserve)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await DecodeServiceStub(channel).Reserve(told, timeout=5)
+                await DecodeServiceStub(channel).Reserve(reported, timeout=5)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     async with worker_channel(addresses["prefill-0"]) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -46,10 +46,10 @@ async def ask(clusters: tuple[Cluster, Cluster], requests: int, at_once: int) ->
     """Of both routers in turn."""
     turn = asyncio.Semaphore(at_once)
     async with clusters[0].stub() as first, clusters[1].stub() as second:
-        doors = ((clusters[0], first), (clusters[1], second))
+        apis = ((clusters[0], first), (clusters[1], second))
 
         async def one(number: int) -> Answer:
-            cluster, stub = doors[number % 2]
+            cluster, stub = apis[number % 2]
             prompt = [1 + (number * 7 + place) % 60 for place in range(20 + number % 30)]
             async with turn:
                 return await cluster.generate(stub, prompt, max_tokens=8, temperature=0, ignore_eos=True)

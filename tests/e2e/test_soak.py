@@ -3,7 +3,7 @@
 Injected: clients that cancel, close their connection or set a deadline, at a random moment or a chosen
 token; SIGKILL of a worker's front or engine; short stops of either. Shown to have taken effect: the router's
 log says in which stage each abandoned request was, a killed worker is gone and another incarnation serves.
-Then the books of before and after are compared, and every token is held against the truth.
+Then the ledgers of before and after are compared, and every token is held against the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.cluster import WITHOUT_RAY, Cluster, baton_up
-from tests.e2e.ledger import Ledger, settles
+from tests.e2e.ledger import Ledger, quiesces
 from tests.e2e.soak_clients import Clients, Heard, draw_asks
 from tests.e2e.soak_faults import Faults
 from tests.e2e.soak_truth import Truth
@@ -37,7 +37,7 @@ AT_ONCE = 12
 QUIET_S = 10.0
 # Tombstones of cancelled attempts are kept for 30 s.
 FORGOTTEN_S = 35.0
-# Where a request can be when its client leaves. `ended`, after its last token, is told by the client.
+# Where a request can be when its client leaves. `ended`, after its last token, is reported by the client.
 STAGES = {"admitted", "reserved", "prefilling", "first_token", "handed_off", "decoding", "ended"}
 # More requests that are all given up, so many at a time, until each stage was struck.
 VOLLEY, MOST_VOLLEYS = 40, 10
@@ -68,9 +68,7 @@ class Size:
 
 
 FULL = Size(requests=1000, every=60, least_kills=5, stages=frozenset(STAGES))
-REDUCED = Size(
-    requests=100, every=40, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"})
-)
+REDUCED = Size(requests=60, every=25, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +99,7 @@ class Soaked:
 async def soak(cluster: Cluster, size: Size, seed: int) -> Soaked:
     """Everything but the tokens is checked here."""
     await acquaint(cluster)
-    before = await settles(cluster, None, QUIET_S)
+    before = await quiesces(cluster, None, QUIET_S)
     faults = Faults(cluster, random.Random(seed), size.every)
     async with faults.at_work(), Clients.of(cluster) as clients:
         heard = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
@@ -130,12 +128,12 @@ async def acquaint(cluster: Cluster) -> None:
 
 
 async def as_before(cluster: Cluster, before: Ledger) -> float:
-    """Checks the books; the seconds until nothing was held."""
+    """Checks the ledger; the seconds until nothing was held."""
     since = time.monotonic()
-    await settles(cluster, None, QUIET_S)
+    await quiesces(cluster, None, QUIET_S)
     quiet_s = time.monotonic() - since
     await acquaint(cluster)
-    await settles(cluster, before, QUIET_S)
+    await quiesces(cluster, before, QUIET_S)
     return quiet_s
 
 

@@ -77,14 +77,16 @@ async def under_attack(loose: Loose, transfer: str) -> AsyncIterator[set[grpc.St
     named = WorkerIdentity(name="prefill-0", incarnation=b"s" * 16, rank=0, rank_count=1, started_ns=2**63)
     request = link_request(named, receiver, (await described(decode)).fingerprint, 1 << 40)
     attempt = Attempt(request_id=b"r" * 16, number=1)
-    ticket = prefill_pb2.GiveTicketRequest(attempt=attempt, ticket=decode_pb2.Ticket(body=bytes(1_000_000)))
+    ticket = prefill_pb2.ProvideTicketRequest(
+        attempt=attempt, ticket=decode_pb2.Ticket(body=bytes(1_000_000))
+    )
     reserve = decode_pb2.ReserveRequest(
         attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=60_000
     )
     calls = (
         (transfer, "TransferService/OpenLink", request),
         (transfer, "TransferService/SignedOpenLink", LinkAuth("another secret").hello(request, b"challenge")),
-        (prefill.address, "PrefillService/GiveTicket", ticket),
+        (prefill.address, "PrefillService/ProvideTicket", ticket),
         (decode.address, "DecodeService/Reserve", reserve),
     )
 
@@ -133,7 +135,7 @@ def methods(module: Any) -> list[str]:
     return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
 
 
-@pytest.mark.parametrize("transport", ["grpc", "auto"])
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("auto", marks=pytest.mark.slow)])
 async def test_a_cluster_on_ipv6(model: Path, transport: str) -> None:
     port = free_port("::1")
     sections: dict[str, Any] = {

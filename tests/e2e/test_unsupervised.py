@@ -21,8 +21,8 @@ import pytest
 
 from services.common.config.types import Role
 from tests.e2e.cluster import leaks
-from tests.e2e.ledger import process_book, router_counters
-from tests.e2e.soak_asks import Ask, Door
+from tests.e2e.ledger import process_account, router_counters
+from tests.e2e.soak_asks import Api, Ask
 from tests.e2e.soak_clients import Clients, Heard, draw_asks
 from tests.e2e.soak_truth import Truth
 from tests.e2e.unsupervised import SHORT, Fault, Strikes
@@ -31,7 +31,6 @@ from tests.support.checkpoints import make_checkpoint
 
 ENGINE = {"dtype": "float64", "slots": 16, "chunk_tokens": 64, "block_tokens": 16}
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
-AT_ONCE = 8
 # What a client may see of a fault: it is noticed within 3 s, and acted on.
 NOTICED_S = 3.5
 QUIET_S = 15.0
@@ -41,15 +40,17 @@ _SPARE = 8
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests, and which faults must strike."""
+    """How many requests, so many at a time with a pause after each round; and which faults must strike."""
 
     requests: int
     faults: tuple[Fault, ...]
     rounds: int
+    at_once: int
+    pause_s: float
 
 
-FULL = Size(1000, tuple(Fault), 4)
-REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1)
+FULL = Size(1000, tuple(Fault), 4, at_once=8, pause_s=0.0)
+REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1, at_once=4, pause_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asks_of(seed: int, count: int) -> list[Ask]:
     """Requests that stay to their end; streams, whose gaps can be measured."""
-    doors = itertools.cycle((Door.GRPC, Door.EVENTS))
-    return [replace(ask, leave=None, door=next(doors)) for ask in draw_asks(seed, count)]
+    apis = itertools.cycle((Api.GRPC, Api.EVENTS))
+    return [replace(ask, leave=None, api=next(apis)) for ask in draw_asks(seed, count)]
 
 
 async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Heard]:
@@ -69,9 +70,10 @@ async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Hea
     async with Clients.of(strikes.loose.cluster) as clients:
         striking = asyncio.create_task(strike_all(strikes, size, seed))
         for round_ in itertools.count():
-            heard += await clients.all(asks_of(seed + round_, 4 * AT_ONCE), AT_ONCE)
+            heard += await clients.all(asks_of(seed + round_, 4 * size.at_once), size.at_once)
             if striking.done() and len(heard) >= size.requests:
                 break
+            await asyncio.sleep(size.pause_s)
         await striking
     return heard
 
@@ -92,7 +94,7 @@ def descriptors(loose: Loose) -> dict[str, Counter[str]]:
     """Open descriptors by kind, of the router and of each front."""
     pids = {"router": loose.cluster.process.pid}
     pids |= {f"{one.name} front": one.front.pid for one in loose.workers.values()}
-    return {name: process_book(pid).descriptors for name, pid in pids.items()}
+    return {name: process_account(pid).descriptors for name, pid in pids.items()}
 
 
 async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[str, Counter[str]]:
@@ -115,7 +117,7 @@ async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[s
 async def prove(loose: Loose, model: Path, size: Size) -> Strikes:
     strikes = Strikes(loose, random.Random(7))
     async with Clients.of(loose.cluster) as clients:
-        calm = await clients.all(asks_of(5, 2 * AT_ONCE), AT_ONCE)
+        calm = await clients.all(asks_of(5, 2 * size.at_once), size.at_once)
     prefill_s = max(one.longest_gap_s for one in calm)
     before = await settle(loose, None)
     heard = await run_beside_faults(strikes, size, seed=101)

@@ -1,4 +1,4 @@
-"""Clients that go away: each knows when, over which door and how, and says how far it had come."""
+"""Clients that go away: each knows when, over which API and how, and says how far it had come."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.cluster import MODEL
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-PATIENCE_S = 60.0
+LIMIT_S = 60.0
 
 
 class Way(Enum):
@@ -52,7 +52,7 @@ class Victim:
         max_tokens = dice.randint(40, 250)
         by_token = not long and way in (Way.CANCEL, Way.CLOSE_STREAM)
         at_token = dice.choice([1, 2, max_tokens // 2, max_tokens - 1, max_tokens]) if by_token else None
-        return cls(way, prompt, max_tokens, PATIENCE_S if by_token else dice.uniform(0.0, 0.7), at_token)
+        return cls(way, prompt, max_tokens, LIMIT_S if by_token else dice.uniform(0.0, 0.7), at_token)
 
     async def run(self, stub: RouterServiceAsyncStub, url: str) -> int | None:
         """Asks and goes away. How many tokens it had seen (whole answers: 0), None if answered first."""
@@ -61,7 +61,7 @@ class Victim:
         if self.way is Way.DEADLINE:
             return await self._deadline(stub)
         # A client of its own: closing it closes the connection. (Certificates would cost 50 ms a client.)
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, verify=False) as client:
             return await (self._stream(client) if self.way is Way.CLOSE_STREAM else self._whole(client))
 
     def _request(self) -> GenerateRequest:
@@ -81,7 +81,7 @@ class Victim:
         }
 
     async def _cancel(self, stub: RouterServiceAsyncStub) -> int | None:
-        call = stub.Generate(self._request(), timeout=PATIENCE_S)
+        call = stub.Generate(self._request(), timeout=LIMIT_S)
         seen = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.after_s):

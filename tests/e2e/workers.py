@@ -127,10 +127,10 @@ def loose_workers(
         addresses = tuple(
             worker.proxy.address if worker.proxy else worker.address for worker in workers.values()
         )
-        door = start(router_program, RouterConfig.model_validate({**settings, "workers": addresses}))
-        said = _ready(door, log)
+        process = start(router_program, RouterConfig.model_validate({**settings, "workers": addresses}))
+        said = _ready(process, log)
         _all_found(said["admin"])
-        yield Loose(Cluster(door, said["grpc"], said["http"], said["admin"], log), workers, restart)
+        yield Loose(Cluster(process, said["grpc"], said["http"], said["admin"], log), workers, restart)
 
 
 @contextlib.contextmanager

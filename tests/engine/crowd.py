@@ -29,7 +29,7 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Request:
-    """`cancel_after`: tokens of output after which it is told to end. `forced`: see `Start`."""
+    """`cancel_after`: tokens of output after which it is cancelled. `forced`: see `Start`."""
 
     prompt: tuple[int, ...]
     params: SamplingParams

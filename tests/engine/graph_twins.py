@@ -79,7 +79,7 @@ class GraphTwins:
         expected = self.eager.forward(step).clone()
         for left in (
             self.graphed.workspace.hidden,
-            self.graphed.workspace.attended,
+            self.graphed.workspace.attn_out,
             self.graphed._attention._sums,
         ):
             left.fill_(torch.nan)

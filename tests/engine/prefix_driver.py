@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
@@ -55,7 +54,7 @@ class FakeStore:
         self._asked: set[bytes] = set()
         self.slow: set[bytes] = set()
         self.held: dict[bytes, Contents] = {}
-        self.on_lost: Callable[[bytes], None] = lambda name: None
+        self._lost: list[bytes] = []
         self.stored = Stored()
         self.seconds_each = 0.0
 
@@ -79,7 +78,11 @@ class FakeStore:
         del self.held[name]
         self.slow.discard(name)
         self._asked.discard(name)
-        self.on_lost(name)
+        self._lost.append(name)
+
+    def take_lost(self) -> list[bytes]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def ready(self, names: Run[bytes]) -> tuple[int, bool]:
         here = 0
@@ -338,10 +341,11 @@ class Driver:
         self.store.poll()
         if self.store.held and self.draw.random() < 0.1:
             self.store.lose(self.draw.choice(list(self.store.held)))
+            self.cache.poll()
             self.did["spoilt"] += 1
 
     def check(self) -> None:
-        """References, tiers and contents are the model's; so is what was published, once all is told."""
+        """References, tiers and contents are the model's; so is what was published, once all is published."""
         held = [one.borrowed_from or one.sequence.blocks for one in self.running if not one.ended]
         self.pools.check_integrity([tables for tables in held if tables is not None])
         used = [set[int]() for _ in self.pools.pools]

@@ -27,7 +27,7 @@ from tests.engine.local_engine import CONFIG
 SMALL_RULE = LibraryRule(
     step=8, least_rows=6, least_alone=6, least_prefix=16, least_pairs=1, key_sizes=(32, 16)
 )
-SMALL_SPLIT = KeySplit(programs=24, least_keys=6, rows=40, grain=4)
+SMALL_SPLIT = KeySplit(programs=24, least_keys=6, rows=40, granularity=4)
 SMALL_TUNING = PromptTuning(queries=32, tile=16, warps=4, stages=2)
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -103,7 +103,7 @@ class SampledBatch:
         self.clocks = torch.zeros(
             kernels.CLOCK_LINES.value, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device
         )
-        self.told = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
+        self.reported = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
         self.place = torch.zeros(slots, dtype=torch.int32, device=device)
 
     def ready(self, order: list[int]) -> list[int]:
@@ -121,11 +121,11 @@ class SampledBatch:
         tokens, batch = sampler.draw(logits[rows], slots, positions, self.state.stop_ids)
         after = sampler.counts.in_output.clone()
         sampler.counts.in_output.copy_(before)
-        told: list[Logprobs | None] = [None] * len(rows)
+        reported: list[Logprobs | None] = [None] * len(rows)
         if batch is not None:
             for row, one in zip(batch.rows.tolist(), batch.all(), strict=True):
-                told[row] = one
-        return tokens.tolist(), told, after
+                reported[row] = one
+        return tokens.tolist(), reported, after
 
     def drawn(self, logits: Tensor, order: list[int]) -> list[int]:
         """All rows' tokens by the kernels; those of held rows mean nothing."""
@@ -134,14 +134,14 @@ class SampledBatch:
         self.control[kernels.ROWS.value] = len(order)
         self.rows = slots, self.state.position[slots.long()].contiguous(), self.place[: len(order)]
         ring = self._rings.ring_words, self._rings.max_logprobs
-        self.sampler.launch(drawn, logits, self.rows, self.control, self.clocks, self.told, ring)
+        self.sampler.launch(drawn, logits, self.rows, self.control, self.clocks, self.reported, ring)
         return drawn.tolist()
 
     def logprobs(self, position: int) -> Logprobs | None:
         """What the ring's record of a position says."""
         words, top = self._rings.ring_words, self._rings.max_logprobs
-        memory = SharedMemory.create("told", logprob_bytes(words, top))
-        memory.bytes[:] = self.told.cpu().numpy().view(np.uint8)
+        memory = SharedMemory.create("reported", logprob_bytes(words, top))
+        memory.bytes[:] = self.reported.cpu().numpy().view(np.uint8)
         return LogprobRecords(memory, 0, words, top).read(position)
 
     def filtered(self, logits: Tensor, order: list[int]) -> tuple[Tensor, Tensor, Tensor]:

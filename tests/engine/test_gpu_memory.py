@@ -29,7 +29,7 @@ class Load:
     flat: Flat
 
 
-# Of a few hundred requests no slope can be told, only a leak of whole blocks.
+# Of a few hundred requests no slope can be reported, only a leak of whole blocks.
 REDUCED = Load(Size(40, 6, 22, 16, 12, 4, graph=False), 2, 5, Flat(kib_a_request=20, growth=0.05))
 FULL = Load(Size(500, 64, 300, 24, 16, 4, graph=True), 3, 20, Flat())
 
@@ -72,11 +72,11 @@ def prove(folder: Path, load: Load) -> str:
     assert cancelled > load.rounds
     for name, mine in samples.items():
         assert not load.flat.broken_by(mine), (name, mine)
-    told = ", ".join(f"{name} {mine[0].kib} to {mine[-1].kib} KiB" for name, mine in samples.items())
+    reported = ", ".join(f"{name} {mine[0].kib} to {mine[-1].kib} KiB" for name, mine in samples.items())
     done = load.rounds * size.requests
     return (
         f"{done} requests, {tokens} tokens, {counts.swapped_out} swapped, {counts.allocations} allocations,"
-        f" {cancelled} cancelled: {told}"
+        f" {cancelled} cancelled: {reported}"
     )
 
 

@@ -86,10 +86,10 @@ def check(request: Request, got: Answer, wanted: Answer) -> None:
         assert got.tokens == wanted.tokens, request
         assert got.finish is wanted.finish
     assert [one is None for one in got.logprobs] == [request.params.logprobs is None] * len(got.tokens)
-    for told, its in zip(got.logprobs, wanted.logprobs, strict=False):
-        if told is not None and its is not None:
-            assert told.logprob == pytest.approx(its.logprob, abs=1e-5)
-            assert [token for token, _ in told.top] == [token for token, _ in its.top]
+    for reported, its in zip(got.logprobs, wanted.logprobs, strict=False):
+        if reported is not None and its is not None:
+            assert reported.logprob == pytest.approx(its.logprob, abs=1e-5)
+            assert [token for token, _ in reported.top] == [token for token, _ in its.top]
 
 
 def prove(folder: Path, size: Size, seed: int) -> str:

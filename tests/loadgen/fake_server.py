@@ -38,7 +38,7 @@ from baton.v1.router_pb2 import (
 )
 from baton.v1.types_pb2 import FinishReason
 
-# What a request may meet. The first four are told on either protocol in its own way.
+# What a request may meet. The first four are reported on either protocol in its own way.
 FAULTS = (
     *("ok", "hang", "reset", "no_finish", "busy", "down", "malformed"),
     *("stream_error", "late_reset", "short"),

@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.analysis import run_folder
 from loadgen.cli import main
-from loadgen.generator.worker import Assignment, settle
+from loadgen.generator.worker import Assignment, pin_to_cpu
 from tests.loadgen.builders import settings
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
@@ -87,10 +87,10 @@ def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
 )
 def test_absurd_flags(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "grpc://127.0.0.1:1", "--model", "m", "--out", str(tmp_path / "x"), *flags]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("loadgen: error: ")
-    assert told.err.count("\n") == 1
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.startswith("loadgen: error: ")
+    assert reported.err.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
@@ -115,8 +115,8 @@ def test_each_process_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, cpus: asked.append((pid, cpus)))
     wanted = settings(generator={"processes": 2, "cpus": (4, 7)})
     for number in range(2):
-        settle(Assignment(settings=wanted, process=number, of=2, records=""))
-    settle(Assignment(settings=settings(), process=0, of=1, records=""))
+        pin_to_cpu(Assignment(settings=wanted, process=number, of=2, records=""))
+    pin_to_cpu(Assignment(settings=settings(), process=0, of=1, records=""))
     assert asked == [(0, {4}), (0, {7})]
 
 
@@ -147,9 +147,9 @@ def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> N
             while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
                 time.sleep(0.1)
             process.send_signal(signal.SIGINT)
-            told, _ = process.communicate(timeout=30)
+            reported, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "the run was stopped before its end" in told
+    assert "the run was stopped before its end" in reported
     assert len((out / "requests.jsonl").read_text().splitlines()) > 0
     assert not part.exists()
 
@@ -168,9 +168,9 @@ def test_a_process_of_the_generator_that_dies_is_reported(serve: Serve, tmp_path
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             assert len(children) == 1
             os.kill(int(children[0]), signal.SIGKILL)
-            _, told = process.communicate(timeout=30)
+            _, reported = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "a process of the generator ended by itself (exit code -9)" in told
+    assert "a process of the generator ended by itself (exit code -9)" in reported
     assert part.read_text().count('"outcome":"OK"') > 0
 
 
@@ -195,7 +195,7 @@ def test_a_search(serve: Serve, tmp_path: Path) -> None:
 
 def test_a_search_needs_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "grpc://127.0.0.1:1"]) == 2
-    assert "what a good request is" in capsys.readouterr().err
+    assert "must define a good request" in capsys.readouterr().err
 
 
 def test_a_sweep_with_the_served_model(serve: Serve, tmp_path: Path) -> None:

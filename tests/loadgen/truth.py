@@ -104,10 +104,10 @@ def measure(
     assert all(line["request_id"] in emitted for line in lines)
     lines = [line for line in lines if window["since"] <= line["scheduled"] <= window["until"]]
     seen = [np.array(line["token_times"]) for line in lines]
-    told = [np.array(emitted[line["request_id"]]) - start for line in lines]
+    reported = [np.array(emitted[line["request_id"]]) - start for line in lines]
     due = np.array([line["scheduled"] for line in lines])
     percentiles = (*TO_P99, *beyond)
-    client, truth = (_at(_metrics(times, due), percentiles) for times in (seen, told))
+    client, truth = (_at(_metrics(times, due), percentiles) for times in (seen, reported))
     came = _at(_ends(lines, due), percentiles)
     read_lag = report["quantities"]["read_lag"]["percentiles"]
     return Truth(

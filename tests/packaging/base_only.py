@@ -1,9 +1,11 @@
-"""Runs commands as if `pip install baton-serve` were all that was ever installed.
+"""Runs commands as if `pip install baton-serve`, or one of its extras, were all that was ever installed.
 
     python -m tests.packaging.base_only < '[["baton", "up"], …]'
+    python -m tests.packaging.base_only router services.router …
 
-writes `[[exit code, stdout, stderr], …]` as JSON. Modules of packages that the base install does not bring
-cannot be imported here, and their metadata is not found.
+The first writes `[[exit code, stdout, stderr], …]` as JSON; the second does what check_install.py does, with
+an extra. Modules of packages that the install does not bring cannot be imported here, and their metadata is
+not found.
 """
 
 from __future__ import annotations
@@ -22,27 +24,32 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.packaging.check_install import help_failures, import_failures
+
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # In every venv.
 TOOLS = {"pip", "setuptools"}
 
 
-def base_packages() -> set[str]:
-    """The distributions of a base install: the project's dependencies, and theirs."""
+def base_packages(extra: str = "") -> set[str]:
+    """The distributions of an install: the project's dependencies, and theirs, with those of an extra."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    waiting, found = [*project["dependencies"]], {canonicalize_name(project["name"])} | TOOLS
+    extras = project["optional-dependencies"] | {"": []}
+    waiting, found = [*project["dependencies"], *extras[extra]], {canonicalize_name(project["name"])} | TOOLS
     while waiting:
         requirement = Requirement(waiting.pop())
         name = canonicalize_name(requirement.name)
-        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        if name == canonicalize_name(project["name"]):
+            waiting += [line for inner in requirement.extras for line in extras[inner]]
+        elif name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             found.add(name)
             waiting += importlib.metadata.requires(name) or ()
     return found
 
 
-def take_away() -> None:
-    """Makes this process one of a base install."""
-    base = base_packages()
+def take_away(extra: str = "") -> None:
+    """Makes this process one of an install with this extra, or with none."""
+    base = base_packages(extra)
     gone = {
         module
         for module, packages in importlib.metadata.packages_distributions().items()
@@ -94,6 +101,10 @@ def run(program: str, arguments: Sequence[str]) -> tuple[int, str, str]:
 
 
 if __name__ == "__main__":
+    if extra := sys.argv[1:2]:
+        take_away(*extra)
+        print("\n".join([*import_failures(sys.argv[2:]), *help_failures()]), end="")
+        sys.exit()
     take_away()
     connect_quickly()
     print(json.dumps([run(program, arguments) for program, *arguments in json.load(sys.stdin)]))

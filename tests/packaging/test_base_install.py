@@ -25,6 +25,9 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "up", "--redis-url", "redis://there"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "demo"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "worker", "--role", "both", "--model", "m"): (2, "pip install 'baton-serve[worker]'"),
+    ("baton", "router", "--config", "f"): (2, "pip install 'baton-serve[router]'"),
+    ("baton", "check", "--config", "no-file"): (2, "cannot read no-file"),
+    ("baton", "fetch-model", "--config", "no-file"): (2, "cannot read no-file"),
     ("baton", "status", NOWHERE): (1, f"no status from {NOWHERE}"),
     ("baton", "top", "--once", NOWHERE): (1, f"no status from {NOWHERE}"),
     ("baton", "drain", "--router", "--admin", NOWHERE): (1, NOWHERE),
@@ -35,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("loadgen", "run", f"http://{NOWHERE}", "--parquet"): (2, "pip install 'baton-serve[parquet]'"),
     ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "no answer from"),
     ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "no answer from"),
+    ("loadgen", "size", "a", "--rates", "1", "--input-len", "1", "--output-len", "1"): (2, "a is neither"),
     ("loadgen", "compare", "a", "b"): (2, "a is not a run"),
     ("loadgen", "report", "a"): (2, "a is not a run"),
     ("loadgen", "trace", "a"): (2, "a: No such file"),
@@ -52,11 +56,11 @@ def test_each_command_works_or_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for command, (code, out, err) in zip(COMMANDS, json.loads(done.stdout), strict=True):
         wanted, words = COMMANDS[command]
-        told = f"{' '.join(command)}: {err}"
-        assert code == wanted, told
-        assert words in err, told
-        assert err.count("\n") == (1 if words else 0), told
-        assert bool(out) is (wanted == 0), told
+        reported = f"{' '.join(command)}: {err}"
+        assert code == wanted, reported
+        assert words in err, reported
+        assert err.count("\n") == (1 if words else 0), reported
+        assert bool(out) is (wanted == 0), reported
 
 
 def test_the_base_brings_neither_torch_nor_ray_nor_a_server() -> None:

@@ -1,4 +1,4 @@
-"""What is in the wheel: our packages, their data, the demo model, and nothing else."""
+"""What is in the wheel, built from the sdist: our packages, their data, the demo model, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ PACKAGES = {"baton", "kvtransfer", "loadgen", "services"}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Built without a network, from a copy, since a build writes beside its sources."""
+    """Built by way of the sdist without a network, from a copy, since a build writes beside its sources."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, copy)
     for name in SOURCES:
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    sdist = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", sdist, str(out)], capture_output=True, text=True, timeout=120, cwd=copy
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (source,) = out.glob("baton_serve-*.tar.gz")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
-        [*command, "-w", str(out), str(copy)], capture_output=True, text=True, timeout=120, cwd=out
+        [*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=120, cwd=out
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = out.glob("baton_serve-*.whl")
@@ -40,7 +46,7 @@ def test_its_packages_are_ours_alone(wheel: zipfile.ZipFile) -> None:
 
 
 def test_every_module_and_data_file_is_in_it(wheel: zipfile.ZipFile) -> None:
-    kinds = ("*.py", "*.css", "*.cu", "*.json", "*.safetensors")
+    kinds = ("*.py", "*.css", "*.cu", "*.json", "*.safetensors", "*.yaml")
     wanted = {
         str(path.relative_to(REPOSITORY))
         for package in PACKAGES

@@ -11,7 +11,7 @@ import pytest
 
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
-from baton.v1.prefill_pb2 import GiveTicketRequest, PrefillRequest
+from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.client import EngineClient
@@ -20,7 +20,7 @@ from services.prefill import early_tickets
 from services.prefill.servicer import PrefillServicer
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
-GIVEN = GiveTicketRequest(attempt=ATTEMPT, ticket=Ticket(body=b"promise"))
+GIVEN = ProvideTicketRequest(attempt=ATTEMPT, ticket=Ticket(body=b"promise"))
 
 
 class FakeEngine:
@@ -65,17 +65,17 @@ async def test_a_ticket_after_its_prompt_is_sent_to_the_engine() -> None:
     prefill, engine, context = made()
     call = asyncio.create_task(prefill.Prefill(prompt(), context))
     await asyncio.sleep(0)
-    await prefill.GiveTicket(GIVEN, context)
+    await prefill.ProvideTicket(GIVEN, context)
     first, second = engine.commands
     assert first.prefill.ticket_follows
-    assert second.give_ticket == GIVEN
+    assert second.provide_ticket == GIVEN
     engine.done.set()
     await call
 
 
 async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
     prefill, engine, context = made()
-    await prefill.GiveTicket(GIVEN, context)
+    await prefill.ProvideTicket(GIVEN, context)
     assert not engine.commands
     engine.done.set()
     await prefill.Prefill(prompt(), context)
@@ -87,23 +87,23 @@ async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
 async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
     prefill, engine, context = made()
-    await prefill.GiveTicket(GIVEN, context)
+    await prefill.ProvideTicket(GIVEN, context)
     await asyncio.sleep(0.05)
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     assert engine.commands[0].prefill.ticket_follows
 
 
-def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> GiveTicketRequest:
+def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> ProvideTicketRequest:
     attempt = Attempt(request_id=request_id, number=number)
-    return GiveTicketRequest(attempt=attempt, ticket=Ticket(body=bytes(size)))
+    return ProvideTicketRequest(attempt=attempt, ticket=Ticket(body=bytes(size)))
 
 
 async def refusal(
-    prefill: PrefillServicer, request: GiveTicketRequest, context: Any
+    prefill: PrefillServicer, request: ProvideTicketRequest, context: Any
 ) -> grpc.StatusCode | None:
     try:
-        await prefill.GiveTicket(request, context)
+        await prefill.ProvideTicket(request, context)
     except AbortedError as error:
         return cast("grpc.StatusCode", error.args[0])
     return None
@@ -147,7 +147,7 @@ async def test_a_second_call_of_an_attempt_is_refused() -> None:
     await asyncio.sleep(0)
     with pytest.raises(AbortedError):
         await prefill.Prefill(prompt(), context)
-    await prefill.GiveTicket(GIVEN, context)  # the first call's, as before
-    assert [command.WhichOneof("command") for command in engine.commands] == ["prefill", "give_ticket"]
+    await prefill.ProvideTicket(GIVEN, context)  # the first call's, as before
+    assert [command.WhichOneof("command") for command in engine.commands] == ["prefill", "provide_ticket"]
     engine.done.set()
     await call

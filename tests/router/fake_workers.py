@@ -358,15 +358,15 @@ class FakeWorker(
             self.running_prefills -= 1
             self._given.pop(request.attempt.SerializeToString(), None)
 
-    async def GiveTicket(
-        self, request: prefill_pb2.GiveTicketRequest, context: Any
-    ) -> prefill_pb2.GiveTicketResponse:
+    async def ProvideTicket(
+        self, request: prefill_pb2.ProvideTicketRequest, context: Any
+    ) -> prefill_pb2.ProvideTicketResponse:
         waits = self._given.get(request.attempt.SerializeToString())
         if waits is None or waits.done():
             await context.abort(grpc.StatusCode.NOT_FOUND, "no prefill waits for it")
         assert waits is not None
         waits.set_result(request.ticket)
-        return prefill_pb2.GiveTicketResponse()
+        return prefill_pb2.ProvideTicketResponse()
 
     async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeWorker:
         """The worker that reserved the slot, once that is known here."""

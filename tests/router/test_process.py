@@ -137,14 +137,25 @@ async def test_refusals(model_folder: Path, tmp_path: Path) -> None:
     assert "tokenizer.json" in await refusal(config(tmp_path, []))
     assert "unknown_key" in await refusal(config(model_folder, [], unknown_key=1))
     assert "JSON" in await refusal(b"{")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "http_port",
+        "admin_grpc_port",
+        pytest.param("grpc_port", marks=pytest.mark.slow),
+        pytest.param("admin_http_port", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_port_that_is_taken(model_folder: Path, setting: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for setting in ("http_port", "grpc_port", "admin_http_port", "admin_grpc_port"):
-            free = {"admin_grpc_port": 0, "admin_http_port": 0}
-            message = await refusal(config(model_folder, [], **{**free, setting: port}))
-            assert message == f"cannot listen on 127.0.0.1:{port}: address already in use"
+        free = {"admin_grpc_port": 0, "admin_http_port": 0}
+        message = await refusal(config(model_folder, [], **{**free, setting: port}))
+        assert message == f"cannot listen on 127.0.0.1:{port}: address already in use"
 
 
 _PARENT = """

@@ -18,6 +18,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.records import JournalWrite
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS
+from tests.state.journal_reader import open_ids, read_journal, stored_entry
 
 SHORT_S = 0.2
 LONG_S = 60.0
@@ -142,24 +143,6 @@ class RegistryContract:
             assert found == ([] if holder is None else [starts[holder].incarnation])
 
 
-class LoadHintsContract:
-    async def test_the_last_hint_counts(self, state: State) -> None:
-        first, second = new_incarnation(), new_incarnation()
-        await state.load_hints.publish("decode-0", first, {"free_slots": 3, "free_blocks": 5})
-        await state.load_hints.publish("decode-1", second, {})
-        await state.load_hints.publish("decode-0", first, {"free_slots": 2})
-        hints = await state.load_hints.read()
-        assert {name: (hint.incarnation, hint.values) for name, hint in hints.items()} == {
-            "decode-0": (first, {"free_slots": 2}),
-            "decode-1": (second, {}),
-        }
-
-    async def test_a_hint_has_its_age(self, state: State) -> None:
-        await state.load_hints.publish("decode-0", new_incarnation(), {"free_slots": 3})
-        await asyncio.sleep(0.1)
-        assert 0.09 <= (await state.load_hints.read())["decode-0"].age_s < 10
-
-
 class PrefixIndexContract:
     async def test_the_longest_run_from_the_first_block(self, state: State) -> None:
         index, blocks = state.prefix_index, [os.urandom(32) for _ in range(100)]
@@ -237,18 +220,18 @@ class JournalContract:
         assert not receipt.acknowledged
         assert await journal.flush(5)
         assert receipt.acknowledged
-        assert await journal.read(record.request_id) == record
+        assert await read_journal(journal, record.request_id) == record
         journal.mark_attempt(record.request_id, 3)
         journal.mark_attempt(record.request_id, 2)
         assert await journal.flush(5)
-        found = await journal.read(record.request_id)
+        found = await read_journal(journal, record.request_id)
         assert found is not None
         assert (found.attempt, found.token_ids) == (3, record.token_ids)
-        assert (await journal.count_open(), await journal.open_ids()) == (1, [record.request_id])
+        assert (await journal.count_open(), await open_ids(state)) == (1, [record.request_id])
         journal.close(record.request_id)
         assert await journal.flush(5)
-        assert (await journal.count_open(), await journal.open_ids()) == (0, [])
-        assert await journal.read(record.request_id) is None
+        assert (await journal.count_open(), await open_ids(state)) == (0, [])
+        assert await read_journal(journal, record.request_id) is None
 
     async def test_an_entry_ends_with_its_deadline(self, state: State) -> None:
         brief, long = (JournalRecord(os.urandom(16), "t", (number,)) for number in range(2))
@@ -256,17 +239,17 @@ class JournalContract:
         state.journal.append(long, LONG_S)
         assert await state.journal.flush(5)
         await asyncio.sleep(2 * SHORT_S)
-        assert await state.journal.open_ids() == [long.request_id]
+        assert await open_ids(state) == [long.request_id]
         assert await state.journal.count_open() == 1
-        assert await state.journal.read(brief.request_id) is None
-        assert await state.journal.read(long.request_id) == long
+        assert await read_journal(state.journal, brief.request_id) is None
+        assert await read_journal(state.journal, long.request_id) == long
 
     async def test_open_ones_come_by_deadline(self, state: State) -> None:
         ids = [os.urandom(16) for _ in range(5)]
         for number in (3, 0, 4, 1, 2):
             state.journal.append(JournalRecord(ids[number], "t", ()), LONG_S + number)
         assert await state.journal.flush(5)
-        assert await state.journal.open_ids(3) == ids[:3]
+        assert await open_ids(state) == ids
 
     async def test_more_than_a_batch(self, state: State) -> None:
         ids = [os.urandom(16) for _ in range(300)]
@@ -285,7 +268,7 @@ class JournalContract:
         state.journal.close(os.urandom(16))
         assert await state.journal.flush(5)
         assert await state.journal.count_open() == 0
-        assert await state.journal.read(request_id) is None
+        assert await read_journal(state.journal, request_id) is None
 
     async def test_another_key_reads_nothing(self, state: State, other: State) -> None:
         """`other` shares the store, not the key."""
@@ -293,7 +276,7 @@ class JournalContract:
         state.journal.append(record, LONG_S)
         assert await state.journal.flush(5)
         with pytest.raises(BatonError) as refused:
-            await other.journal.read(record.request_id)
+            await read_journal(other.journal, record.request_id)
         assert refused.value.kind is ErrorKind.INTERNAL
 
     @_model_settings
@@ -301,7 +284,7 @@ class JournalContract:
         st.lists(st.tuples(st.sampled_from("amc"), st.integers(0, 3), st.integers(1, 5)), max_size=25),
         st.integers(1, 6),
     )
-    async def test_it_is_the_book_that_was_kept(
+    async def test_it_has_what_was_written(
         self, state: State, steps: list[tuple[str, int, int]], batch: int
     ) -> None:
         ids = [os.urandom(16) for _ in range(4)]
@@ -323,7 +306,7 @@ class JournalContract:
         for begin in range(0, len(writes), batch):
             await store.write(writes[begin : begin + batch])
         for request_id in ids:
-            entry = await store.read(request_id)
+            entry = await stored_entry(store, request_id)
             assert (None if entry is None else (entry.body, entry.attempt)) == model.get(request_id)
-        assert set(ids) & set(await store.open_ids(10_000)) == set(model)
+        assert set(ids) & set(await open_ids(state)) == set(model)
         await store.write([JournalWrite(request_id, "close") for request_id in ids])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.counters import Counters
-from baton.state.keys import FORGET_MEMBER_S, HINT_S, PREFIX_S
-from baton.state.records import JournalEntry, JournalWrite, Listed, Listing, LoadHint, Member
+from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
+from baton.state.records import JournalWrite, Listed, Listing, Member
 from baton.state.seal import Seal, new_journal_key
 from baton.state.state import State
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
+from tests.state.journal_reader import JournalEntry
 
 
 @dataclass
@@ -27,8 +28,6 @@ class Memory:
     epoch: str = ""
     # name -> (member, generation, end of lease)
     members: dict[str, tuple[Listed, float]] = field(default_factory=dict)
-    # name -> (incarnation, values, time)
-    hints: dict[str, tuple[str, dict[str, int], float]] = field(default_factory=dict)
     # holder -> (hashes, end)
     held: dict[str, tuple[set[bytes], float]] = field(default_factory=dict)
     # request id -> (entry, end)
@@ -43,7 +42,7 @@ class Memory:
     def wipe(self) -> None:
         """Deletes everything, like a restart of Redis."""
         self.epoch = ""
-        for store in (self.members, self.hints, self.held, self.journal):
+        for store in (self.members, self.held, self.journal):
             store.clear()
 
 
@@ -82,24 +81,6 @@ class MemoryRegistry:
         now = self._memory.now()
         live = (listed for listed, end in self._memory.members.values() if end > now)
         return Listing(self._memory.epoch, tuple(live))
-
-
-class MemoryLoadHints:
-    """`stores.LoadHints` in memory."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    async def publish(self, name: str, incarnation: str, values: Mapping[str, int]) -> None:
-        self._memory.hints[name] = (incarnation, dict(values), self._memory.now())
-
-    async def read(self) -> dict[str, LoadHint]:
-        now = self._memory.now()
-        return {
-            name: LoadHint(incarnation, dict(values), now - at)
-            for name, (incarnation, values, at) in self._memory.hints.items()
-            if now - at <= HINT_S
-        }
 
 
 class MemoryPrefixIndex:
@@ -170,9 +151,9 @@ class MemoryJournalStore:
         entry, _ = self._open().get(request_id, (None, 0.0))
         return entry
 
-    async def open_ids(self, limit: int) -> list[bytes]:
+    async def open_ids(self) -> list[bytes]:
         ordered = sorted(self._open().items(), key=lambda item: item[1][1])
-        return [request_id for request_id, _ in ordered[:limit]]
+        return [request_id for request_id, _ in ordered]
 
     async def count_open(self) -> int:
         return len(self._open())
@@ -183,7 +164,6 @@ def memory_state(memory: Memory | None = None) -> State:
     memory = memory or Memory()
     return State(
         MemoryRegistry(memory),
-        MemoryLoadHints(memory),
         MemoryPrefixIndex(memory),
         MemoryJournalStore(memory),
         Seal(memory.journal_key, "memory"),

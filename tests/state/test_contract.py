@@ -11,7 +11,6 @@ from baton.state import State
 from baton.state.seal import new_journal_key
 from tests.state.contract import (
     JournalContract,
-    LoadHintsContract,
     PrefixIndexContract,
     RegistryContract,
 )
@@ -57,10 +56,6 @@ def other(pair: Pair) -> State:
 
 
 class TestRegistry(RegistryContract):
-    pass
-
-
-class TestLoadHints(LoadHintsContract):
     pass
 
 

@@ -19,7 +19,7 @@ def listing(*entries: Listed, epoch: str = "one") -> Listing:
 A, B = Listed(member("a"), 10), Listed(member("b"), 11)
 
 
-def settled() -> Roster:
+def past_grace() -> Roster:
     """Knows a and b, and has for long."""
     roster = Roster(GRACE_S)
     roster.take(listing(A, B), 0.0)
@@ -28,20 +28,20 @@ def settled() -> Roster:
 
 
 def test_a_lapsed_member_is_dropped_at_once_and_alone() -> None:
-    roster = settled()
+    roster = past_grace()
     assert roster.take(listing(B), 100.5)
     assert set(roster.members) == {"b"}
 
 
 def test_an_unavailable_registry_removes_no_member() -> None:
-    roster = settled()
+    roster = past_grace()
     for _ in range(1000):
         roster.poll_failed()
     assert set(roster.members) == {"a", "b"}
 
 
 def test_after_an_outage_everyone_has_a_leases_time() -> None:
-    roster = settled()
+    roster = past_grace()
     roster.poll_failed()
     assert not roster.take(listing(), 130.0)
     assert not roster.take(listing(A), 130.0 + GRACE_S - 0.1)
@@ -50,7 +50,7 @@ def test_after_an_outage_everyone_has_a_leases_time() -> None:
 
 
 def test_a_wipe_between_two_polls_removes_no_member() -> None:
-    roster = settled()
+    roster = past_grace()
     assert not roster.take(listing(epoch=""), 100.5)
     assert not roster.take(listing(B, epoch="two"), 101.0)
     assert not roster.take(listing(A, B, epoch="two"), 102.0)
@@ -58,7 +58,7 @@ def test_a_wipe_between_two_polls_removes_no_member() -> None:
 
 
 def test_after_a_wipe_an_older_incarnation_does_not_come_back() -> None:
-    roster = settled()
+    roster = past_grace()
     newer = Listed(member("a"), 20)
     assert roster.take(listing(newer, B), 100.5)
     assert not roster.take(listing(A, B, epoch="two"), 101.0)

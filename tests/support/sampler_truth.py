@@ -38,19 +38,19 @@ def wrong_tokens(output: Output, sampler: Sampler = naive_token) -> list[int]:
     ]
 
 
-def logprob_error(raw: Sequence[float], token: int, count: int, told: Logprobs) -> float:
-    """The largest difference of what was told of a token and the `count` likeliest beside it, in units of
-    what is allowed; infinite where others were told than these."""
+def logprob_error(raw: Sequence[float], token: int, count: int, reported: Logprobs) -> float:
+    """The largest difference of what was reported of a token and the `count` likeliest beside it, in units of
+    what is allowed; infinite where others were reported than these."""
     chosen, top = naive_logprobs(raw, token, count)
-    if [one for one, _ in told.top] != [one for one, _ in top]:
+    if [one for one, _ in reported.top] != [one for one, _ in top]:
         return math.inf
     pairs = [
-        (told.logprob, chosen),
-        *((mine, its) for (_, mine), (_, its) in zip(told.top, top, strict=True)),
+        (reported.logprob, chosen),
+        *((mine, its) for (_, mine), (_, its) in zip(reported.top, top, strict=True)),
     ]
     return max(abs(mine - its) / allowed(its) for mine, its in pairs)
 
 
 def allowed(logprob: float) -> float:
-    """How far from it a told one may be."""
+    """How far from it a reported one may be."""
     return max(LARGEST_ERROR, LARGEST_RELATIVE_ERROR * abs(logprob))

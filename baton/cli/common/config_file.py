@@ -5,8 +5,9 @@ Flags override environment variables, which override the file. An unknown key is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeGuard, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,8 @@ from baton.errors import BatonError, ErrorKind
 Model = TypeVar("Model", bound=BaseModel)
 
 _JOURNAL_KEY_DIGITS = 64
+# Of these a file has one; an override takes the place of the other one too.
+_ALTERNATIVES = {"redis_url": "redis_url_file"}
 
 
 def invalid(message: str) -> BatonError:
@@ -55,23 +58,40 @@ def load(path: Path, model: type[Model], overrides: dict[str, object]) -> Model:
             inner = below
         else:
             inner[key] = value
+            if key in _ALTERNATIVES:
+                inner.pop(_ALTERNATIVES[key], None)
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise invalid(f"{path}: {first_problem(error)}") from None
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first of a validation's errors, in one line without the rejected value."""
-    first = error.errors(include_url=False, include_input=False)[0]
+def first_problem(error: ValidationError, place: Callable[[str, object], str] | None = None) -> str:
+    """The first of a validation's errors, in one line; without the rejected value, unless `place`, which is
+    given the key and the value, has it in its text."""
+    first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown key {key}"
-    if first["type"] == "missing":
-        return f"{key} is missing"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    described = place(key, first["input"]) if place else key
+    return f"{described}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys of a model's file, for `--help`; those of a section within braces."""
+    keys = []
+    for name, field in model.model_fields.items():
+        inner = [one for one in (field.annotation, *get_args(field.annotation)) if _is_model(one)]
+        keys.append(f"{name}.{{{', '.join(inner[0].model_fields)}}}" if inner else name)
+    return keys
+
+
+def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def read_secret(path: Path, name: str) -> str:

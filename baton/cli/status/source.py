@@ -11,10 +11,13 @@ import grpc.aio
 from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_ADDRESS, belongs_to
 from baton.cli.common.admin_call import admin_error, bare_address
+from baton.client.channel import metadata_of
 from baton.cluster_auth import admin_metadata
 from baton.errors import BatonError
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 
+# The API key of the public port, where that needs one.
+API_KEY_VARIABLE = "BATON_API_KEY"
 # Deadline of the check whether the default admin port belongs to the given router.
 _PROBE_S = 1.0
 
@@ -78,7 +81,11 @@ class StatusSource:
     ) -> admin_pb2.AdminServiceGetStatusResponse:
         stub = router_pb2_grpc.RouterServiceStub(self._channel(address))
         try:
-            answer = await stub.GetStatus(router_pb2.GetStatusRequest(window_s=window_s), timeout=timeout_s)
+            answer = await stub.GetStatus(
+                router_pb2.GetStatusRequest(window_s=window_s),
+                timeout=timeout_s,
+                metadata=metadata_of(os.environ.get(API_KEY_VARIABLE)),
+            )
         except grpc.aio.AioRpcError as error:
             raise admin_error(f"no status from {address}", error, default=False) from None
         return admin_pb2.AdminServiceGetStatusResponse(router=answer.router)

@@ -21,7 +21,7 @@ _STATE_STYLE = {
     "starting": "yellow",
     "draining": "yellow",
     "other pool": "yellow",
-    "silent": "red",
+    "unreachable": "red",
     "lost": "red",
 }
 _NONE = "·"

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton.addresses import join_address
+from baton.cli.common.config_file import invalid
 from baton.cli.common.messages import notify, write_line
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
-from baton.cli.up.settings import invalid
 from services.common.config.up import UpConfig
 from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
 
@@ -123,7 +123,7 @@ def _announce(addresses: Addresses) -> None:
 
 
 def require_free_ports(config: UpConfig) -> None:
-    """Checks that the configured ports are free and distinct, before weights are loaded.
+    """Checks that the router's ports are free and distinct, before weights are loaded.
 
     Raises `BatonError(INVALID)` with the port and its flag.
     """
@@ -133,7 +133,7 @@ def require_free_ports(config: UpConfig) -> None:
         (router.host, router.http_port, "--http-port"),
         (router.host, router.grpc_port, "--grpc-port"),
         (router.admin_host, admin_grpc_port, "--admin-grpc-port"),
-        (router.admin_host, admin_http_port, "--admin-http-port"),
+        (router.bound_admin_http_host, admin_http_port, "--admin-http-port"),
     )
     flags: dict[int, str] = {}
     for host, port, flag in wanted:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import baton
+from baton.cli.common.config_file import invalid
 from baton.cli.up.random_checkpoint import random_checkpoint
-from baton.cli.up.settings import invalid
 from baton.engine.model.source import resolve_model
 from services.common.config.up import UpConfig
 from services.common.config.worker import Weights
@@ -32,16 +32,23 @@ def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
     Raises `BatonError(INVALID)` if there is no such model.
     """
     model = config.model or DEMO
-    if model in BUILT_IN and (config.model is None or not Path(model).is_dir()):
-        folder, name = BUILT_IN[model](), f"baton-{model}"
-    else:
-        folder = resolve_model(model).resolve()
-        name = folder.name if Path(model).is_dir() else model
+    folder, name = (BUILT_IN[DEMO](), f"baton-{DEMO}") if config.model is None else model_and_name(model)
     require_weights(folder, config.engine.weights)
     if not (folder / "tokenizer.json").is_file() and config.engine.weights == "file":
         raise invalid(f"model {folder}: tokenizer.json is missing")
     served = config.served_model_name or name
     return config.model_copy(update={"model": model, "served_model_name": served}), folder
+
+
+def model_and_name(model: str) -> tuple[Path, str]:
+    """The folder of a model, and the name by which clients ask for it unless another one is configured.
+
+    Raises `BatonError(INVALID)` if there is no such model.
+    """
+    if model in BUILT_IN and not Path(model).is_dir():
+        return BUILT_IN[model](), f"baton-{model}"
+    folder = resolve_model(model).resolve()
+    return folder, folder.name if Path(model).is_dir() else model
 
 
 def require_weights(folder: Path, weights: Weights) -> None:

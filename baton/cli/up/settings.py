@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from baton.cluster_auth import MIN_SECRET_LENGTH, SECRET_VARIABLE
-from baton.errors import BatonError, ErrorKind
+from baton.cli.common.config_file import first_problem, invalid, read_shared_secret, read_yaml
+from baton.cluster_auth import SECRET_VARIABLE
 from services.common.config.secrets import read_secrets
 from services.common.config.state import NO_STATE, StateSettings
 from services.common.config.up import UpConfig
@@ -78,6 +77,7 @@ FLAGS = (
     Flag("router.http_port", "PORT", "public HTTP port; 0: any free port"),
     Flag("router.grpc_port", "PORT", "public gRPC port; 0: any free port"),
     Flag("router.admin_host", "ADDRESS", "address of the admin ports"),
+    Flag("router.admin_http_host", "ADDRESS", "address of the admin HTTP port alone (default: --admin-host)"),
     Flag("router.admin_grpc_port", "PORT", f"port of AdminService (default {DEFAULT_GRPC_PORT})"),
     Flag("router.admin_http_port", "PORT", f"port of metrics and health (default {DEFAULT_HTTP_PORT})"),
     Flag(
@@ -95,6 +95,7 @@ FLAGS = (
     Flag("engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
     Flag("engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
     Flag("engine.max_context_tokens", "N", "longest prompt and output together"),
+    Flag("engine.tune", "auto|off|full", "measure kernels for shapes that no table has, at the start"),
     Flag("engine.kernel_cache", "DIR", "folder of compiled kernels (default: Triton's)"),
     Flag(
         "prefix_secret", "SECRET", "keys the hashes of cached blocks (default: derived from cluster_secret)"
@@ -136,7 +137,7 @@ def load(
 
     Raises `BatonError(INVALID)` with one line for the first error.
     """
-    values = _read_file(arguments.config) if arguments.config else {}
+    values = read_yaml(arguments.config) if arguments.config else {}
     for path, value in (defaults or {}).items():
         _set(values, path, value, keep=True)
     take_flags(values, arguments, environment)
@@ -167,15 +168,22 @@ def with_secrets_file(config: UpConfig) -> UpConfig:
 
 def take_flags(values: dict[str, Any], arguments: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Overrides `values` by this command's flags, or else by their environment variables."""
-    for flag in FLAGS:
-        if flag.key in arguments:
-            given = getattr(arguments, flag.key)
-            if given is None:
-                given = environment.get(flag.variable)
-            if given is not None:
-                _set(values, flag.path, given)
+    for path, given in given_flags(arguments, environment).items():
+        _set(values, path, given)
     if (secret := environment.get(SECRET_VARIABLE)) is not None:
         values["cluster_secret"] = secret
+
+
+def given_flags(arguments: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
+    """The values of this command's flags, or else of their environment variables, by path."""
+    given = {}
+    for flag in FLAGS:
+        if flag.key in arguments:
+            value = getattr(arguments, flag.key)
+            value = environment.get(flag.variable) if value is None else value
+            if value is not None:
+                given[flag.path] = value
+    return given
 
 
 def with_cluster_secret(config: UpConfig) -> UpConfig:
@@ -188,13 +196,7 @@ def with_cluster_secret(config: UpConfig) -> UpConfig:
         return config
     if config.cluster_secret is not None:
         raise invalid("cluster_secret and cluster_secret_file are both set")
-    try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise invalid(f"cannot read cluster_secret_file {path}: {reason}") from None
-    if len(secret) < MIN_SECRET_LENGTH:
-        raise invalid(f"cluster_secret_file {path} holds fewer than {MIN_SECRET_LENGTH} characters")
+    secret = read_shared_secret(path, "cluster_secret_file")
     return config.model_copy(update={"cluster_secret": secret, "cluster_secret_file": None})
 
 
@@ -225,30 +227,11 @@ def check_redis_url(state: StateSettings) -> None:
         parse_url(state.redis_url)
 
 
-def invalid(message: str) -> BatonError:
-    """An operator's mistake: commands print the message and exit with code 2."""
-    return BatonError(ErrorKind.INVALID, message)
-
-
 def _validated(values: Mapping[str, Any]) -> UpConfig:
     try:
         return UpConfig.model_validate(values)
     except ValidationError as error:
         raise invalid(first_line(error)) from None
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise invalid(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise invalid(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise invalid(f"{path} must hold settings by name, not a {type(values).__name__}")
-    return values
 
 
 def _set(values: dict[str, Any], path: str, given: str, *, keep: bool = False) -> None:
@@ -265,17 +248,17 @@ def _set(values: dict[str, Any], path: str, given: str, *, keep: bool = False) -
 
 
 def first_line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {path}"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
+    """The first of a validation's errors, in one line that names the flag, and the value unless it may be a
+    secret."""
+    return first_problem(error, _place)
+
+
+def _place(path: str, given: object) -> str:
     flag = next((flag.name for flag in FLAGS if flag.path == path), None)
     place = f"{path} ({flag})" if flag else path
-    if not path.startswith(("state", "prefix_secret", "cluster_secret")):  # those may hold a password
-        place += f" is {first['input']!r}"
-    return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    if path.startswith(("state", "prefix_secret", "cluster_secret")):  # those may hold a password
+        return place
+    return f"{place} is {given!r}"
 
 
 def _get(config: UpConfig, path: str) -> object:

@@ -60,6 +60,11 @@ def pass_options(model: Model, *, exact: bool) -> PassOptions:
     from baton.engine.forward.gemm_table import ProductTable
     from baton.engine.kernels.gpu.attention.items import SplitPolicy
 
-    name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
-    policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()
-    return PassOptions(ProductTable.for_gpu(name, exact=exact), policy)
+    if exact:
+        return PassOptions(ProductTable([], exact=True), SplitPolicy(fixed=_EXACT_PART))
+    if model.device.type != "cuda":
+        return PassOptions(ProductTable([]))
+    gpu = torch.cuda.get_device_properties(model.device)
+    table = ProductTable.for_gpu(gpu.name, capability=(gpu.major, gpu.minor))
+    policy = SplitPolicy.filling(gpu.multi_processor_count, model.config.num_kv_heads)
+    return PassOptions(table, policy, gpu.multi_processor_count)

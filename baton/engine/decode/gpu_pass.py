@@ -23,10 +23,11 @@ from baton.engine.model.modules import Attention, Model
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut; `attention` None: by the rows, as measured on an H100."""
+    """How the kernels are cut. `attention`: the tuning at any number of rows; None: by rows and heads."""
 
     table: ProductTable
     policy: SplitPolicy = field(default_factory=SplitPolicy)
+    multiprocessors: int = 132
     attention: AttentionTuning | None = None
 
 
@@ -94,9 +95,9 @@ class DecodePass:
     def attend(self, attention: Attention, rows: int) -> Tensor:
         """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim]."""
         group, workspace = attention.group, self.workspace
-        attended = workspace.attended[:rows]
+        attn_out = workspace.attn_out[:rows]
         split_attention(
-            attended,
+            attn_out,
             workspace.qkv[:rows],
             self._cache.groups[group],
             attention.index,
@@ -105,10 +106,11 @@ class DecodePass:
             self.inputs.items[group],
             self.heads[group],
             attention.head_norms,
-            self.options.attention or AttentionTuning.for_rows(rows),
+            self.options.attention
+            or AttentionTuning.of(self.heads[group], rows, self.options.multiprocessors),
             self.most_items(group, rows),
         )
-        return attended
+        return attn_out
 
     def head(self, rows: int) -> Tensor:
         """Launches the final norm and the head's product → logits [rows, vocab], a view of a buffer."""

@@ -2,7 +2,7 @@
 output ring without passing the host.
 
 After each step the GPU writes a status word to the ring's counters. From that and from the entries posted
-since, the host picks a bucket that surely has room (slots only end by themselves), and the graph whose
+since, the host selects a bucket that surely has room (slots only end by themselves), and the graph whose
 sampler has the features that the requests use. While every active slot is held nothing is replayed, until an
 entry is posted or a mask has been written.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from baton.device.graphs import GraphStream
 from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import PassOptions
-from baton.engine.decode.graph_step import PICKED, GraphStep
+from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
@@ -146,7 +146,7 @@ class GraphDecodeLoop(DecodeLoop):
         bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         graphs = self._graphs[bucket]
-        (graphs.samples if features & ~int(PICKED) else graphs.picks)()
+        (graphs.samples if features & ~int(SIMPLE) else graphs.simple)()
         self._enqueued += 1
         return True
 

@@ -14,7 +14,7 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.kernels.gpu.sampling.edit_logits import EditInputs, edit_logits
 from baton.engine.kernels.gpu.sampling.filtered_draw import draw_filtered
 from baton.engine.kernels.gpu.sampling.hold_rows import hold_rows
-from baton.engine.kernels.gpu.sampling.pick import pick_places
+from baton.engine.kernels.gpu.sampling.sample_simple import sample_places
 from baton.engine.kernels.gpu.sampling.sampler_rows import CHUNK
 from baton.engine.kernels.gpu.sampling.thresholds import SearchSpace, find_thresholds
 from baton.engine.kernels.gpu.sampling.top_logprobs import BestPlaces, write_logprobs
@@ -34,7 +34,7 @@ class GraphSampler:
             sampler.bias_ids, sampler.bias_values, counts.in_prompt, counts.in_output, sampler.masks.bits
         )
         self.edited = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
-        self._places = pick_places(rows, vocab, device, chunk)
+        self._places = sample_places(rows, vocab, device, chunk)
         chunks = self._places[0].shape[1]
         self._peaks = torch.zeros(rows, chunks, dtype=torch.float32, device=device)
         self._lows = torch.zeros_like(self._peaks)

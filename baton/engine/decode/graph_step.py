@@ -1,9 +1,10 @@
 """A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
 
     begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
-           └─ plan ─ pass ─ pick, or the full sampler ─ finish      ┴ end
+           └─ plan ─ pass ─ simple or full sampler ─ finish         ┴ end
 
-A bucket has two graphs: one that picks, and one with the full sampler (`graph_sampler`).
+A bucket has two graphs: one for greedy and plain temperature sampling, one with the full sampler
+(`graph_sampler`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decode.graph_sampler import GraphSampler
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.kernels.gpu.attention.items import TILE
-from baton.engine.kernels.gpu.sampling.pick import pick, pick_places
+from baton.engine.kernels.gpu.sampling.sample_simple import sample_places, sample_simple
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
@@ -29,7 +30,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mailbox import Feature
 
 # What the quicker of the two samplers can do; the other does everything.
-PICKED = Feature.GREEDY | Feature.TEMPERATURE
+SIMPLE = Feature.GREEDY | Feature.TEMPERATURE
 _EVERYTHING = ~Feature(0)
 
 
@@ -49,10 +50,10 @@ class _HostArrays:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """The graphs of one bucket, each a whole step: `picks` for slots with no features but PICKED,
+    """The graphs of one bucket, each a whole step: `simple` for slots with no features but SIMPLE,
     `samples` for any."""
 
-    picks: Graph
+    simple: Graph
     samples: Graph
 
 
@@ -88,7 +89,7 @@ class GraphStep:
         self._windows = [heads.seen for heads in self.pass_.heads]
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
         self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
-        self._places = pick_places(rows, model.config.vocab_size, device)
+        self._places = sample_places(rows, model.config.vocab_size, device)
         self._sampler = GraphSampler(state, rows, model.config.vocab_size)
         self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
         self._place = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -98,15 +99,15 @@ class GraphStep:
         graphs = {}
         for bucket in reversed(buckets_up_to(self._shape.rows)):
             graphs[bucket] = StepGraphs(
-                picks=self._queue.capture(lambda b=bucket: self._picking(b)),  # type: ignore[misc]
+                simple=self._queue.capture(lambda b=bucket: self._sample_simple(b)),  # type: ignore[misc]
                 samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]
             )
         return graphs
 
-    def _picking(self, bucket: int) -> None:
-        logits = self._front(bucket, PICKED)
+    def _sample_simple(self, bucket: int) -> None:
+        logits = self._front(bucket, SIMPLE)
         inputs = self.pass_.inputs
-        pick(
+        sample_simple(
             self._drawn[:bucket], logits, inputs.slot, inputs.position,
             self._state.records, self.control, self.clocks, self._places,
         )  # fmt: skip

@@ -92,7 +92,7 @@ class ReferenceDecodeLoop(DecodeLoop):
 
     def _runnable_rows(self) -> Tensor:
         """Slots that advance in this step. One without a block for its next token, or without that token's
-        mask where it wants one, is held."""
+        mask where it needs one, is held."""
         state = self._state
         held = state.position >= state.capacity
         held |= state.sampler.waits(state.generation, state.position + 1)

@@ -1,4 +1,4 @@
-"""All that a decode step knows of its slots, as arrays on the device: one row a slot.
+"""The state of all slots in a decode step, as arrays on the device: one row a slot.
 
 A slot's row of `records` is its admission's mailbox entry, copied whole; the steps advance `last_token` and
 `position` in it. So a kernel admits by copying 128 bytes, and every array below is a column of `records`.

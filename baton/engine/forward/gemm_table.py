@@ -1,25 +1,38 @@
-"""The table of product choices: by GPU, dtype and shape, made by `python -m bench.decode.tune_products`.
+"""The table of product choices: by GPU, dtype and shape.
+
+    exact    one choice for all, so that a row's sums are made in one order
+    fast     measured on this machine (`baton.engine.tuning`) > the table of this GPU in the repository >
+             the most similar shape in it > the table of another GPU of its generation, likewise > a rule
 
 `gemm_tables/*.json`, one file a GPU: a list of
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where these differ
 there are "weight_dtype" and "act_dtype" instead. A bucket takes the entry of its own rows, else that of the
-power of two above.
+power of two above. `python -m bench.decode.tune_products` makes the repository's tables; a worker's start
+keeps what it measures in a file of the same form, beside the compiled kernels.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+import triton
+
+from baton.device.kernel_cache import kernel_cache
 from baton.engine.forward.gemm import Choice, Library, ProductKey
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 
-_TABLES = Path(__file__).with_name("gemm_tables")
+TABLES = Path(__file__).with_name("gemm_tables")
 _KINDS: dict[str, type[Choice]] = {
     "gemv": GemvTuning,
     "skinny": SkinnyTuning,
@@ -29,6 +42,11 @@ _KINDS: dict[str, type[Choice]] = {
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
+# The GPU whose table stands in for one of its generation that has none, by compute capability.
+_STAND_INS = {(9, 0): "NVIDIA H100 80GB HBM3"}
+# Shapes count as similar where W's rows, and its columns, differ by less than this factor.
+_SIMILAR = 2.5
+_KERNELS = Path(__file__).parents[1] / "kernels" / "gpu" / "gemm"
 
 
 def entry_of(key: ProductKey, choice: Choice, microseconds: float) -> dict[str, Any]:
@@ -50,30 +68,101 @@ def key_of(entry: dict[str, Any]) -> ProductKey:
 class ProductTable:
     """Measured choices by product key; in mode `exact` one choice for all."""
 
-    def __init__(self, entries: list[dict[str, Any]], *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        entries: Sequence[dict[str, Any]],
+        *,
+        exact: bool = False,
+        similar: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """`similar`: entries that stand in for shapes like theirs alone, such as those of another GPU."""
         self._exact = exact
-        self._choices: dict[ProductKey, Choice] = {
-            key_of(entry): _KINDS[entry["kind"]](**entry["tuning"]) for entry in entries
-        }
+        self._choices = _choices(entries)
+        self._similar = (self._choices, _choices(similar))
 
     @classmethod
-    def for_gpu(cls, name: str, *, exact: bool = False) -> ProductTable:
-        """The table of the GPU that torch names `name`; an empty one where none was measured."""
-        path = _TABLES / f"{file_stem(name)}.json"
-        entries = json.loads(path.read_text()) if path.is_file() else []
-        if any(entry["kind"] == "wide" for entry in entries) and not runs_here():
-            entries = [entry for entry in entries if entry["kind"] != "wide"]
-        return cls(entries, exact=exact)
+    def for_gpu(
+        cls, name: str, *, exact: bool = False, tuned: bool = True, capability: tuple[int, int] | None = None
+    ) -> ProductTable:
+        """The table of the GPU that torch names `name`. `tuned`: with what this machine has measured, which
+        goes first. `capability`: the GPU's, for the table of another one of its generation."""
+        stand_in = _STAND_INS.get(capability) if capability is not None else None
+        other = shipped_entries(stand_in) if stand_in not in (None, name) else []
+        measured = read_entries(tuned_file(name)) if tuned and not exact else []
+        return cls([*shipped_entries(name), *measured], exact=exact, similar=other)
+
+    def knows(self, key: ProductKey) -> bool:
+        """Whether there is a measured choice for this very shape, or none is needed."""
+        return self._exact or self._measured(key) is not None
 
     def choice(self, key: ProductKey) -> Choice:
-        """The table's choice, or the default for a product that was not measured."""
+        """The table's choice, or what stands in for a product that was not measured."""
         if self._exact:
             return EXACT
+        return self._measured(key) or self._of_similar(key) or _default(key.rows, key.act_dtype)
+
+    def _measured(self, key: ProductKey) -> Choice | None:
         for rows in (key.rows, _row_tile(key.rows)):
             choice = self._choices.get(replace(key, rows=rows))
             if choice is not None:
                 return choice
-        return _default(key.rows, key.act_dtype)
+        return None
+
+    def _of_similar(self, key: ProductKey) -> Choice | None:
+        """The choice for the most similar shape of the same product, rows and dtypes."""
+        for choices in self._similar:
+            for rows in (key.rows, _row_tile(key.rows)):
+                near = [(_distance(key, other), other) for other in choices if _alike(key, other, rows)]
+                distance, other = min(near, key=lambda pair: pair[0], default=(math.inf, key))
+                if distance < math.log(_SIMILAR):
+                    return choices[other]
+        return None
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """A table's file; empty where there is none, without kernels that cannot run here."""
+    try:
+        entries: list[dict[str, Any]] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a damaged file is measured again
+        return []
+    return entries if runs_here() else [entry for entry in entries if entry["kind"] != "wide"]
+
+
+def shipped_entries(gpu_name: str) -> list[dict[str, Any]]:
+    """The repository's table of a GPU; empty where there is none."""
+    return read_entries(TABLES / f"{file_stem(gpu_name)}.json")
+
+
+def tuned_file(gpu_name: str) -> Path:
+    """Where this machine keeps what it has measured with these kernels on that GPU.
+
+    OSError where the folder of compiled kernels cannot be written.
+    """
+    return kernel_cache() / "baton-products" / f"{file_stem(gpu_name)}-{_kernels_digest()}.json"
+
+
+@cache
+def _kernels_digest() -> str:
+    """Digest of all that a measurement depends on but the GPU."""
+    digest = hashlib.sha256(f"{torch.__version__} {triton.__version__}".encode())
+    for path in sorted(_KERNELS.iterdir()):
+        if path.suffix in (".py", ".cu"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _choices(entries: Sequence[dict[str, Any]]) -> dict[ProductKey, Choice]:
+    return {key_of(entry): _KINDS[entry["kind"]](**entry["tuning"]) for entry in entries}
+
+
+def _alike(key: ProductKey, other: ProductKey, rows: int) -> bool:
+    """Whether both are of one product and of the same dtypes, and `other` of `rows` rows."""
+    return other == replace(key, rows=rows, n=other.n, k=other.k)
+
+
+def _distance(key: ProductKey, other: ProductKey) -> float:
+    """How far apart two shapes are: the larger of the logarithms of their sides' ratios."""
+    return max(abs(math.log(key.n / other.n)), abs(math.log(key.k / other.k)))
 
 
 def file_stem(gpu_name: str) -> str:

@@ -11,12 +11,12 @@ from baton.engine.model.modules import Model
 class Workspace:
     """Activations of up to R rows.
 
-    `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
+    `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attn_out` [R, heads
     · dim] may have further rows behind them. `inner` [R, intermediate].
     """
 
-    def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> None:
-        """All zeros. `more_qkv`, `more_attended`: rows of these buffers beyond `rows`."""
+    def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0) -> None:
+        """All zeros. `more_qkv`, `more_attn_out`: rows of these buffers beyond `rows`."""
         config = model.config
 
         def buffer(width: int, rows: int = rows, dtype: torch.dtype = model.precision.activations) -> Tensor:
@@ -26,7 +26,7 @@ class Workspace:
         half = config.head_dim // 2
         self.hidden = buffer(config.hidden_size)
         self.qkv = buffer(query_width + 2 * key_width, rows + more_qkv)
-        self.attended = buffer(query_width, rows + more_attended)
+        self.attn_out = buffer(query_width, rows + more_attn_out)
         self.inner = buffer(config.intermediate_size)
         self._rotary = [
             (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
@@ -41,7 +41,7 @@ class Workspace:
         """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""
         output, x = {
             "qkv": (self.qkv, self.hidden),
-            "output": (self.hidden, self.attended),
+            "output": (self.hidden, self.attn_out),
             "gate_up": (self.inner, self.hidden),
             "down": (self.hidden, self.inner),
         }[product]

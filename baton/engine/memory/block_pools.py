@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from baton.engine.memory.blocks import BlockPool, BlockTables, OutOfBlocksError
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import CachedBlocks
 from baton.layout import Layout
 
@@ -15,8 +15,8 @@ class BlockPools:
 
     def __init__(self, layout: Layout, num_blocks: Sequence[int]) -> None:
         self.layout = layout
-        self.pools = tuple(BlockPool(count) for count in num_blocks)
-        self.cached = CachedBlocks(self.pools)
+        self.cached = CachedBlocks(num_blocks)
+        self.pools = self.cached.pools
 
     def counts_for(self, tokens: int) -> tuple[int, ...]:
         """Blocks that `tokens` tokens take, by cache group."""

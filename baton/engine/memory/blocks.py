@@ -29,16 +29,17 @@ class OutOfBlocksError(BatonError):
 class BlockPool:
     """Reference counts of one cache group's blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_idle: Callable[[int], None] = lambda block: None) -> None:
+        """`on_idle`: called with a block whose last reference was released and whose contents are kept."""
         if num_blocks < 2:
             raise ValueError("a pool needs the scratch block and at least one more")
         self.total = num_blocks - 1
         self._free = list(range(num_blocks - 1, 0, -1))
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
-        # Blocks that do not become free with their last reference: `on_idle` is called instead.
+        # Blocks that do not become free with their last reference.
         self.kept: set[int] = set()
-        self.on_idle: Callable[[int], None] = lambda block: None
+        self._on_idle = on_idle
 
     @property
     def free(self) -> int:
@@ -73,7 +74,7 @@ class BlockPool:
         self._references[block] -= 1
         if self._references[block] == 0:
             if block in self.kept:
-                self.on_idle(block)
+                self._on_idle(block)
             else:
                 self._free.append(block)
 

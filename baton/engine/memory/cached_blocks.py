@@ -1,4 +1,4 @@
-"""Cached blocks: full, computed blocks by the hash of their contents, here called name. Torch-free.
+"""Cached blocks: full, computed blocks by the hash of their contents. Torch-free.
 
     in use ──add──▶ in use, cached ──last reference released──▶ idle ──evicted──▶ free
                         ▲──────────────── acquire ───────────────┘
@@ -12,32 +12,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from baton.engine.memory.blocks import BlockPool
+from baton.engine.memory.blocks import BlockPool
 
 Entry = tuple[bytes, tuple[int, ...]]
 """A hash and its blocks, one a cache group."""
 
 
 class CachedBlocks:
-    """The cached blocks of a worker's pools. Not thread-safe: all calls come from the engine's loop."""
+    """The block pools of a worker, and the cached blocks in them. Not thread-safe: all calls come from the
+    engine's loop."""
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
-        self._pools = pools
+    def __init__(self, num_blocks: Sequence[int]) -> None:
+        """`num_blocks`: of each pool."""
+        self.pools = tuple(
+            BlockPool(count, partial(self._became_idle, group)) for group, count in enumerate(num_blocks)
+        )
         self._entries: dict[bytes, tuple[int, ...]] = {}
-        self._names: tuple[dict[int, bytes], ...] = tuple({} for _ in pools)
+        self._hashes: tuple[dict[int, bytes], ...] = tuple({} for _ in num_blocks)
         # Least recently used first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         # Called with the evicted entries, before their blocks are free.
         self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
         self.evicted = 0
-        for group, pool in enumerate(pools):
-            pool.on_idle = partial(self._became_idle, group)
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._entries
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -51,60 +51,60 @@ class CachedBlocks:
         """The hashes of all entries."""
         return set(self._entries)
 
-    def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
-        """Caches blocks in use whose contents are final; False where the name or one of the blocks is cached
+    def add(self, block_hash: bytes, blocks: tuple[int, ...]) -> bool:
+        """Caches blocks in use whose contents are final; False where the hash or one of the blocks is cached
         already."""
-        if name in self._entries or any(
-            block in names for block, names in zip(blocks, self._names, strict=True)
+        if block_hash in self._entries or any(
+            block in hashes for block, hashes in zip(blocks, self._hashes, strict=True)
         ):
             return False
-        self._entries[name] = blocks
-        for pool, names, block in zip(self._pools, self._names, blocks, strict=True):
+        self._entries[block_hash] = blocks
+        for pool, hashes, block in zip(self.pools, self._hashes, blocks, strict=True):
             pool.keep(block)
-            names[block] = name
+            hashes[block] = block_hash
         return True
 
-    def acquire(self, name: bytes) -> tuple[int, ...]:
+    def acquire(self, block_hash: bytes) -> tuple[int, ...]:
         """Takes one more reference of each block of an entry."""
-        blocks = self._entries[name]
-        for pool, block in zip(self._pools, blocks, strict=True):
+        blocks = self._entries[block_hash]
+        for pool, block in zip(self.pools, blocks, strict=True):
             pool.retain_kept(block)
-        self._idle.pop(name, None)
+        self._idle.pop(block_hash, None)
         return blocks
 
     def evict_for(self, counts: Sequence[int]) -> None:
         """Evicts until every pool has so many free blocks; there must be enough idle ones."""
-        lacking = max(count - pool.free for count, pool in zip(counts, self._pools, strict=True))
+        lacking = max(count - pool.free for count, pool in zip(counts, self.pools, strict=True))
         if lacking <= 0:
             return
         victims = [self._forget(self._idle.popitem(last=False)[0]) for _ in range(lacking)]
         self.evicted += lacking
         self.on_evict(victims)
         for _, blocks in victims:
-            for pool, block in zip(self._pools, blocks, strict=True):
+            for pool, block in zip(self.pools, blocks, strict=True):
                 pool.free_kept(block)
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError where entries, names and idle ones contradict each other or the pools."""
-        for name, blocks in self._entries.items():
-            held = [pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)]
-            if (name in self._idle) != (not any(held)):
+        """Raises RuntimeError where entries, hashes and idle ones contradict each other or the pools."""
+        for block_hash, blocks in self._entries.items():
+            held = [pool.references(block) for pool, block in zip(self.pools, blocks, strict=True)]
+            if (block_hash in self._idle) != (not any(held)):
                 raise RuntimeError(f"cached blocks {blocks} with {held} references are wrongly idle or not")
-            if any(names.get(block) != name for names, block in zip(self._names, blocks, strict=True)):
-                raise RuntimeError(f"cached blocks {blocks} bear another name")
-        if any(len(names) != len(self._entries) for names in self._names) or len(self._idle) > len(self):
-            raise RuntimeError("a block bears the name of nothing that is cached")
-        if any(pool.kept != set(names) for pool, names in zip(self._pools, self._names, strict=True)):
+            if any(hashes.get(n) != block_hash for hashes, n in zip(self._hashes, blocks, strict=True)):
+                raise RuntimeError(f"cached blocks {blocks} have another hash")
+        if any(len(hashes) != len(self._entries) for hashes in self._hashes) or self.idle > len(self):
+            raise RuntimeError("a block has a hash that is not cached")
+        if any(pool.kept != set(hashes) for pool, hashes in zip(self.pools, self._hashes, strict=True)):
             raise RuntimeError("a pool keeps other blocks than those that are cached")
 
     def _became_idle(self, group: int, block: int) -> None:
-        name = self._names[group][block]
-        blocks = self._entries[name]
-        if not any(pool.references(block) for pool, block in zip(self._pools, blocks, strict=True)):
-            self._idle[name] = None
+        block_hash = self._hashes[group][block]
+        blocks = self._entries[block_hash]
+        if not any(pool.references(block) for pool, block in zip(self.pools, blocks, strict=True)):
+            self._idle[block_hash] = None
 
-    def _forget(self, name: bytes) -> Entry:
-        blocks = self._entries.pop(name)
-        for names, block in zip(self._names, blocks, strict=True):
-            del names[block]
-        return name, blocks
+    def _forget(self, block_hash: bytes) -> Entry:
+        blocks = self._entries.pop(block_hash)
+        for hashes, block in zip(self._hashes, blocks, strict=True):
+            del hashes[block]
+        return block_hash, blocks

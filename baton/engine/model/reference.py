@@ -104,8 +104,8 @@ class ReferenceModel:
         query, key = apply_rope(query, *rotary), apply_rope(key, *rotary)
         group, index, count = cache.groups[attention.group], attention.index, shared.rows
         cache_write(group, index, key[:count], value[:count], shared.cache_rows[attention.group])
-        attended = paged_attention(query, group, index, shared.plans[attention.group], config.attention_scale)
-        return _product(attention.output, attended.view(hidden.shape[0], -1))
+        attn_out = paged_attention(query, group, index, shared.plans[attention.group], config.attention_scale)
+        return _product(attention.output, attn_out.view(hidden.shape[0], -1))
 
     def _mlp(self, mlp: DenseMlp, hidden: Tensor) -> Tensor:
         return _product(mlp.down, gated(_product(mlp.gate_up, hidden), mlp.gate_up.epilogue))

@@ -1,4 +1,4 @@
-"""The attention of a prompt pass, layer by layer, as its plan says: spans by the paged kernel, calls by the
+"""The attention of a prompt pass, layer by layer, by its plan: spans by the paged kernel, calls by the
 vendor's library, joined where a row has parts of both."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PromptAttention:
     the library's shapes.
 
     A pass has its products in the first rows of `workspace.qkv`, and `rule.step` rows of zeros behind them.
-    In `workspace.attended` the parts of rows whose keys are split stand behind row `product_rows(most_rows)`.
+    In `workspace.attn_out` the parts of rows whose keys are split stand behind row `product_rows(most_rows)`.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class PromptAttention:
         """`workspace`: as `prompt_workspace` makes it."""
         config = model.config
         self._cache = cache
-        self._qkv, self._attended = workspace.qkv, workspace.attended
+        self._qkv, self._attn_out = workspace.qkv, workspace.attn_out
         self.rule = rule
         self.heads = attention_heads(model)
         device, dtype = model.device, model.precision.activations
         self._most_rows = product_rows(most_rows)
         self._split = split
-        rows = self._attended.shape[0]
+        rows = self._attn_out.shape[0]
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
         self._scale = config.attention_scale
         keys = rule.key_sizes[0] if rule is not None else 0
@@ -120,13 +120,13 @@ class PromptAttention:
 
     def begin(self, rows: int) -> None:
         """Zeroes the rows of the output that `run` may leave as they are; to be called before a pass."""
-        self._attended[:rows].zero_()
+        self._attn_out[:rows].zero_()
 
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
         rotated, and k and v in the cache."""
         group, plan = self._cache.groups[attention.group], planned.plan.attention
-        out, sums = self._attended[:rows], self._sums[:, :rows]
+        out, sums = self._attn_out[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
             found = found.transpose(1, 2).reshape(-1, out.shape[1])
@@ -136,11 +136,11 @@ class PromptAttention:
             return out
         heads, places = self.heads[attention.group], planned.places
         prompt_attention(
-            self._attended, self._qkv[:rows], group, attention.index, planned.tables, places.items,
+            self._attn_out, self._qkv[:rows], group, attention.index, planned.tables, places.items,
             heads, planned.plan.tuning, self._sums if plan.prefix or places.joins is not None else None,
         )  # fmt: skip
         if places.joins is not None:
-            join_parts(self._attended, self._sums, places.joins, heads.dim)
+            join_parts(self._attn_out, self._sums, places.joins, heads.dim)
         for causal in plan.causal:
             self._take(causal, out, sums)
         for call in plan.prefix:
@@ -211,7 +211,7 @@ def product_rows(rows: int) -> int:
 def prompt_workspace(model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit) -> Workspace:
     """The workspace of passes of up to `most_rows` rows, with the further rows that attention needs."""
     slack = 0 if rule is None else rule.slack(most_rows)
-    return Workspace(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
+    return Workspace(model, product_rows(most_rows), more_qkv=slack, more_attn_out=split.rows)
 
 
 def library_rule(model: Model, most_rows: int) -> LibraryRule | None:

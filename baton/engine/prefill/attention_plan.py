@@ -243,12 +243,12 @@ def _prefix_calls(row: int, rows: int, start: int, table: int, rule: LibraryRule
 @dataclass(frozen=True, slots=True)
 class KeySplit:
     """`programs`: that share a pass's spans at best; a part has `least_keys` or more, and ends at a multiple
-    of `grain`; `rows`: of the buffer that parts are written to."""
+    of `granularity`; `rows`: of the buffer that parts are written to."""
 
     programs: int = 4 * 132
     least_keys: int = 1024
     rows: int = 1024
-    grain: int = 256
+    granularity: int = 256
 
     def more_items(self, kv_heads: int) -> int:
         """How many items more than its spans' own a split plan has at most."""
@@ -279,5 +279,5 @@ class KeySplit:
         """Where all parts but the last end. Every row sees something of each: none ends behind the first."""
         if parts < 2:
             return []
-        size = -(-(span.end - span.begin) // (parts * self.grain)) * self.grain
+        size = -(-(span.end - span.begin) // (parts * self.granularity)) * self.granularity
         return list(range(span.begin + size, span.position, size))

@@ -1,7 +1,7 @@
 """What a chunk of a prompt costs, and how long a step of such chunks takes. Torch-free.
 
 A row costs 1 unit, and attention as much again for every `half_context` tokens that the row attends to. A
-model's arithmetic says where that is: its products take 2 operations a weight and row, its attention 4 a
+model's arithmetic gives that point: its products take 2 operations a weight and row, its attention 4 a
 layer, query head dimension and token attended to. How long a unit takes is measured while the worker runs,
 and so is how much slower than by that arithmetic attention is: else steps far into a long prompt, which are
 mostly attention, would make short prompts look dear.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.tensors import layer_matrices
 
-# What is measured is the median of so many steps: the first of all compiles, and a host has slow moments.
+# What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
 _SLOWEST, _FASTEST = 16.0, 0.25
@@ -29,7 +29,7 @@ LEAST_ROWS_GPU = 224
 Run = tuple[int, int]
 
 
-class Pace(NamedTuple):
+class TimedPass(NamedTuple):
     """Rows of a step from a prompt's beginning on, and what it took."""
 
     rows: int
@@ -50,18 +50,18 @@ class PrefillCost:
         """`least_rows`: a step of fewer takes as long, as far as is known before `begin`."""
         self._half_context = half_context
         self._least_rows = least_rows
-        self._paces: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
 
-    def begin(self, few: Pace, most: Pace) -> None:
+    def begin(self, few: TimedPass, most: TimedPass) -> None:
         """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.
 
-        The host launches a step of few rows no faster than one of many. So a pace measured with small prompts
+        The host launches a step of few rows no faster than one of many. So a unit measured with small prompts
         alone would overestimate the cost of a row, which makes steps smaller, and the overestimate larger.
         """
-        pace = most.seconds / most.rows
-        self._paces.append(pace)
-        self._least_rows = min(max(self._least_rows, int(few.seconds / pace)), most.rows)
+        unit_s = most.seconds / most.rows
+        self._unit_times.append(unit_s)
+        self._least_rows = min(max(self._least_rows, int(few.seconds / unit_s)), most.rows)
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""
@@ -82,25 +82,25 @@ class PrefillCost:
 
     def units_within(self, seconds: float) -> float:
         """The units that take so long; no bound before anything was measured."""
-        pace = self._pace
-        return seconds / pace if pace > 0 else math.inf
+        unit_s = self._unit_s
+        return seconds / unit_s if unit_s > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
         """Predicted seconds of so many units; 0 before anything was measured."""
-        return units * self._pace
+        return units * self._unit_s
 
     def took(self, chunks: Iterable[Run], seconds: float) -> None:
         """Records the duration of a step: as a measurement of rows or of attention, whichever took most
         of it."""
         rows, context = self._shares(chunks)
-        pace, attention = self._pace, self._attention
-        if not pace or context * attention <= rows:
-            if pace and rows == self._least_rows:
+        unit_s, attention = self._unit_s, self._attention
+        if not unit_s or context * attention <= rows:
+            if unit_s and rows == self._least_rows:
                 return  # the host's launch time, which must not count as the cost of rows
             of_rows = rows / (rows + context * attention)
-            self._paces.append(seconds * of_rows / rows)
+            self._unit_times.append(seconds * of_rows / rows)
         else:
-            slowness = (seconds / pace - rows) / context
+            slowness = (seconds / unit_s - rows) / context
             self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
 
     def _shares(self, chunks: Iterable[Run]) -> tuple[float, float]:
@@ -112,8 +112,8 @@ class PrefillCost:
         return max(rows, self._least_rows), context
 
     @property
-    def _pace(self) -> float:
-        return median(self._paces) if self._paces else 0.0
+    def _unit_s(self) -> float:
+        return median(self._unit_times) if self._unit_times else 0.0
 
     @property
     def _attention(self) -> float:

@@ -27,7 +27,7 @@ def prompt_pass(
     made.warm()
     if graphs:
         made.capture()
-    made.take_paces()
+    made.measure_step_times()
     torch.cuda.synchronize(model.device)
     torch.cuda.empty_cache()  # of another stream than the steps'
     return made

@@ -28,14 +28,14 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
-from baton.engine.prefill.cost import Pace
+from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8
-# Rows of the small pass whose pace is taken, tries of each pass, and how often its end is looked for.
+# Rows of the small timed pass, tries of each pass, and how often its end is looked for.
 _FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
 
 
@@ -60,7 +60,7 @@ class PrefillPass:
         self._tuning = tuning
         self._split = split or KeySplit()
         self._padding = 0 if rule is None else rule.step
-        self.grain = 1 if rule is None else rule.step
+        self.alignment = 1 if rule is None else rule.step
         self.workspace = prompt_workspace(model, most_rows, rule, self._split)
         self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: Library())
         # Rows are normed by the pass itself; logits are taken of some of them.
@@ -69,7 +69,7 @@ class PrefillPass:
         self.refused = self._attention.refused
         self._graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
-        self.paces: tuple[Pace, Pace] | None = None
+        self.timed_passes: tuple[TimedPass, TimedPass] | None = None
 
     def warm(self) -> None:
         """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
@@ -98,12 +98,15 @@ class PrefillPass:
             layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere)
         )
 
-    def take_paces(self) -> None:
+    def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
         stream = compute_stream(self._model.device)
-        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), stream), self._pace(self.most_rows, stream)
+        self.timed_passes = (
+            self._time_pass(min(_FEW_ROWS, self.most_rows), stream),
+            self._time_pass(self.most_rows, stream),
+        )
 
-    def _pace(self, rows: int, stream: ComputeStream) -> Pace:
+    def _time_pass(self, rows: int, stream: ComputeStream) -> TimedPass:
         """The median of a few passes, each launched on an idle device."""
         step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
         for _ in range(_TRIES):
@@ -114,7 +117,7 @@ class PrefillPass:
             while not end.query():
                 time.sleep(_POLL_S)
             took.append(end.seconds_since(begun))
-        return Pace(rows, median(took))
+        return TimedPass(rows, median(took))
 
     def _warm_products(self) -> None:
         """Runs each product with each number of rows that passes have, and the head with a few."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from baton.device.stream import ComputeStream, TimedEvent
 from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
-from baton.engine.prefill.cost import Pace
+from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.prefill.step import PrefillStep
@@ -40,19 +40,19 @@ _UNMEASURED_STEP_S = 5.0
 
 
 class PromptPass(Protocol):
-    """A model's forward pass over chunks of prompts; chunks that end at multiples of `grain` cost least.
+    """A model's forward pass over chunks of prompts; chunks that end at multiples of `alignment` cost least.
 
     `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
-    could not be captured, or empty; results are the same without, only slower. `paces`: durations of a pass
-    of few rows and of one of the most, measured at start-up; None where nothing was measured.
+    could not be captured, or empty; results are the same without, only slower. `timed_passes`: a pass of
+    few rows and one of the most, timed at start-up; None where nothing was measured.
     """
 
-    grain: int
+    alignment: int
     refused: int
     uncaptured: str
 
     @property
-    def paces(self) -> tuple[Pace, Pace] | None: ...
+    def timed_passes(self) -> tuple[TimedPass, TimedPass] | None: ...
 
     def forward(self, step: PrefillStep) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
@@ -120,8 +120,8 @@ class PrefillLoop:
         # When the step that `ended` last returned was last seen to be running.
         self.ended_after_ns = 0
         self._looked_ns = 0
-        self.device_s = 0.0  # what steps took of the device's time
-        self.host_s = 0.0  # and the host to say them; on a CPU, to do them
+        self.device_s = 0.0  # time of steps on the device
+        self.host_s = 0.0  # and of the host, to launch them; on a CPU, to run them
         self._under_way: deque[_Step] = deque()
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take

@@ -16,10 +16,10 @@ from baton.engine.prefill.step import PrefillStep, StepChunk
 class ReferencePass:
     """Runs chunks as rows of the reference model."""
 
-    grain = 1
+    alignment = 1
     refused = 0
     uncaptured = ""
-    paces = None
+    timed_passes = None
 
     def __init__(self, reference: ReferenceModel, cache: KVCache) -> None:
         self._reference = reference

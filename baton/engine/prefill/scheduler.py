@@ -63,13 +63,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `grain`: chunks
-    that are longer, and not their sequence's last, end at a multiple of it."""
+    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
+    chunks that are longer, and not their sequence's last, end at a multiple of it."""
 
     tokens: int
     seconds: float = 0.025
     age_cap_s: float = 2.0
-    grain: int = 1
+    alignment: int = 1
 
 
 def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
@@ -230,7 +230,7 @@ class _Step:
     def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
         self._cost = cost
         self._tokens = bounds.tokens
-        self._grain = bounds.grain
+        self._alignment = bounds.alignment
         self._whole = max(cost.units_within(bounds.seconds), LEAST_UNITS)
         self._used = 0.0
         self.given: dict[Sequence, int] = {}
@@ -258,8 +258,8 @@ class _Step:
             count = max(count, 1)  # whatever it costs, a step gets on
         elif count < left and units < LEAST_UNITS:
             count = 0  # mostly overhead
-        if self._grain < count < left:
-            count -= (start + count) % self._grain
+        if self._alignment < count < left:
+            count -= (start + count) % self._alignment
         if count > 0:
             self.given[sequence] = has + count
             self._tokens -= count

@@ -7,9 +7,9 @@ Torch-free.
     reserved ─▶ at a decode worker: blocks on the device are shared, the rest is transferred
     evicted ─▶ kept by the store, where there is one with room; else lost
 
-Blocks are known by their hashes (`baton.block_hash`), here called names. At least one token of a prompt is
-always computed, since its logits are needed. A hit needs the blocks of all cache groups, those with a
-sliding window included: blocks behind a window are not freed.
+Blocks are identified by their hashes (`baton.block_hash`). At least one token of a prompt is always computed,
+since its logits are needed. A hit needs the blocks of all cache groups, those with a sliding window included:
+blocks behind a window are not freed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from baton.engine.sequence import Sequence
 
 DEVICE = "device"
 # The longest time for which a prompt waits for blocks that are being read from disk; then they are computed.
-PATIENCE_S = 0.25
+DISK_WAIT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,7 @@ class Stored:
 class BlockStore(Protocol):
     """Keeps the contents of evicted blocks by their hashes, as many as it has room for."""
 
-    # Called with the hash of a block that the store has lost.
-    on_lost: Callable[[bytes], None]
-
-    def __contains__(self, name: bytes) -> bool:
+    def __contains__(self, block_hash: bytes) -> bool:
         """Whether the block can be loaded, at once or after it was read from disk."""
 
     def hashes(self) -> set[bytes]:
@@ -59,18 +56,21 @@ class BlockStore(Protocol):
     def put(self, entries: list[Entry]) -> None:
         """Copies as many blocks as it has room for; the blocks may be overwritten when this returns."""
 
-    def ready(self, names: Run[bytes]) -> tuple[int, bool]:
-        """How many of the first `names` can be loaded now, and whether more are being read."""
+    def ready(self, hashes: Run[bytes]) -> tuple[int, bool]:
+        """How many of the first `hashes` can be loaded now, and whether more are being read."""
 
     @property
     def seconds_each(self) -> float:
         """Recent average seconds to read a block from disk; 0 before one was read."""
 
-    def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
+    def load(self, hashes: Run[bytes], tables: BlockTables) -> list[str]:
         """Copies blocks that are ready into those of `tables`; returns the tier that each came from."""
 
     def poll(self) -> bool:
         """Collects finished reads and writes; False where there were none."""
+
+    def take_lost(self) -> list[bytes]:
+        """The hashes of blocks that the store lost since the last call, in `put` or `poll`."""
 
     @property
     def stored(self) -> Stored:
@@ -99,8 +99,6 @@ class PrefixCache:
         # Block hash → whether this worker has it, in any tier: changes that were not published yet.
         self._changes: dict[bytes, bool] = {}
         self._cached.on_evict = self._evicted
-        if store is not None:
-            store.on_lost = self._lost
         self.hit_tokens = 0
         self.missed_tokens = 0
         self.hit_blocks: Counter[str] = Counter()
@@ -116,7 +114,11 @@ class PrefixCache:
 
     def poll(self) -> bool:
         """Does a bounded amount of the store's work; False where there was none."""
-        return self._store is not None and self._store.poll()
+        if self._store is None:
+            return False
+        worked = self._store.poll()
+        self._note_lost(self._store)
+        return worked
 
     def close(self) -> None:
         """To be called once, at shutdown."""
@@ -139,24 +141,24 @@ class PrefixCache:
             return False
         loaded = self._load(wanted[held:], sequence.blocks, held)
         self.hit_blocks[DEVICE] += held
-        sequence.named = held
+        sequence.hashed_blocks = held
         self._count(sequence, held + loaded)
         return True
 
     def computed(self, sequence: Sequence) -> None:
         """Caches the blocks of a sequence that have become full."""
         full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
-        if sequence.blocks is not None and full > sequence.named:
-            tables = tuple(table[sequence.named : full] for table in sequence.blocks)
-            self.add(sequence.hashes[sequence.named : full], tables)
-            sequence.named = full
+        if sequence.blocks is not None and full > sequence.hashed_blocks:
+            tables = tuple(table[sequence.hashed_blocks : full] for table in sequence.blocks)
+            self.add(sequence.hashes[sequence.hashed_blocks : full], tables)
+            sequence.hashed_blocks = full
 
-    def allocate(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
+    def allocate(self, hashes: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
         """Allocates blocks for `tokens` tokens, the first of which are shared ones with the first of
-        `names`, not to be written; returns them and the number shared. Raises OutOfBlocksError, taking
+        `hashes`, not to be written; returns them and the number shared. Raises OutOfBlocksError, taking
         none."""
-        held = self._held(names)
-        prefix = self._acquire(names[:held])
+        held = self._held(hashes)
+        prefix = self._acquire(hashes[:held])
         try:
             more = self._pools.allocate_more(prefix, tokens)
         except OutOfBlocksError:
@@ -170,28 +172,28 @@ class PrefixCache:
         already."""
         return self._hasher_of(tenant).hashes(token_ids, known)
 
-    def add(self, names: Run[bytes], tables: BlockTables) -> None:
-        """Caches the first blocks of `tables`, whose contents are final, by `names`. A block whose hash is
+    def add(self, hashes: Run[bytes], tables: BlockTables) -> None:
+        """Caches the first blocks of `tables`, whose contents are final, by `hashes`. A block whose hash is
         cached already is skipped."""
-        for name, *blocks in zip(names, *tables, strict=False):
-            if self._cached.add(name, tuple(blocks)):
-                self._changes[name] = True
+        for block_hash, *blocks in zip(hashes, *tables, strict=False):
+            if self._cached.add(block_hash, tuple(blocks)):
+                self._changes[block_hash] = True
 
-    def _held(self, names: Run[bytes]) -> int:
-        """How many of the first `names` are on the device."""
-        return sum(1 for _ in takewhile(self._cached.__contains__, names))
+    def _held(self, hashes: Run[bytes]) -> int:
+        """How many of the first `hashes` are on the device."""
+        return sum(1 for _ in takewhile(self._cached.__contains__, hashes))
 
-    def _acquire(self, names: Run[bytes]) -> BlockTables:
-        hits = [self._cached.acquire(name) for name in names]
+    def _acquire(self, hashes: Run[bytes]) -> BlockTables:
+        hits = [self._cached.acquire(block_hash) for block_hash in hashes]
         return tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
 
     def take_changes(self, limit: int) -> tuple[list[bytes], list[bytes]]:
         """Hashes of blocks added and of blocks lost since the last call, at most `limit` together."""
         part = dict(islice(self._changes.items(), limit))
-        for name in part:
-            del self._changes[name]
-        came = [name for name, here in part.items() if here]
-        return came, [name for name, here in part.items() if not here]
+        for block_hash in part:
+            del self._changes[block_hash]
+        came = [block_hash for block_hash, here in part.items() if here]
+        return came, [block_hash for block_hash, here in part.items() if not here]
 
     def _wanted(self, sequence: Sequence) -> Run[bytes]:
         """The hashes to look for. None where prompt logprobs are requested, which need all rows to be
@@ -201,17 +203,17 @@ class PrefixCache:
         usable = (sequence.length - 1) // self._pools.layout.groups[0].block_tokens
         return sequence.hashes[:usable]
 
-    def _is_ready(self, sequence: Sequence, names: Run[bytes], computed_s: float) -> bool:
+    def _is_ready(self, sequence: Sequence, hashes: Run[bytes], computed_s: float) -> bool:
         """Whether to start without waiting for reads. Reads that are not waited for go on, for later
         prompts."""
-        if self._store is None or not names:
+        if self._store is None or not hashes:
             return True
-        _, coming = self._store.ready(names)
+        _, coming = self._store.ready(hashes)
         if not coming or self._store.seconds_each > computed_s:
             return True
-        if sequence.patience_ends is None:
-            sequence.patience_ends = self._clock() + PATIENCE_S
-        return self._clock() >= sequence.patience_ends
+        if sequence.disk_wait_ends is None:
+            sequence.disk_wait_ends = self._clock() + DISK_WAIT_S
+        return self._clock() >= sequence.disk_wait_ends
 
     def _with_rest(self, sequence: Sequence, prefix: BlockTables) -> BlockTables:
         """All blocks of a sequence, beginning with those of `prefix`. Raises OutOfBlocksError."""
@@ -222,15 +224,15 @@ class PrefixCache:
             return sequence.blocks
         return sequence.lend(prefix)
 
-    def _load(self, names: Run[bytes], tables: BlockTables, start: int) -> int:
+    def _load(self, hashes: Run[bytes], tables: BlockTables, start: int) -> int:
         """Loads blocks from index `start` on from the store and caches them; returns how many."""
-        if self._store is None or not names:
+        if self._store is None or not hashes:
             return 0
-        count, _ = self._store.ready(names)  # making room for these blocks may have evicted some of them
+        count, _ = self._store.ready(hashes)  # making room for these blocks may have evicted some of them
         if count:
             filled = tuple(table[start : start + count] for table in tables)
-            self.hit_blocks.update(self._store.load(names[:count], filled))
-            self.add(names[:count], filled)
+            self.hit_blocks.update(self._store.load(hashes[:count], filled))
+            self.add(hashes[:count], filled)
         return count
 
     def _count(self, sequence: Sequence, blocks: int) -> None:
@@ -243,11 +245,11 @@ class PrefixCache:
     def _evicted(self, entries: list[Entry]) -> None:
         if self._store is not None:
             self._store.put(entries)
-        for name, _ in entries:
-            stored = self._store is not None and name in self._store
-            if not stored or name in self._changes:  # it may have been lost, and put again
-                self._changes[name] = stored
+            self._note_lost(self._store)
+        for block_hash, _ in entries:
+            stored = self._store is not None and block_hash in self._store
+            if not stored or block_hash in self._changes:  # it may have been lost, and put again
+                self._changes[block_hash] = stored
 
-    def _lost(self, name: bytes) -> None:
-        if name not in self._cached:
-            self._changes[name] = False
+    def _note_lost(self, store: BlockStore) -> None:
+        self._changes |= {one: False for one in store.take_lost() if one not in self._cached}

@@ -35,7 +35,7 @@ _WEIGHT = 0.2
 class _Job:
     """Writes `data`, or where that is None reads or deletes the file."""
 
-    name: bytes
+    block_hash: bytes
     data: bytes | None = None
     delete: bool = False
 
@@ -44,7 +44,7 @@ class _Job:
 class FinishedRead:
     """A finished read. `data`: None where the file was corrupt, or had not been written."""
 
-    name: bytes
+    block_hash: bytes
     data: bytes | None
 
 
@@ -63,7 +63,7 @@ class DiskBlockStore:
         self.room = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
         self._wake = wake
         # Least recently used first; includes blocks that are being written.
-        self._names: OrderedDict[bytes, None] = OrderedDict()
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()
         self._reading: set[bytes] = set()
         self._most_jobs = max(4, min(_QUEUE, _QUEUE_BYTES // block_bytes))
         self._jobs: queue.Queue[_Job | None] = queue.Queue(self._most_jobs)
@@ -76,48 +76,48 @@ class DiskBlockStore:
         self._thread = threading.Thread(target=self._work, name="disk-blocks", daemon=True)
         self._thread.start()
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._names
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._hashes
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._hashes)
 
     def hashes(self) -> set[bytes]:
         """The hashes of all blocks that are here or being written."""
-        return set(self._names)
+        return set(self._hashes)
 
     @property
     def accepts(self) -> bool:
         """Whether a block would be written now."""
         return self.room > 0 and self._jobs.qsize() <= self._most_jobs - 2
 
-    def write(self, name: bytes, data: bytes) -> list[bytes]:
+    def write(self, block_hash: bytes, data: bytes) -> list[bytes]:
         """Queues a block to be written if `accepts`; returns the hashes of blocks lost: those evicted for it,
         or its own where it is not written."""
-        if name in self._names:
-            self._names.move_to_end(name)
+        if block_hash in self._hashes:
+            self._hashes.move_to_end(block_hash)
             return []
         if not self.accepts:
             self.dropped += 1
-            return [name]
+            return [block_hash]
         gone = []
-        if len(self._names) >= self.room:
-            oldest, _ = self._names.popitem(last=False)
+        if len(self._hashes) >= self.room:
+            oldest, _ = self._hashes.popitem(last=False)
             self._jobs.put_nowait(_Job(oldest, delete=True))
             gone.append(oldest)
-        self._names[name] = None
-        self._jobs.put_nowait(_Job(name, data))
+        self._hashes[block_hash] = None
+        self._jobs.put_nowait(_Job(block_hash, data))
         return gone
 
-    def request(self, name: bytes) -> bool:
+    def request(self, block_hash: bytes) -> bool:
         """Queues a block to be read; False where it is not here, or the queue is full."""
-        if name in self._reading:
+        if block_hash in self._reading:
             return True
-        if name not in self._names or self._jobs.full():
+        if block_hash not in self._hashes or self._jobs.full():
             return False
-        self._names.move_to_end(name)
-        self._reading.add(name)
-        self._jobs.put_nowait(_Job(name))
+        self._hashes.move_to_end(block_hash)
+        self._reading.add(block_hash)
+        self._jobs.put_nowait(_Job(block_hash))
         return True
 
     def poll(self) -> list[FinishedRead]:
@@ -125,8 +125,8 @@ class DiskBlockStore:
         came = []
         while self._done:
             one = self._done.popleft()
-            self._reading.discard(one.name)
-            if one.data is None and self._names.pop(one.name, one) is None:
+            self._reading.discard(one.block_hash)
+            if one.data is None and self._hashes.pop(one.block_hash, one) is None:
                 self.corrupt += 1
             came.append(one)
         return came
@@ -151,63 +151,63 @@ class DiskBlockStore:
                 file.unlink()
         owner.write_text(mark, encoding="ascii")
         for place, (_, file) in enumerate(sorted(whole, reverse=True)):
-            name = _name_of(file)
-            if name is None or place >= self.room:
+            block_hash = _hash_of(file)
+            if block_hash is None or place >= self.room:
                 file.unlink()
             else:
-                self._names[name] = None
-                self._names.move_to_end(name, last=False)
+                self._hashes[block_hash] = None
+                self._hashes.move_to_end(block_hash, last=False)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if job.delete:
-                    self._path(job.name).unlink(missing_ok=True)
+                    self._path(job.block_hash).unlink(missing_ok=True)
                 elif job.data is not None:
-                    self._write_file(job.name, job.data)
+                    self._write_file(job.block_hash, job.data)
                 else:
                     begun = time.perf_counter()
-                    came = FinishedRead(job.name, self._read(job.name))
+                    came = FinishedRead(job.block_hash, self._read(job.block_hash))
                     took = time.perf_counter() - begun
                     self.seconds_each += _WEIGHT * (took - self.seconds_each) if self.seconds_each else took
                     self._finish(came)
             except OSError:  # a disk that is full, or gone: the block is not there
-                self._finish(FinishedRead(job.name, None))
+                self._finish(FinishedRead(job.block_hash, None))
 
     def _finish(self, came: FinishedRead) -> None:
         self._done.append(came)
         self._wake()
 
-    def _write_file(self, name: bytes, data: bytes) -> None:
+    def _write_file(self, block_hash: bytes, data: bytes) -> None:
         """A file appears whole or not at all."""
-        path = self._path(name)
+        path = self._path(block_hash)
         part = path.with_suffix(".kvpart")
         with part.open("wb") as file:
             file.write(_MAGIC)
-            file.write(self._digest(name, data))
+            file.write(self._digest(block_hash, data))
             file.write(data)
         os.replace(part, path)
 
-    def _read(self, name: bytes) -> bytes | None:
-        path = self._path(name)
+    def _read(self, block_hash: bytes) -> bytes | None:
+        path = self._path(block_hash)
         whole = path.read_bytes()
         start = len(_MAGIC) + _DIGEST_BYTES
         data = whole[start:]
-        if whole[:start] == _MAGIC + self._digest(name, data) and len(data) == self._block_bytes:
+        if whole[:start] == _MAGIC + self._digest(block_hash, data) and len(data) == self._block_bytes:
             return data
         path.unlink(missing_ok=True)
         return None
 
-    def _digest(self, name: bytes, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._key, person=name).digest()
+    def _digest(self, block_hash: bytes, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._key, person=block_hash).digest()
 
-    def _path(self, name: bytes) -> Path:
-        return self._folder / f"{name.hex()}.kv"
+    def _path(self, block_hash: bytes) -> Path:
+        return self._folder / f"{block_hash.hex()}.kv"
 
 
-def _name_of(file: Path) -> bytes | None:
+def _hash_of(file: Path) -> bytes | None:
     try:
-        name = bytes.fromhex(file.stem)
+        block_hash = bytes.fromhex(file.stem)
     except ValueError:
         return None
-    return name if len(name) == HASH_BYTES else None
+    return block_hash if len(block_hash) == HASH_BYTES else None

@@ -9,7 +9,7 @@ Blocks that are promoted also stay in the lower tier, so that evicting them agai
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from baton.engine.memory.blocks import BlockTables
@@ -38,10 +38,10 @@ class HostBlockStore:
         self._saved: OrderedDict[bytes, Saved] = OrderedDict()
         # Those of them that were read from disk and are not in use yet.
         self._from_disk: set[bytes] = set()
-        self.on_lost: Callable[[bytes], None] = lambda name: None
+        self._lost: list[bytes] = []
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._saved or (self._disk is not None and name in self._disk)
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._saved or (self._disk is not None and block_hash in self._disk)
 
     def hashes(self) -> set[bytes]:
         """The hashes of all blocks that can be loaded."""
@@ -56,9 +56,9 @@ class HostBlockStore:
 
     def put(self, entries: list[Entry]) -> None:
         """Copies, in one batch, blocks that are not here yet; they may be overwritten when this returns."""
-        for name, _ in entries:
-            if name in self._saved:
-                self._saved.move_to_end(name)
+        for block_hash, _ in entries:
+            if block_hash in self._saved:
+                self._saved.move_to_end(block_hash)
         fresh = [entry for entry in entries if entry[0] not in self._saved]
         fresh = fresh[max(0, len(fresh) - self._room) :]
         if not fresh:
@@ -66,21 +66,21 @@ class HostBlockStore:
         self._make_room(len(fresh))
         saved, copy = self._host.save(tuple(zip(*(blocks for _, blocks in fresh), strict=True)))
         copy.synchronize()
-        for place, (name, _) in enumerate(fresh):
-            self._saved[name] = Saved(tuple((places[place],) for places in saved))
+        for place, (block_hash, _) in enumerate(fresh):
+            self._saved[block_hash] = Saved(tuple((places[place],) for places in saved))
 
-    def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
-        """How many of the first `names` are in host memory, and whether those behind are being read from
+    def ready(self, hashes: Sequence[bytes]) -> tuple[int, bool]:
+        """How many of the first `hashes` are in host memory, and whether those behind are being read from
         disk."""
         here = 0
-        while here < len(names) and names[here] in self._saved:
-            self._saved.move_to_end(names[here])
+        while here < len(hashes) and hashes[here] in self._saved:
+            self._saved.move_to_end(hashes[here])
             here += 1
         if self._disk is None:
             return here, False
         coming = False
-        for name in names[here : self._room]:
-            if name not in self._saved and not self._disk.request(name):
+        for block_hash in hashes[here : self._room]:
+            if block_hash not in self._saved and not self._disk.request(block_hash):
                 break
             coming = True
         return here, coming
@@ -89,15 +89,15 @@ class HostBlockStore:
     def seconds_each(self) -> float:
         return 0.0 if self._disk is None else self._disk.seconds_each
 
-    def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
-        """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
-        saved = [self._saved[name] for name in names]
+    def load(self, hashes: Sequence[bytes], tables: BlockTables) -> list[str]:
+        """Copies blocks of `ready` hashes back, in one batch; the tier that each came from."""
+        saved = [self._saved[block_hash] for block_hash in hashes]
         places = tuple(tuple(place for (place,) in group) for group in zip(*saved, strict=True))
         self._host.load(Saved(places), tables).synchronize()
-        tiers = ["disk" if name in self._from_disk else "host" for name in names]
-        self._from_disk.difference_update(names)
-        for name in names:
-            self._saved.move_to_end(name)
+        tiers = ["disk" if block_hash in self._from_disk else "host" for block_hash in hashes]
+        self._from_disk.difference_update(hashes)
+        for block_hash in hashes:
+            self._saved.move_to_end(block_hash)
         return tiers
 
     def poll(self) -> bool:
@@ -107,13 +107,18 @@ class HostBlockStore:
         came = self._disk.poll()
         for one in came:
             if one.data is None:
-                if one.name not in self:
-                    self.on_lost(one.name)
-            elif one.name in self._disk and one.name not in self._saved and self._room:
+                if one.block_hash not in self:
+                    self._lost.append(one.block_hash)
+            elif one.block_hash in self._disk and one.block_hash not in self._saved and self._room:
                 self._make_room(1)
-                self._saved[one.name] = self._host.save_bytes(one.data)
-                self._from_disk.add(one.name)
+                self._saved[one.block_hash] = self._host.save_bytes(one.data)
+                self._from_disk.add(one.block_hash)
         return self._write_ahead(self._disk) or bool(came)
+
+    def take_lost(self) -> list[bytes]:
+        """The hashes of blocks that were in memory or on disk and are lost since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def close(self) -> None:
         """Lets the disk finish its queue."""
@@ -123,12 +128,12 @@ class HostBlockStore:
     def _make_room(self, count: int) -> None:
         victims = [self._saved.popitem(last=False) for _ in range(count - self._host.free)]
         # Should the disk not take all, then it takes the first blocks of prefixes.
-        for name, saved in reversed(victims):
-            self._from_disk.discard(name)
+        for block_hash, saved in reversed(victims):
+            self._from_disk.discard(block_hash)
             if self._disk is None:
-                self.on_lost(name)
+                self._lost.append(block_hash)
             else:
-                self._to_disk(self._disk, name, saved)
+                self._to_disk(self._disk, block_hash, saved)
             self._host.release(saved)
 
     def _write_ahead(self, disk: DiskBlockStore) -> bool:
@@ -137,17 +142,17 @@ class HostBlockStore:
         if len(self._saved) <= self._room * 3 // 4:
             return False
         oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
-        due = [(name, saved) for name, saved in oldest if name not in disk][: self._ahead_a_turn]
+        due = [entry for entry in oldest if entry[0] not in disk][: self._ahead_a_turn]
         written = 0
         while written < len(due) and disk.accepts:
             self._to_disk(disk, *due[written])
             written += 1
         return written > 0
 
-    def _to_disk(self, disk: DiskBlockStore, name: bytes, saved: Saved) -> None:
+    def _to_disk(self, disk: DiskBlockStore, block_hash: bytes, saved: Saved) -> None:
         """Queues a block for the disk. Blocks that are evicted for it, or itself where the disk refuses it,
         are lost if they are nowhere else."""
-        copy = name not in disk and disk.accepts
-        for one in disk.write(name, self._host.bytes_of(saved) if copy else b""):
+        copy = block_hash not in disk and disk.accepts
+        for one in disk.write(block_hash, self._host.bytes_of(saved) if copy else b""):
             if one not in self:
-                self.on_lost(one)
+                self._lost.append(one)

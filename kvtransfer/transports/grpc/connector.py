@@ -153,14 +153,14 @@ class GrpcConnector:
 
 def _connect(channel: grpc.Channel, timeout_s: float) -> None:
     """Blocks until a call would be sent or fail at once; TimeoutError where nothing answers at that port."""
-    settled = threading.Event()
+    decided = threading.Event()
 
     def changed(state: grpc.ChannelConnectivity) -> None:
         if state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
-            settled.set()
+            decided.set()
 
     channel.subscribe(changed, try_to_connect=True)
-    answered = settled.wait(timeout_s)
+    answered = decided.wait(timeout_s)
     channel.unsubscribe(changed)
     if not answered:
         raise TimeoutError(f"no answer for {timeout_s:g} s")

@@ -153,7 +153,7 @@ class IpcListener:
             except OSError:
                 if self._closing:
                     return
-                time.sleep(_RETRY_S)  # the caller has gone, or no descriptor is free at the moment
+                time.sleep(_RETRY_S)  # the caller has gone, or no descriptor is free now
                 continue
             with self._lock:
                 self._threads = {thread for thread in self._threads if thread.is_alive()}

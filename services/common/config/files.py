@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
@@ -48,6 +48,16 @@ class ModelSource(StrictModel):
     revision: str = "main"
     files: Literal["all", "tokenizer"] = Field("all", description="tokenizer: what a router reads")
     token_file: Path | None = Field(None, description="file with the hub's access token")
+
+
+class FetchModelFile(BaseModel):
+    """What `baton fetch-model` reads of the file of any of the other commands, which check the rest."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str = Field(min_length=1, description="folder to make")
+    model_source: ModelSource
+    start_timeout_s: float = Field(1800.0, gt=0, description="longest wait for another process's download")
 
 
 class Tls(StrictModel):

@@ -127,6 +127,11 @@ class RouterSettings(StrictModel):
         )
 
     @property
+    def bound_admin_http_host(self) -> str:
+        """The address of the admin HTTP port."""
+        return self.admin_host if self.admin_http_host is None else self.admin_http_host
+
+    @property
     def serves_public_metrics(self) -> bool:
         """Whether /metrics is on the public HTTP port too."""
         return is_loopback(self.host) if self.public_metrics is None else self.public_metrics

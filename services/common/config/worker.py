@@ -45,6 +45,12 @@ class EngineConfig(StrictModel):
     kernel_cache: str | None = Field(
         None, description="folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache"
     )
+    tune: Literal["auto", "off", "full"] = Field(
+        "auto",
+        description="measure at the start which kernels compute the model's matrix products fastest: auto: "
+        "shapes that no table has, for up to 60 s, kept beside compiled kernels; off: never; full: all of "
+        "them, without a limit of time",
+    )
     block_tokens: int | None = Field(
         None, ge=1, le=1024, description="tokens of a KV block; unset: 64 on a GPU, 16 on a CPU"
     )
@@ -153,6 +159,13 @@ class TransferConfig(StrictModel):
     )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces of a link at its receiver")
+    max_links: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="senders that a decode worker has links with at once; beyond 64 the staging window of a "
+        "link in host memory is an eighth of window_pieces",
+    )
     peer_timeout_s: float = Field(10.0, gt=0, description="longest wait for a peer's answer")
     transfer_port: int = Field(
         0,

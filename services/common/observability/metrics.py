@@ -1,7 +1,7 @@
-"""Prometheus exposition: plain numbers that are read when somebody asks, on a registry of our own.
+"""Prometheus exposition: plain numbers that are read at each scrape, on a registry of our own.
 
 Parts count in plain integers and histograms; a role's metrics file declares names, helps and labels, and
-reads them at scrape time, so nothing on a request's path knows of metrics.
+reads them at scrape time, so nothing on a request's path updates metrics objects.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    # A client that says nothing, or reads nothing, holds up others for so long and no longer.
+    # The longest that a client that neither sends nor reads can delay others.
     timeout = _CONNECTION_S
 
     def log_message(self, format: str, *args: object) -> None:

@@ -2,9 +2,10 @@
 
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
-         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 2, or 3 from a process that has
-         drained and asks to be restarted
-stderr   logs
+         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where
+         the process refused to run, 3 from one that asks to be restarted: it has drained by itself, or a
+         newer start has its name
+stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
 """
@@ -27,9 +28,12 @@ from baton.parent_death import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
+EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_RESTART = 3
 EXIT_AT_ONCE = 130
+
+_FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
 
 # The argument of a process that outlives its parent: `baton worker` as an operator starts it.
 DETACHED = "--detached"
@@ -97,7 +101,7 @@ def run_child(
 ) -> int:
     """Reads the configuration, runs `main` until it returns, and returns the exit code.
 
-    A BatonError from `main` is reported to the parent and becomes exit code 2; a `RestartNeededError` code 3.
+    A BatonError from `main` is reported to the parent and becomes the exit code 1, 2 or 3 (`exit_code`).
     """
     try:
         if DETACHED not in sys.argv:
@@ -113,8 +117,17 @@ def run_child(
             runner.run(serve())
     except BatonError as error:
         report_error(error)
-        return EXIT_RESTART if isinstance(error, RestartNeededError) else EXIT_REFUSED
+        if DETACHED in sys.argv:
+            print(f"baton: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)
+        return exit_code(error)
     return 0
+
+
+def exit_code(error: BatonError) -> int:
+    """The exit code of a process that ends with this error."""
+    if isinstance(error, RestartNeededError) or error.kind is ErrorKind.CONFLICT:
+        return EXIT_RESTART
+    return EXIT_FAILED if error.kind in _FAILURES else EXIT_REFUSED
 
 
 def _first_line() -> str:

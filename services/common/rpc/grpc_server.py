@@ -18,6 +18,7 @@ from services.common.rpc.peer_check import PeerCheck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from baton.tls.server import ServerTls
     from services.common.config.router import ConnectionLimits
@@ -103,11 +104,12 @@ class GrpcServer:
         cluster_secret: str = "",
         use: Literal["rpc", "admin"] = "rpc",
         options: Sequence[tuple[str, int]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         tls: ServerTls | None = None,
     ) -> None:
         """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
         UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
-        the defaults. `tls`: None: plaintext."""
+        the defaults. `interceptors` run after that authentication. `tls`: None: plaintext."""
         self._tls = tls
         checks: list[TokenCheck | PeerCheck] = []
         if cluster_secret:
@@ -115,7 +117,7 @@ class GrpcServer:
         if tls is not None and tls.checks_peers:
             checks.append(PeerCheck(tls))
         merged = {**dict(_SERVER_OPTIONS), **dict(options)}
-        self.server = grpc.aio.server(options=list(merged.items()), interceptors=checks)
+        self.server = grpc.aio.server(options=list(merged.items()), interceptors=[*checks, *interceptors])
         self._names = (*service_names, "")
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -1,3 +1,3 @@
 """The HTTP server: connection limits, protocol timeouts, bodies, browser protection and error responses.
-Knows nothing of requests or workers. Imported by `api`, `observability` and the assembly.
+Independent of requests and workers. Imported by `api`, `observability` and the assembly.
 """

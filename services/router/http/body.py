@@ -64,7 +64,7 @@ class CancelOnDisconnect:
 
 
 async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
-    """Responds with 413 and ends the connection. Reads on for a moment, because a reset would destroy the
+    """Responds with 413 and ends the connection. Continues to read briefly, because a reset would destroy the
     response on its way to a client that still sends."""
     error = FieldError(f"the body has more than {max_body_bytes} bytes", code="body_too_large")
     response = JSONResponse(openai_body(error), 413, {"connection": "close"})

@@ -22,6 +22,8 @@ from services.router.http.errors import error_response
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s\[\]:/@]+)(?::\d+)?", re.ASCII)
 _ANY = "*"
 _JSON = "application/json"
+# Of all interfaces; a web page may name them to reach loopback.
+_UNSPECIFIED = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 class HttpGuard:
@@ -31,11 +33,14 @@ class HttpGuard:
         """`allowed_hosts`: host names, `.example.com` for a domain and its subdomains, `*` for any."""
         self._app = app
         self._allowed = tuple(name.lower().rstrip(".") for name in allowed_hosts)
+        self._own = ""
         self._checks_host = bool(allowed_hosts) and _ANY not in allowed_hosts
 
     def listens_on(self, host: str) -> None:
         """Sets the listener's address: on loopback only its names are served, unless others are
-        configured."""
+        configured. The address itself is always served: probes name it, and no page's domain is equal to
+        it."""
+        self._own = "" if host in _UNSPECIFIED else host.lower().strip("[]")
         if is_loopback(host) and not self._allowed:
             self._checks_host = True
 
@@ -63,7 +68,7 @@ class HttpGuard:
         if match is None:
             return False
         name = match[1].rstrip(".")
-        if is_loopback(name):
+        if is_loopback(name) or name.strip("[]") == self._own:
             return True
         return any(
             name == allowed.removeprefix(".") or (allowed.startswith(".") and name.endswith(allowed))

@@ -30,7 +30,7 @@ from services.router.http.errors import error_response
 _SLICE = 16 * 1024
 # Parts of one body. A chunk of one byte costs as much as one of 64 KiB.
 _MAX_BODY_PARTS = 32_768
-# After an error response the client's bytes are read for a moment: a reset would destroy the response.
+# After an error response the client's bytes are read for a while: a reset would destroy the response.
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
 # What is served above the connection limit.

@@ -114,7 +114,7 @@ class HttpServer:
             self._tls.start(self._socket, self._server.make_protocol)
 
     async def stop(self) -> None:
-        """Stops listening, gives running responses a moment to end, and closes the rest."""
+        """Stops listening, gives running responses a short time to end, and closes the rest."""
         if self._tls is not None:
             await self._tls.stop()
         self._server.stop()

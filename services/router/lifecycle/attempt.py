@@ -72,7 +72,7 @@ class Attempt:
                 return Incomplete.NO_ROOM_AFTER_PREFILL if self._early else Incomplete.NO_ROOM
             self._queue.ended(self._entry)
             if self._early:
-                await calls.give_ticket(ticket)
+                await calls.provide_ticket(ticket)
             else:
                 self._start_prefill(ticket)
             return await self._follow_output()

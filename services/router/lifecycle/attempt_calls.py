@@ -1,4 +1,4 @@
-"""The calls of one attempt: Reserve at decode, Prefill, GiveTicket, and Cancel if it is given up.
+"""The calls of one attempt: Reserve at decode, Prefill, ProvideTicket, and Cancel if it is given up.
 
 If decode certainly has a free slot, Prefill does not wait for Reserve's answer, and the ticket follows it.
 The attempt's claim is released when decode's reservation has ended: at once at a normal end, otherwise once
@@ -13,7 +13,7 @@ import grpc.aio
 from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, Ticket, TicketState
-from baton.v1.prefill_pb2 import GiveTicketRequest
+from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
 from services.router.lifecycle.output_state import OutputState
@@ -25,7 +25,7 @@ from services.router.workers.token_stream import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 RESERVE_S = 5.0
-_GIVE_TICKET_S = 5.0
+_PROVIDE_TICKET_S = 5.0
 _GET_HANDOFF_S = 2.0
 # When decode reports a cancel, prefill's call is awaited so long: its first token may have ended the request.
 PREFILL_END_S = 2.0
@@ -36,8 +36,8 @@ _TAIL_S = 2.0
 
 
 class AttemptCalls:
-    """One dispatch of one request. Call `reserve`, then start `prefill`; or start it first and `give_ticket`
-    afterwards. At the end call `finish` or `abandon`."""
+    """One dispatch of one request. Call `reserve`, then start `prefill`; or start it first and call
+    `provide_ticket` afterwards. At the end call `finish` or `abandon`."""
 
     def __init__(
         self,
@@ -91,19 +91,19 @@ class AttemptCalls:
         self._output.reserved = True
         return response.ticket
 
-    async def give_ticket(self, ticket: Ticket) -> None:
+    async def provide_ticket(self, ticket: Ticket) -> None:
         """Sends the ticket to a prefill that was started without one. If that prefill has failed, its error
         is in `prefill`; otherwise raises BatonError."""
-        request = GiveTicketRequest(attempt=self._attempt, ticket=ticket)
+        request = ProvideTicketRequest(attempt=self._attempt, ticket=ticket)
         worker = self._claim.prefill
-        call = worker.peer.prefill.GiveTicket(request, timeout=_GIVE_TICKET_S)
+        call = worker.peer.prefill.ProvideTicket(request, timeout=_PROVIDE_TICKET_S)
         try:
             with worker.while_alive(call):
                 await call
         except grpc.aio.AioRpcError as error:
             await self.prefill.wait(PREFILL_END_S)
             if self.prefill.error is None:
-                reason = from_grpc(error, "GiveTicket").message
+                reason = from_grpc(error, "ProvideTicket").message
                 raise WorkerError(ErrorKind.UNAVAILABLE, worker.name, reason) from error
 
     async def decode_has_sequence(self) -> bool:
@@ -123,12 +123,12 @@ class AttemptCalls:
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
     async def wait_for_cached_tokens(self) -> None:
-        """Waits a moment for prefill's report if decode's stream has overtaken it."""
+        """Waits briefly for prefill's report if decode's stream has overtaken it."""
         if self._output.cached_tokens is None:
             await self.prefill.wait(min(_CACHED_TOKENS_S, remaining_s(self._request) / 2))
 
     def refused(self) -> None:
-        """Decode had no room: there is nothing to cancel, and it gets no new work for a moment."""
+        """Decode had no room: there is nothing to cancel, and it gets no new work for `REFUSED_FOR_S`."""
         self._claim.decode.refused()
         self.finish()
 

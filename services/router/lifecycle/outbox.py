@@ -32,7 +32,7 @@ class Outbox:
         self._closed = False
         self._delta = Delta(first_number=0, opening=True)
         self._error: BatonError | None = None
-        # The journal's, if there is one: each delta says whether the request is recorded.
+        # The journal's, if there is one: each delta reports whether the request is recorded.
         self.receipt: Receipt | None = None
 
     def put_prompt(self, logprobs: Sequence[bytes]) -> None:

@@ -41,7 +41,7 @@ class PrefillCall:
         self.handed_off: HandedOff | None = None
 
     def start(self, ticket: Ticket | None) -> None:
-        """Begins the call; without a ticket, one follows by GiveTicket if there is output to generate."""
+        """Begins the call; without a ticket, one follows by ProvideTicket if there is output to generate."""
         request, output = self._request, self._output
         message = PrefillRequest(
             attempt=self._attempt,

@@ -108,13 +108,16 @@ FAMILIES: tuple[Metric[Status], ...] = (
            "Prompt tokens of this router's requests that are not computed yet.",
            lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
     Metric("baton_router_workers",
-           "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is "
+           "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "
            "unknown while starting.", _workers, ("role", "state")),
     Metric("baton_router_token_stream_breaks_total",
            "Token streams from decode workers that ended while open.",
            lambda router: router.directory.token_stream_breaks),
     Metric("baton_router_http_connections", "Open HTTP connections.",
            lambda router: router.connections.count),
+    Metric("baton_router_unauthenticated_total",
+           "Requests refused for want of a valid API key, by API (http, grpc).",
+           lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
     Metric("baton_router_refused_http_connections_total",
            "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
            "newer one, headers too large, timeout of a request's headers or body, slow reader, not http, "

@@ -26,7 +26,14 @@ class Store:
         self._config = config
         key = bytes.fromhex(config.journal_key) if config and config.journal_key else None
         self.state = (
-            State.at(config.redis_url, namespace=config.namespace, journal_key=key) if config else None
+            State.at(
+                config.redis_url,
+                namespace=config.namespace,
+                journal_key=key,
+                url_file=config.redis_url_file,
+            )
+            if config
+            else None
         )
         # How often the parent has restarted the embedded server.
         self.restarts = 0

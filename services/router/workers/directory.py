@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -64,6 +64,8 @@ class Directory:
         self.token_stream_breaks = 0
         # Addresses that are watched only as long as they answer.
         self._expiring: frozenset[str] = frozenset()
+        # Groups of workers, by address.
+        self._groups: Mapping[str, str] = {}
         # Channels of removed addresses, until their last calls have ended.
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -96,6 +98,12 @@ class Directory:
         self._addresses = dict.fromkeys(addresses)
         self._expiring = frozenset(expiring)
         self._on_change()
+
+    def set_groups(self, groups: Mapping[str, str]) -> None:
+        """Sets the groups of workers, by address, as the registry lists them."""
+        self._groups = groups
+        for worker in self._workers.values():
+            worker.group = groups.get(worker.peer.address, worker.group)
 
     def add(self, address: str) -> None:
         """Watches another address."""
@@ -174,6 +182,7 @@ class Directory:
     def _add_worker(self, peer: Peer, described: DescribeResponse) -> None:
         former = _former_ids(self._workers.get(peer.address), described)
         worker = Worker(peer, described, self._on_change, former, self._on_orphan)
+        worker.group = self._groups.get(peer.address, "")
         self._workers[peer.address] = worker
         _log.info("worker_found", worker=worker.name, address=peer.address)
         earlier = self._streams.pop(peer.address, None)

@@ -68,6 +68,9 @@ class Discovery:
         for incarnation in registered.keys() - self._registered.keys():
             _log.debug("worker_registered", incarnation=incarnation, address=registered[incarnation])
         self._registered = registered
+        self._directory.set_groups(
+            {one.addresses["grpc"]: one.group for one in members if one.incarnation in registered}
+        )
         self._ended &= registered.keys()
         self._update_directory(set())
 

@@ -7,11 +7,16 @@ for its first token.
 Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
 are not sent. A prefill worker's load is the tokens queued there, less the prompt's cached tokens. So the
 longest cached prefix wins, unless that worker's queue is longer by more than the hits save.
+
+Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
+blocks need no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from services.router.request.request import ClientCall
 from services.router.workers.directory import Directory
@@ -111,12 +116,15 @@ class Placement:
         the request may use a decode worker with a free slot.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
-        for decode in sorted(hits, key=lambda worker: _decode_order(worker, hits[worker])):
-            if not (decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)):
+        ordered = sorted(hits, key=lambda worker: _decode_order(worker, hits[worker]))
+        for place, decode in enumerate(ordered):
+            if not _has_room(decode, may_use):
                 continue
             idle = [worker for worker in self._prefills(decode, hits) if self._starts_soon(worker)]
             if idle:
-                prefill = min(idle, key=lambda worker: worker.queued_tokens - hits[worker])
+                prefill = min(idle, key=partial(_prefill_order, decode, hits))
+                if prefill.group != decode.group:
+                    decode = _nearest(prefill, ordered[place:], hits, may_use)
                 bind(call, prefill, decode)
                 return Claim(prefill, decode, tokens - hits[prefill], tokens + max_tokens)
         return None
@@ -139,6 +147,28 @@ class Placement:
 
     def _starts_soon(self, worker: Worker) -> bool:
         return worker.accepts_work and worker.queued_tokens < self._ahead
+
+
+def _has_room(decode: Worker, may_use: MayUse) -> bool:
+    return decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)
+
+
+def _prefill_order(decode: Worker, hits: Mapping[Worker, int], prefill: Worker) -> tuple[int, bool]:
+    """Sort key: load, then distance."""
+    return (prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
+
+
+def _nearest(
+    prefill: Worker, ordered: Sequence[Worker], hits: Mapping[Worker, int], may_use: MayUse
+) -> Worker:
+    """The first decode worker, or one that is equal to it and of the group of `prefill`."""
+    first = ordered[0]
+    order = _decode_order(first, hits[first])
+    for decode in itertools.takewhile(lambda one: _decode_order(one, hits[one]) == order, ordered):
+        near = decode.group == prefill.group and prefill.can_prefill_for(decode)
+        if near and _has_room(decode, may_use):
+            return decode
+    return first
 
 
 def _decode_order(worker: Worker, hits: int) -> tuple[int, int, int, int]:

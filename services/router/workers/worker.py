@@ -113,6 +113,8 @@ class Worker:
         # Whether new requests may use it; set by `Pools`.
         self.pool = pool_id(described)
         self.weight_format = described.weight_format
+        # Shared by the workers of one container, by the registry; empty: unknown.
+        self.group = ""
         self.serves = False
         # Whether it decodes, prefills the sequences that it decodes (role both), or prefills for others.
         # Kept as attributes because every placement reads them.
@@ -275,4 +277,4 @@ def state_of(worker: Worker | None) -> WorkerState.ValueType:
         return WorkerState.WORKER_STATE_DRAINING
     if worker.alive and not worker.serves:
         return WorkerState.WORKER_STATE_OTHER_POOL
-    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_SILENT
+    return WorkerState.WORKER_STATE_READY if worker.alive else WorkerState.WORKER_STATE_UNREACHABLE

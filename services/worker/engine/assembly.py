@@ -136,6 +136,7 @@ class _Links:
             wake=self.wake,
             peer_timeout_s=transfer.peer_timeout_s,
             device=device,
+            max_links=transfer.max_links,
         )
         endpoints = receiver.listen(
             config.host,

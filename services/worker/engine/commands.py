@@ -76,8 +76,8 @@ class Commands:
                 self._require("prefill")
                 self.prefill.jobs.start(command.id, command.prefill)
                 return None
-            case "give_ticket":
-                self.prefill.jobs.give_ticket(command.give_ticket)
+            case "provide_ticket":
+                self.prefill.jobs.provide_ticket(command.provide_ticket)
             case "cancel":
                 self._cancel(command.cancel)
             case "slot_ended":

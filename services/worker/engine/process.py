@@ -19,7 +19,7 @@ from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import keep_freed_memory, sharpen_timers
-from services.common.config.worker import EngineConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.engine.channel import ChannelClosedError, EngineEnd, failed_event
 from services.common.engine.launch import EngineLaunch
 from services.common.observability.logs import configure_logs, get_log
@@ -46,7 +46,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
         if launch.worker.engine.kernel_cache is not None:
             keep_kernels_in(launch.worker.engine.kernel_cache)
         check_transport(launch.worker)
-        model = load_model(launch.worker.model, launch.worker.engine)
+        model = load_model(launch.worker.model, _engine_settings(launch.worker))
         engine = build_engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a collection over all loaded objects would block every slot for 100 ms and more
         gc.enable()
@@ -61,6 +61,13 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
         _report_failure(channel, _as_baton_error(error))
         return 1
     return 0
+
+
+def _engine_settings(worker: WorkerConfig) -> EngineConfig:
+    """Those of a worker, whose kernels for decode steps need not be tuned where it runs none."""
+    if worker.role == "prefill":
+        return worker.engine.model_copy(update={"tune": "off"})
+    return worker.engine
 
 
 def _as_baton_error(error: Exception) -> BatonError:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # How long removing the entry may take at the end.
 _CLOSE_S = 0.5
-# The counts of the latest load that the registry stores.
-_LOAD_HINT = ("free_slots", "free_blocks", "queued_prefills", "queued_prefill_tokens")
 
 
 class Registration:
@@ -36,7 +34,7 @@ class Registration:
     raises BatonError(INVALID) for an invalid URL."""
 
     def __init__(self, config: WorkerConfig, store: StateConfig, tls: FrontTls | None = None) -> None:
-        self.state = State.at(store.redis_url, namespace=store.namespace)
+        self.state = State.at(store.redis_url, namespace=store.namespace, url_file=store.redis_url_file)
         self._config = config
         self._tls = tls
         self._renewals: asyncio.Task[None] | None = None
@@ -66,7 +64,6 @@ class Registration:
         )
         self._lease = self.state.lease(
             member if self._tls is None else self._tls.signed(member),
-            load=lambda: {name: getattr(servicer.load, name) for name in _LOAD_HINT},
         )
         if self._tls is not None:
             self._renewals = asyncio.create_task(self._tls.register_renewals(self._lease))

@@ -9,7 +9,8 @@ import pytest
 
 from bench.decode import memory
 from bench.decode.budget import budget
-from bench.decode.case import Case, EngineSize
+from bench.decode.case import MOST_READ_BYTES_S, Case, EngineSize
+from bench.shapes import SHAPES
 
 
 def llama(batch: int, context: int = 1024) -> Case:
@@ -19,26 +20,34 @@ def llama(batch: int, context: int = 1024) -> Case:
 def test_floor_is_the_bytes_over_the_speed() -> None:
     # 7.50 G elements of weights are read; a token's KV is 128 KiB.
     assert llama(1).token_bytes == 131_072
-    assert llama(1).floor_ms(1120) == pytest.approx((2 * 7_504_658_432 + 1120 * 131_072) / 3.16e9)
-    assert llama(1).floor_ms(1120) == pytest.approx(4.80, abs=0.005)
-    assert llama(256).floor_ms(1120) == pytest.approx(16.64, abs=0.005)
-    assert llama(64).floor_ms(1120, rows=1) == llama(1).floor_ms(1120)
+    assert llama(1).floor_ms(1120, 3.16e12) == pytest.approx((2 * 7_504_658_432 + 1120 * 131_072) / 3.16e9)
+    assert llama(1).floor_ms(1120, 3.16e12) == pytest.approx(4.80, abs=0.005)
+    assert llama(256).floor_ms(1120, 3.16e12) == pytest.approx(16.64, abs=0.005)
+    assert llama(64).floor_ms(1120, 4e12, rows=1) == llama(1).floor_ms(1120, 4e12)
+
+
+def test_layers_with_a_window_read_no_more_than_it() -> None:
+    # 5 of 34 layers see all tokens, the others 1,024; 2 x 4 heads x 256 elements a token and layer.
+    gemma = SHAPES["gemma-3-4b"]
+    assert gemma.kv_elements_read(500) == 34 * 2048 * 500
+    assert gemma.kv_elements_read(8192) == 2048 * (5 * 8192 + 29 * 1024)
 
 
 def test_a_window_of_seconds_has_room_for_as_many_steps_as_can_be() -> None:
     size = EngineSize.steady([llama(8), llama(1)], None)
     assert (size.slots, size.tokens) == (8, 1024 + 160 + 18 + 1)
     longer = EngineSize.steady([llama(8), llama(1)], 10.0)
-    assert longer.tokens - size.tokens == pytest.approx(10_000 / llama(1).floor_ms(1024), abs=1)
+    least_ms = llama(1).floor_ms(1024, MOST_READ_BYTES_S)
+    assert longer.tokens - size.tokens == pytest.approx(10_000 / least_ms, abs=1)
 
 
 def test_what_does_not_fit_is_reported_before_anything_is_allocated() -> None:
     assert EngineSize.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
-    told = EngineSize.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
-    assert told is not None
-    assert told.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
-    assert "16.1 GB of weights" in told
-    assert "79.2 GB are free" in told
+    reported = EngineSize.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
+    assert reported is not None
+    assert reported.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
+    assert "16.1 GB of weights" in reported
+    assert "79.2 GB are free" in reported
 
 
 def test_a_budget_adds_up_to_the_step() -> None:
@@ -70,6 +79,6 @@ def test_memory_by_what_it_is() -> None:
 def test_help_needs_no_torch() -> None:
     no_torch = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help']"
     code = f"{no_torch}\nfrom bench.decode.__main__ import main\nmain()"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stderr
-    assert "--churn" in told.stdout
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert reported.returncode == 0, reported.stderr
+    assert "--churn" in reported.stdout

@@ -29,7 +29,7 @@ def books_are_clean(engine: DecodeEngine) -> None:
     engine.model.pools.check_integrity([])
 
 
-@pytest.mark.parametrize("scatter", ["staged", "pinned", "pieces"])
+@pytest.mark.parametrize("scatter", ["staged", pytest.param("pinned", marks=pytest.mark.slow), "pieces"])
 def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played = partial(StagedScatter, device=FakeDevice(Pump(None)))
     monkeypatch.setitem(churn.SCATTERS, "staged", played)

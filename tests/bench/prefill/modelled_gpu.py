@@ -104,10 +104,10 @@ class ModelledPass:
     stream: ModelledStream
     gpu: Gpu = field(default_factory=Gpu)
     host_s: float = 4.5e-3
-    grain: int = 256
+    alignment: int = 256
     refused: int = 0
     uncaptured: str = ""
-    paces: None = None
+    timed_passes: None = None
 
     def forward(self, step: PrefillStep) -> Tensor:
         took = self.gpu.seconds(step.runs)

@@ -25,7 +25,7 @@ TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fa
 
 
 def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = _parser().parse_args(
+    reported = _parser().parse_args(
         [
             *TINY,
             "--short",
@@ -40,7 +40,7 @@ def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.Capture
             "64",
         ]
     )
-    run_fairness(told, tmp_path)
+    run_fairness(reported, tmp_path)
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first["step_ms"], second["step_ms"]) == (25.0, 8.0)
     assert first["alone_p99_ms"] == second["alone_p99_ms"] > 0

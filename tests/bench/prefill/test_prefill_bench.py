@@ -55,10 +55,10 @@ def test_kernels_are_classified_by_name() -> None:
 
 
 def test_every_tier_finds_the_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = arguments(
+    reported = arguments(
         "--prompts", "3x200", "--cached", "0,50", "--tier", ",".join(TIERS), "--chunk-tokens", "96"
     )
-    run_all(cases_of(told), told, tmp_path)
+    run_all(cases_of(reported), reported, tmp_path)
     cases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(case["cached"], case["tier"], case["hit_tokens"]) for case in cases] == [
         (0, "device", 0),

@@ -1,4 +1,4 @@
-"""`bench.transfer --decode` on a CPU with a tiny model: transfers, books, and what is said of
+"""`bench.transfer --decode` on a CPU with a tiny model: transfers, accounting, and what is reported of
 them."""
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
 
 
 def test_between_devices(between: Between) -> None:
-    """The very windows, over a link that writes where the cache lies; then everybody's books are right, and a
+    """The very windows, over a link that writes where the cache lies; then all accounts are right, and a
     bit that flips in the cache afterwards does not go unseen."""
     windows: list[Window] = []
     setting, end, engine = between.setting, between.end, between.engine

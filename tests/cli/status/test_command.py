@@ -134,11 +134,11 @@ def test_no_answer_costs_one_line(
     command: list[str], arguments: list[str], hint: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *arguments]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert f"no status from {UNUSED}: UNAVAILABLE" in told.err
-    assert ("--admin HOST:PORT" in told.err) == hint
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.count("\n") == 1
+    assert f"no status from {UNUSED}: UNAVAILABLE" in reported.err
+    assert ("--admin HOST:PORT" in reported.err) == hint
 
 
 @pytest.mark.parametrize("arguments", [[], ["decode-0", "--router"], ["--resume"]], ids=" ".join)

@@ -84,13 +84,13 @@ def test_a_lone_decoder_that_stutters() -> None:
 
 def test_a_worker_that_is_away_is_no_measure() -> None:
     late = decode("late", step_ms=40)
-    late.state = admin_pb2.WORKER_STATE_SILENT
+    late.state = admin_pb2.WORKER_STATE_UNREACHABLE
     assert slow_worker([decode("a"), late]) is None
 
 
 @pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
 def test_problems_are_shown(top: bool) -> None:
-    silent = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_SILENT)
+    silent = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_UNREACHABLE)
     silent.worker.address = "10.0.0.1:5000"
     silent.worker.error = "10.0.0.1:5000: connection refused"
     broken = decode("decode-0")

@@ -19,7 +19,7 @@ from services.common.processes.process_tree import descendants
 
 HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
 REPOSITORY = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+LIMIT_S = 30.0
 
 
 class Up:
@@ -43,7 +43,7 @@ class Up:
 
     def finish(self) -> tuple[int, str, str]:
         """Exit code, what is left of stdout, stderr."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out, err
 
     def events(self) -> list[list[str]]:
@@ -85,7 +85,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if alive(pid)]}"
         time.sleep(0.02)
@@ -114,7 +114,7 @@ def test_a_signal_drains_the_router_first_and_leaves_no_process(
     assert (code, out) == (0, "")
     assert up.order("ended")[0] == "router"
     assert sorted(up.order("ended")[1:]) == ["decode-0", "prefill-0", "prefill-1"]
-    assert [what for what, name, _ in up.events() if name == "prefill-0"] == ["started", "told", "ended"]
+    assert [what for what, name, _ in up.events() if name == "prefill-0"] == ["started", "reported", "ended"]
     wait_gone(up.pids())
 
 
@@ -139,7 +139,7 @@ def test_a_second_signal_stops_at_once(start: Start) -> None:
     up.ready_line()
     began = time.monotonic()
     up.process.terminate()
-    while not up.order("told"):
+    while not up.order("reported"):
         time.sleep(0.02)
     up.process.terminate()
     up.finish()
@@ -148,7 +148,7 @@ def test_a_second_signal_stops_at_once(start: Start) -> None:
 
 
 def wait_until(up: Up, what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while not what():
         assert up.process.poll() is None, f"it ended with code {up.process.returncode}: {up.events()}"
         assert time.monotonic() < deadline, up.events()
@@ -213,7 +213,7 @@ def test_a_restarted_router_is_informed_of_the_restarted_redis(start: Start) -> 
 def test_a_worker_that_dies_is_restarted_and_the_router_is_informed(start: Start) -> None:
     up = start(both=1, worker=["dies-once"])
     assert up.ready_line().startswith("READY ")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(up.order("hears")) < 3:
         assert time.monotonic() < deadline, up.events()
         time.sleep(0.02)
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_is_restarted_and_the_router_is_informed(start: Start
 def test_a_worker_that_was_replaced_is_not_started_again(start: Start) -> None:
     up = start(both=1, worker=["replaced"])
     assert up.ready_line().startswith("READY ")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while "nobody" not in up.order("hears"):
         assert time.monotonic() < deadline, up.events()
         time.sleep(0.02)
@@ -245,7 +245,7 @@ def test_the_embedded_redis_is_restarted_and_the_router_is_informed(start: Start
     up = start(both=1)
     assert up.ready_line().startswith("READY ")
     os.kill(redis_of(up), signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while up.order("store-restarts") != ["1"]:
         assert time.monotonic() < deadline, up.events()
         time.sleep(0.02)
@@ -341,5 +341,5 @@ def test_closed_pipes_are_no_error(start: Start) -> None:
     time.sleep(0.5)
     assert up.process.poll() is None
     up.process.terminate()
-    assert up.process.wait(PATIENCE_S) == 0
+    assert up.process.wait(LIMIT_S) == 0
     wait_gone(up.pids())

@@ -164,8 +164,8 @@ def test_gpu_links_are_reserved_for_each_peer(tmp_path: Path) -> None:
 
 def test_baton_worker_has_transfer_flags() -> None:
     assert worker().transfer.transport == "auto"
-    told = worker("--transport", "nccl", "--role", "decode")
-    assert (told.transfer.transport, told.engine.gpu_links) == ("nccl", 1)
+    reported = worker("--transport", "nccl", "--role", "decode")
+    assert (reported.transfer.transport, reported.engine.gpu_links) == ("nccl", 1)
     assert worker(BATON_TRANSPORT="ipc").transfer.transport == "ipc"
 
 
@@ -200,7 +200,7 @@ def test_a_redis_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
         assert (state.redis_url, state.namespace, state.embedded) == (URL, "ours", False)
     state = state_config(load("--redis-url", URL), "abc", None)
     assert state is not None
-    assert state.namespace == "baton-abc", "two clusters on one Redis never meet unless they are told to"
+    assert state.namespace == "baton-abc", "two clusters on one Redis never meet unless configured to"
     assert state_config(load("--redis-url", "none"), "abc", None) is None
 
 
@@ -209,8 +209,8 @@ def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) 
     state = state_config(config, "abc", None)
     assert state is not None
     router, cluster = router_config(config, tmp_path, state), cluster_config(config, tmp_path, "abc", state)
-    for told in (config, state, router, cluster, *cluster.workers):
-        for text in (repr(told), str(told), f"{told}"):
+    for reported in (config, state, router, cluster, *cluster.workers):
+        for text in (repr(reported), str(reported), f"{reported}"):
             assert SECRET not in text
             assert state.journal_key not in text
     assert SECRET in cluster.model_dump_json()
@@ -222,12 +222,12 @@ def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) 
 
 
 def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) -> None:
-    for address, told in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
+    for address, named in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
         config = load("--ray-address", address, BATON_CLUSTER_SECRET=SECRET)
         own = EmbeddedRedis()
         state = state_config(config, "abc", own)
         own._reserved.close()
-        assert all((worker.state is not None) == told for worker in worker_configs(config, tmp_path, state))
+        assert all((worker.state is not None) == named for worker in worker_configs(config, tmp_path, state))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ MILD = SamplingParams(temperature=2.0)
 
 @dataclass(frozen=True)
 class Kind:
-    """Parameters, and the same without what they are to be told apart from."""
+    """Parameters, and the same without what they must be distinguished from."""
 
     params: SamplingParams
     without: SamplingParams | None = None
@@ -152,7 +152,7 @@ def p_value(counts: Counter[int], probabilities: list[float]) -> float:
 
 @dataclass
 class Switches:
-    """Which sampling the steps needed, as the engine itself told at each turn."""
+    """Which sampling the steps needed, as the engine itself reported at each turn."""
 
     engine: LocalEngine
     last: bool | None = None

@@ -139,9 +139,9 @@ def test_set_aside_and_brought_back_to_other_blocks(
 def test_moved_once_however_often_it_is_posted_and_grows_no_more(tmp_path: Path, dtype: str) -> None:
     case = Case(tmp_path, dtype)
     engine, wanted = case.engine, case.alone(200, SamplingParams())
-    for told in range(40):
+    for reported in range(40):
         key = engine.start(PROMPT, max_tokens=200, capacity=LENGTH + 50)
-        while len(engine.output[key]) < told // 4 + 1:
+        while len(engine.output[key]) < reported // 4 + 1:
             engine.step()
         engine.decode.preempt(*key)
         engine.decode.preempt(*key)
@@ -151,7 +151,7 @@ def test_moved_once_however_often_it_is_posted_and_grows_no_more(tmp_path: Path,
         case.quiet()
         assert engine.finish[key] is Finish.PREEMPTED
         assert output == wanted[: len(output)]
-        assert told // 4 + 1 <= len(output) < 50
+        assert reported // 4 + 1 <= len(output) < 50
         case.free(key)
     assert not engine.decode.has_work
     assert engine.pools.free == engine.pools.total

@@ -49,8 +49,8 @@ def ratios(
     their_error = relative_rms(theirs, truth)
     assert their_error > 0
     found = {mode: relative_rms(logits, truth) / their_error for mode, logits in mine.items()}
-    told = ", ".join(f"{mode} {ratio:.3f}" for mode, ratio in found.items())
-    print(f"\nPROOF logits {label}: transformers' error {their_error:.3g}, ours / theirs: {told}")
+    reported = ", ".join(f"{mode} {ratio:.3f}" for mode, ratio in found.items())
+    print(f"\nPROOF logits {label}: transformers' error {their_error:.3g}, ours / theirs: {reported}")
     assert all(ratio <= most for ratio in found.values()), found
     return found
 

@@ -97,10 +97,10 @@ def test_a_decode_stream_that_stands_is_noticed(tmp_path: Path) -> None:
 class QuietPass:
     """A pass that enqueues little, and never waits for the device."""
 
-    grain = 1
+    alignment = 1
     refused = 0
     uncaptured = ""
-    paces = None
+    timed_passes = None
 
     def forward(self, step: PrefillStep) -> Tensor:
         return torch.zeros(step.rows, 97, device="cuda")

@@ -50,12 +50,12 @@ def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
 
 def test_logprobs_of_the_admitted_token_stand_before_its_word(tmp_path: Path) -> None:
     """The step's first kernel writes that record; those behind it are the sampler's."""
-    told = []
+    reported = []
     for engine in (plain(tmp_path, slots=1), graph(tmp_path, slots=1)):
         key = engine.start(PROMPTS[2], max_tokens=2, sampling=SamplingParams(0.8, logprobs=3, seed=5))
         engine.run(key)
-        told.append(engine.logprobs[key])
-    (first, second), (mine, my_second) = told
+        reported.append(engine.logprobs[key])
+    (first, second), (mine, my_second) = reported
     assert mine == first
     assert my_second is not None
     assert second is not None

@@ -40,13 +40,13 @@ class Case:
         self.engine = LocalEngine(folder / "model", slots=1, device=DEVICE, graph=True)
         self.loop = cast(GraphDecodeLoop, self.engine.decode)
         graphs = self.loop._graphs[1]
-        self.picks = Counted(None if stuck else graphs.picks)
+        self.simple = Counted(None if stuck else graphs.simple)
         self.samples = Counted(None if stuck else graphs.samples)
-        self.loop._graphs = {1: StepGraphs(picks=self.picks, samples=self.samples)}
+        self.loop._graphs = {1: StepGraphs(simple=self.simple, samples=self.samples)}
 
     @property
     def replays(self) -> int:
-        return self.picks.replays + self.samples.replays
+        return self.simple.replays + self.samples.replays
 
     def quiet(self) -> int:
         """Steps until the loop enqueues nothing more, and then a while longer; replays of that while."""
@@ -98,7 +98,7 @@ def test_min_tokens_want_the_full_sampler_only_until_they_are_there(tmp_path: Pa
     case.engine.run(key)
     assert len(case.engine.output[key]) == 16
     assert case.samples.replays == before <= 12
-    assert case.picks.replays >= 6
+    assert case.simple.replays >= 6
 
 
 def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) 
 def test_a_device_that_works_or_idles_is_not_hung(tmp_path: Path) -> None:
     case, now = Case(tmp_path), [0.0]
     case.loop._watchdog = DeviceWatchdog(lambda: now[0])
-    key = case.engine.start(PROMPT, max_tokens=20)
+    key = case.engine.start(PROMPT, max_tokens=6)
     while key not in case.engine.finish:
         case.engine.step()
         case._settle()

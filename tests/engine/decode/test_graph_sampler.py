@@ -55,7 +55,7 @@ def random_request(rng: random.Random, vocab: int, features: frozenset[str]) -> 
 
 def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) -> None:
     rows = batch.ready(order)
-    tokens, told, counts = batch.expected(logits, order)
+    tokens, reported, counts = batch.expected(logits, order)
     edited, scaled, left = batch.filtered(logits, order)
     drawn = batch.drawn(logits, order)
     assert [drawn[row] for row in rows] == tokens
@@ -67,7 +67,7 @@ def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) 
     assert torch.equal(batch.kept(edited, scaled)[warm], left[warm])
     edits = [row for row in rows if int(batch.state.sampler.features[order[row]]) & int(EDITS)]
     assert torch.equal(batch.sampler.edited[edits].double(), edited[edits])
-    for place, expected in enumerate(told):
+    for place, expected in enumerate(reported):
         record = batch.logprobs(head + place)
         if expected is None:
             assert record is None

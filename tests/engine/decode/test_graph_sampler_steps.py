@@ -42,11 +42,11 @@ def steps_until(engine: LocalEngine, key: Key, tokens: int) -> None:
 
 def held_for_a_while(engine: LocalEngine, key: Key) -> bool:
     """Steps some; whether the request's rows were held and no token came."""
-    before, told = engine.reader.stalled_rows, len(engine.output[key])
+    before, reported = engine.reader.stalled_rows, len(engine.output[key])
     deadline = time.monotonic() + 20
     while engine.reader.stalled_rows == before and time.monotonic() < deadline:
         engine.step()
-    return engine.reader.stalled_rows > before and len(engine.output[key]) == told
+    return engine.reader.stalled_rows > before and len(engine.output[key]) == reported
 
 
 def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: LocalEngine) -> None:
@@ -112,7 +112,7 @@ def counted(engine: LocalEngine) -> dict[str, int]:
     counts: dict[str, int] = {}
     for bucket, graphs in engine.decode._graphs.items():  # type: ignore[attr-defined]
         engine.decode._graphs[bucket] = type(graphs)(  # type: ignore[attr-defined]
-            Counted(graphs.picks, counts, "picks"), Counted(graphs.samples, counts, "samples")
+            Counted(graphs.simple, counts, "simple"), Counted(graphs.samples, counts, "samples")
         )
     return counts
 
@@ -128,6 +128,6 @@ def test_a_batch_changes_graphs_as_requests_come_and_go(tmp_path: Path) -> None:
         short = engine.start([4], max_tokens=3, sampling=filtered)
         outputs.append(engine.run(long, short))
         if options:
-            assert counts["picks"] >= 4
+            assert counts["simple"] >= 4
             assert counts["samples"] >= 2
     assert outputs[0] == outputs[1]

@@ -312,7 +312,7 @@ def test_a_digest_has_the_factors_that_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "own"), [(r"gemma", "gemma3.py"), (r"phi-?3", "phi3.py")])
 def test_a_family_is_named_in_its_module_and_the_registry_alone(name: str, own: str) -> None:
     root = Path(baton.__file__).parents[1]
-    folders = ("baton", "services", "kvtransfer", "loadgen", "bench")
+    folders = ("baton", "services", "kvtransfer", "loadgen")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
     naming = {path.name for path in files if re.search(name, path.read_text(), re.IGNORECASE)}
     assert naming == {own, "registry.py"}

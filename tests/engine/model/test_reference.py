@@ -58,7 +58,15 @@ def test_greedy_text_equals_transformers_and_varies(case: Case, checkpoint: Chec
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", FAMILIES[:1] + FAMILIES[4:8] + FAMILIES[9:11], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        FAMILIES[0],
+        FAMILIES[9],
+        *(pytest.param(case, marks=pytest.mark.slow) for case in (*FAMILIES[4:8], FAMILIES[10])),
+    ],
+    ids=str,
+)
 def test_chunks_and_steps_equal_the_whole_bitwise(
     case: Case, dtype: torch.dtype, checkpoint: Checkpoint
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.model.families.registry import load_config
-from baton.engine.prefill.cost import Pace, PrefillCost, half_context
+from baton.engine.prefill.cost import PrefillCost, TimedPass, half_context
 
 
 @given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))
@@ -52,7 +52,7 @@ def test_small_prompts_first_do_not_make_steps_small() -> None:
         return max(0.020, 24e-6 * rows)
 
     cost = PrefillCost(least_rows=224)
-    cost.begin(Pace(64, step_s(64)), Pace(2048, step_s(2048)))
+    cost.begin(TimedPass(64, step_s(64)), TimedPass(2048, step_s(2048)))
     rows = 256
     for _ in range(50):
         cost.took([(0, rows)], step_s(rows))
@@ -63,10 +63,10 @@ def test_small_prompts_first_do_not_make_steps_small() -> None:
 
 def test_a_least_step_is_no_larger_than_the_largest() -> None:
     cost = PrefillCost(least_rows=224)
-    cost.begin(Pace(64, 0.2), Pace(2048, 0.1))  # a slow moment
+    cost.begin(TimedPass(64, 0.2), TimedPass(2048, 0.1))  # a slow moment
     assert cost.of_step([(0, 1)]) == 2048
     cost = PrefillCost(least_rows=224)
-    cost.begin(Pace(64, 0.001), Pace(2048, 0.1))
+    cost.begin(TimedPass(64, 0.001), TimedPass(2048, 0.1))
     assert cost.of_step([(0, 1)]) == 224
 
 

@@ -1,4 +1,4 @@
-"""A device that is told ahead: what a step's chunks lead to happens when it has ended, and not before."""
+"""Steps that are launched ahead: what a step's chunks lead to happens when it has ended, and not before."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class NumberedPass:
     """The token behind a row at position p is p modulo the vocabulary."""
 
     stream: SlowStream
-    grain: int = 1
+    alignment: int = 1
     refused: int = 0
     uncaptured: str = ""
-    paces: None = None
+    timed_passes: None = None
 
     def forward(self, step: PrefillStep) -> Tensor:
         positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]
@@ -133,7 +133,7 @@ def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None
 
 
 def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
-    """What is told lies behind the last look at which the step ran."""
+    """What is reported lies behind the last look at which the step ran."""
     ahead = Ahead(tokens=100)
     ahead.add(100)
     ahead.loop.begin()

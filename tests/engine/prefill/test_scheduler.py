@@ -97,7 +97,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
 
 
 def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
-    _, scheduler = make(1000, StepBounds(100, grain=32))
+    _, scheduler = make(1000, StepBounds(100, alignment=32))
     one = sequence(300)
     scheduler.add(one)
     ends = []
@@ -106,7 +106,7 @@ def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
         scheduler.computed(chunk)
         ends.append(one.computed)
     assert ends == [96, 192, 288, 300]
-    _, scheduler = make(1000, StepBounds(20, grain=32))
+    _, scheduler = make(1000, StepBounds(20, alignment=32))
     scheduler.add(sequence(300))
     assert scheduler.plan()[0].count == 20
 

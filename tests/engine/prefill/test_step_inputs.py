@@ -1,4 +1,4 @@
-"""What a device is told of a prefill step: the same of every step in its own layout as in a graph's."""
+"""The inputs of a prefill step on a device: the same of every step in its own layout as in a graph's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 BLOCK_TOKENS = (4, 16)
 BUFFER = 1024
-SPLIT = KeySplit(programs=24, least_keys=20, rows=100, grain=4)
+SPLIT = KeySplit(programs=24, least_keys=20, rows=100, granularity=4)
 TUNING = PromptTuning(queries=32)
 HEADS = (Heads(4, 2, 8, 0.3, 1e-5), Heads(4, 2, 8, 0.3, 1e-5, 30))
 
@@ -46,9 +46,9 @@ def step(runs: Run[tuple[int, int]]) -> tuple[StepInputs, list[Chunk]]:
 
 def check(made: StepInputs, chunks: list[Chunk], layout: InputLayout) -> None:
     """Everything that kernels read of the step, by the layout, is what its chunks and plans say."""
-    told = made.values(layout)
+    reported = made.values(layout)
     run = np.full(layout.size, -7, dtype=np.int32)
-    run[: told.size] = told
+    run[: reported.size] = reported
     places = layout.places(torch.from_numpy(run))
     tables = places.tables[:, 0]
     assert places.tables.stride() == (1, 1)

@@ -1,4 +1,4 @@
-"""The prefix cache's books against a brute-force model: references, tiers, what is published, each step."""
+"""The prefix cache's accounting against a brute-force model: references, tiers, publication, each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks behind the device: what comes back is what went out, and what is lost is told."""
+"""Blocks behind the device: what comes back is what went out, and what is lost is reported."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ class Case:
         budget = disk_room * (BLOCK_BYTES + 40)
         self.behind = DiskBlockStore(disk, b"k" * 16, BLOCK_BYTES, budget, lambda: None) if disk else None
         self.store = HostBlockStore(self.cache, room * BLOCK_BYTES, self.behind)
-        self.lost: list[int] = []
-        self.store.on_lost = lambda one: self.lost.append(int.from_bytes(one, "little"))
+        self._lost: list[int] = []
+
+    @property
+    def lost(self) -> list[int]:
+        """All blocks that the store has lost so far."""
+        self._lost += [int.from_bytes(one, "little") for one in self.store.take_lost()]
+        return self._lost
 
     def put(self, *numbers: int) -> None:
         """The groups have it in blocks of their own."""
         self.store.put([(name(n), (n, BLOCKS - n)) for n in numbers])
 
-    def settle(self) -> None:
+    def wait_for_disk(self) -> None:
         """Until the disk has done all it was given."""
         assert self.behind is not None
         while self.store.poll() or not self.behind._jobs.empty():
@@ -90,7 +95,7 @@ def test_a_full_memory_evicts_the_oldest_and_reports_it() -> None:
     assert case.store.hashes() == {name(n) for n in (1, 3, 4)}
     case.put(5, 6, 7, 8)  # more than there is room for: the last ones stay
     assert case.store.hashes() == {name(n) for n in (6, 7, 8)}
-    assert sorted(case.lost) == [1, 2, 3, 4]  # who put 5 is not told: it sees that it is not there
+    assert sorted(case.lost) == [1, 2, 3, 4]  # 5 too was not kept, as its caller can see
 
 
 def test_without_room_nothing_is_kept() -> None:
@@ -103,12 +108,12 @@ def test_without_room_nothing_is_kept() -> None:
 def test_the_oldest_are_on_the_disk_before_their_place_is_wanted(tmp_path: Path) -> None:
     case = Case(room=4, disk=tmp_path)
     case.put(1, 2, 3, 4)
-    case.settle()
+    case.wait_for_disk()
     assert len(list(tmp_path.glob("*.kv"))) == 4
     case.put(5, 6, 7)
     assert case.lost == []
     assert case.store.ready([name(1), name(2)]) == (0, True)
-    case.settle()
+    case.wait_for_disk()
     assert case.store.ready([name(1), name(2)])[0] == 2
     assert case.comes_back(1, 2)
     case.store.close()
@@ -117,14 +122,14 @@ def test_the_oldest_are_on_the_disk_before_their_place_is_wanted(tmp_path: Path)
 def test_a_corrupt_file_is_a_loss_and_is_reported(tmp_path: Path) -> None:
     case = Case(room=2, disk=tmp_path)
     case.put(1, 2)
-    case.settle()
+    case.wait_for_disk()
     case.put(3, 4)
     spoilt = tmp_path / f"{name(1).hex()}.kv"
     whole = bytearray(spoilt.read_bytes())
     whole[60] ^= 255
     spoilt.write_bytes(whole)
     assert case.store.ready([name(1)]) == (0, True)
-    case.settle()
+    case.wait_for_disk()
     assert case.store.ready([name(1)]) == (0, False)
     assert case.lost == [1]
     assert case.store.stored.disk_corrupt == 1

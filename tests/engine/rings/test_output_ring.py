@@ -120,8 +120,8 @@ def test_a_batch_has_records_for_some_of_its_words_over_many_laps() -> None:
     for turn in range(300):
         rows = [1, 4] if turn % 3 else [0, 2, 3]
         writer.write(range(5), [0] * 5, [0] * 5, [0] * 5, batch_of(rows, 2))
-        told = {record.token: record.logprobs for record in reader.read() if record.logprobs}
-        assert told == {row: Logprobs(-row - 0.5, ((row, 0.0), (row + 1, -1.0))) for row in rows}
+        reported = {record.token: record.logprobs for record in reader.read() if record.logprobs}
+        assert reported == {row: Logprobs(-row - 0.5, ((row, 0.0), (row + 1, -1.0))) for row in rows}
 
 
 def test_a_ring_carries_the_logprobs_it_was_made_for() -> None:

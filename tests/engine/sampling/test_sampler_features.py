@@ -77,15 +77,15 @@ def test_tokens_equal_plain_python_in_mixed_batches_and_alone(feature: str) -> N
             params, limits = sequence.sampling, sequence.limits
             assert together[row][0] == naive_token(raw, params, limits, prompt, output), params
             assert drawn(logits[row : row + 1], [sequence]) == [together[row]]
-            told = together[row][1]
+            reported = together[row][1]
             if params.logprobs is None:
-                assert told is None
+                assert reported is None
                 continue
-            assert told is not None
+            assert reported is not None
             chosen, top = naive_logprobs(raw, together[row][0], params.logprobs)
-            assert told.logprob == pytest.approx(chosen, abs=1e-12)
-            assert [token for token, _ in told.top] == [token for token, _ in top]
-            assert [value for _, value in told.top] == pytest.approx([v for _, v in top], abs=1e-12)
+            assert reported.logprob == pytest.approx(chosen, abs=1e-12)
+            assert [token for token, _ in reported.top] == [token for token, _ in top]
+            assert [value for _, value in reported.top] == pytest.approx([v for _, v in top], abs=1e-12)
 
 
 @pytest.mark.parametrize("feature", sorted({*FEATURES} - {"temperature", "logprobs", "top_k", "top_p"}))

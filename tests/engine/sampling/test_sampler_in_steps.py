@@ -77,16 +77,16 @@ def check(reference: Any, ask: Ask, output: list[int], logprobs: list[Logprobs |
     for number, token in enumerate(output):
         expected = naive_token(raw[number], ask.params, ask.limits, ask.prompt, output[:number])
         assert token == expected, (number, ask)
-        told = logprobs[number]
+        reported = logprobs[number]
         if ask.params.logprobs is None:
-            assert told is None
+            assert reported is None
             continue
-        assert told is not None
+        assert reported is not None
         chosen, top = naive_logprobs(raw[number], token, ask.params.logprobs)
         # The ring's records and the wire carry float32.
-        assert told.logprob == pytest.approx(chosen, rel=1e-7, abs=1e-6)
-        assert [one for one, _ in told.top] == [one for one, _ in top]
-        assert [value for _, value in told.top] == pytest.approx([v for _, v in top], rel=1e-7, abs=1e-6)
+        assert reported.logprob == pytest.approx(chosen, rel=1e-7, abs=1e-6)
+        assert [one for one, _ in reported.top] == [one for one, _ in top]
+        assert [value for _, value in reported.top] == pytest.approx([v for _, v in top], rel=1e-7, abs=1e-6)
 
 
 def test_mixed_batches_equal_the_reference_and_each_row_alone(tmp_path: Path, reference: Any) -> None:
@@ -127,11 +127,11 @@ def test_a_later_attempt_goes_on_exactly(tmp_path: Path) -> None:
     for key, cut, again in resumed:
         assert second.output[again] == first.output[key][cut:]
         assert second.finish[again] is first.finish[key]
-        for told, before in zip(second.logprobs[again], first.logprobs[key][cut:], strict=True):
-            assert (told is None) == (before is None)
-            if told is not None and before is not None:
-                assert told.logprob == pytest.approx(before.logprob, rel=1e-6)
-                assert [token for token, _ in told.top] == [token for token, _ in before.top]
+        for reported, before in zip(second.logprobs[again], first.logprobs[key][cut:], strict=True):
+            assert (reported is None) == (before is None)
+            if reported is not None and before is not None:
+                assert reported.logprob == pytest.approx(before.logprob, rel=1e-6)
+                assert [token for token, _ in reported.top] == [token for token, _ in before.top]
 
 
 def test_a_slots_next_tenant_inherits_nothing(tmp_path: Path, reference: Any) -> None:
@@ -160,10 +160,10 @@ def test_prompt_logprobs_equal_the_reference(
     assert not any(r.prompt_logprobs for r in results if r.chunk.sequence is neighbour)
     mine = [result for result in results if result.chunk.sequence is sequence]
     assert [result.token is None for result in mine[-2:]] == [True, max_tokens == 0]
-    told = [one for result in mine for one in result.prompt_logprobs]
-    assert len(told) == length - 1
+    reported = [one for result in mine for one in result.prompt_logprobs]
+    assert len(reported) == length - 1
     raw = raw_logits(reference, list(token_ids))
-    for position, one in enumerate(told, start=1):
+    for position, one in enumerate(reported, start=1):
         chosen, top = naive_logprobs(raw[position - 1], token_ids[position], 3)
         assert one.logprob == pytest.approx(chosen, abs=1e-6)
         assert [token for token, _ in one.top] == [token for token, _ in top]

@@ -34,8 +34,8 @@ def test_a_mask_is_for_one_position_of_one_tenant() -> None:
         (65_534, 100_000, False),
         (65_535, 99_999, False),
     ):
-        told = masks.ready(slots, zero + generation, zero + position)
-        assert told.tolist() == [False, ready]
+        reported = masks.ready(slots, zero + generation, zero + position)
+        assert reported.tolist() == [False, ready]
     with pytest.raises(ValueError, match="2 words"):
         masks.write(0, 1, 1, np.zeros(3, dtype=np.uint32))
 

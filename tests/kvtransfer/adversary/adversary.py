@@ -26,7 +26,7 @@ from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from tests.kvtransfer.adversary.fabrics import PIECE_BYTES, WINDOW, Fabric
 from tests.kvtransfer.adversary.faulty_wires import FaultyConnector
-from tests.kvtransfer.adversary.trials import AT_ONCE, FATAL, Books, Fault, Trial
+from tests.kvtransfer.adversary.trials import AT_ONCE, FATAL, Counts, Fault, Trial
 from tests.kvtransfer.support.owned_blocks import Sink, Source
 from tests.kvtransfer.support.peers import FINGERPRINT, SECRET, identity
 
@@ -40,7 +40,7 @@ _OPENING_FAILED = (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE, ErrorKind.DEADLINE
 
 
 class Adversary:
-    """Runs trials of the given faults; `books` counts what took effect."""
+    """Runs trials of the given faults; `counts` counts what took effect."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Adversary:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`timeout_s`: of a link that is opened, and of its peer."""
-        self.books = Books()
+        self.counts = Counts()
         self._timeout = timeout_s
         self._block_bytes = _ODD_BYTES if fabric.rig is None else _WHOLE_WORDS
         array = np.empty if fabric.rig is None else fabric.rig.array
@@ -103,7 +103,7 @@ class Adversary:
     def _progress(self) -> tuple[object, ...]:
         counters = self._receiver.counters
         shipped = [sender.counters.bytes_shipped for sender in self._senders]
-        ended = sum(self.books.ends.values())
+        ended = sum(self.counts.ends.values())
         return self._begun, ended, counters.bytes_received, counters.dropped_unknown, *shipped
 
     def _at_rest(self) -> bool:
@@ -146,7 +146,7 @@ class Adversary:
         trial = Trial(self._begun, fault, counts, held, strikes_at, dice.randrange(len(self._senders)))
         trial.answer_in = dice.choice([0, 0, 0, 1, 5])
         trial.life = dice.randint(0, 30)
-        self.books.drawn[fault] += 1
+        self.counts.drawn[fault] += 1
         sender = self._senders[trial.sender]
         ticket, body = self._ticket(trial)
         if fault is Fault.WRONG_LAYOUT:
@@ -157,9 +157,9 @@ class Adversary:
                 trial.transfer.send_metadata(self._record(trial))
         except BatonError as error:
             if fault is not Fault.REPLAYED_TICKET:
-                self.books.forbidden.append(f"no transfer could be begun: {error}")
-            self.books.struck[fault] += 1
-            self.books.ends["refused at once"] += 1
+                self.counts.forbidden.append(f"no transfer could be begun: {error}")
+            self.counts.struck[fault] += 1
+            self.counts.ends["refused at once"] += 1
             return
         if fault is not Fault.REPLAYED_TICKET:
             self.sink.reserve(trial.number, counts, held)
@@ -316,13 +316,13 @@ class Adversary:
     def _over(self, trial: Trial) -> None:
         assert trial.transfer is not None
         del self._trials[trial.number]
-        self.books.ends[f"{trial.received}, {trial.sent}"] += 1
+        self.counts.ends[f"{trial.received}, {trial.sent}"] += 1
         if trial.hit:
-            self.books.struck[trial.fault] += 1
-            self.books.noticed[trial.fault, trial.reason or trial.received or ""] += 1
+            self.counts.struck[trial.fault] += 1
+            self.counts.noticed[trial.fault, trial.reason or trial.received or ""] += 1
         admitted = trial.received in ("committed", "never") or trial.answer_in < 0
         if trial.sent == "acknowledged" and not admitted:
-            self.books.forbidden.append(f"acknowledged and not admitted: {trial}")
+            self.counts.forbidden.append(f"acknowledged and not admitted: {trial}")
         if trial.fault not in (Fault.REPLAYED_TICKET, Fault.FORGED_TICKET, Fault.STOLEN_TICKET):
             self._old.append((self._signer.sign(trial.transfer.body), trial.transfer.body))
             del self._old[:-20]
@@ -332,9 +332,9 @@ class Adversary:
     def _sent(self, event: SenderEvent) -> None:
         trial = self._trials.get(event.transfer.transfer_id)
         if trial is None or trial.transfer is not event.transfer:
-            self.books.forbidden.append(f"a second end: {event}")
+            self.counts.forbidden.append(f"a second end: {event}")
         elif trial.sent is not None:
-            self.books.forbidden.append(f"two ends: {trial}")
+            self.counts.forbidden.append(f"two ends: {trial}")
         else:
             trial.sent = "acknowledged" if isinstance(event, Acknowledged) else "failed"
             if isinstance(event, Failed) and trial.fault is Fault.WRONG_LAYOUT:
@@ -343,7 +343,7 @@ class Adversary:
     def _received(self, event: ReceiverEvent) -> None:
         trial = self._trials.get(event.transfer_id)
         if trial is None or trial.received is not None:
-            self.books.forbidden.append(f"{event} for {trial}")
+            self.counts.forbidden.append(f"{event} for {trial}")
         elif isinstance(event, Withdrawn):
             self._release(trial, "withdrawn")
             trial.reason = event.reason.name
@@ -353,10 +353,10 @@ class Adversary:
     def _admit(self, trial: Trial, record: CommitRecord) -> None:
         self.sink.writable.discard(trial.number)
         if trial.fault in FATAL and trial.hit:
-            self.books.forbidden.append(f"admitted: {trial}")
+            self.counts.forbidden.append(f"admitted: {trial}")
         sent = self._record(trial)
         same = (list(record.token_ids), record.first_token_id) == (list(sent.token_ids), sent.first_token_id)
-        self.books.wrong_records += not same
+        self.counts.wrong_records += not same
         self.sink.check(trial.number, self.sink.places[trial.number])
         if trial.fault is Fault.FORGOTTEN_AT_COMMIT:
             trial.struck()
@@ -415,6 +415,6 @@ class Adversary:
     def _end_receiver(self) -> None:
         self._receiver.close()
         counters = self._receiver.counters
-        self.books.checksum_failures += counters.checksum_failures
-        self.books.links_broken += counters.links_broken
-        self.books.links_fenced += counters.links_fenced
+        self.counts.checksum_failures += counters.checksum_failures
+        self.counts.links_broken += counters.links_broken
+        self.counts.links_fenced += counters.links_fenced

@@ -30,9 +30,9 @@ FARTHEST = 60_000
 
 
 def check(adversary: Adversary) -> None:
-    books = adversary.books
-    assert books.forbidden == []
-    assert books.wrong_records == 0
+    counts = adversary.counts
+    assert counts.forbidden == []
+    assert counts.wrong_records == 0
     assert adversary.sink.foreign_bytes == 0
     assert adversary.source.foreign_bytes == 0
 
@@ -44,7 +44,7 @@ def prove(
     `how`: an `Adversary`'s."""
     adversary = Adversary(fabric, seed, MOSTLY_NONE if transfers > 1000 else EVERY, **how)  # type: ignore[arg-type]
     adversary.run(transfers)
-    print(adversary.books, struck)
+    print(adversary.counts, struck)
     check(adversary)
     assert all(struck[kind] for kind in kinds if kind != "none"), struck
     adversary.close()
@@ -52,17 +52,17 @@ def prove(
 
 def each_took_effect(adversary: Adversary) -> None:
     """What was drawn often enough has struck; each corruption of a piece was counted by the receiver."""
-    books = adversary.books
-    missed = [fault.name for fault in Fault if fault is not Fault.NONE and not books.struck[fault]]
+    counts = adversary.counts
+    missed = [fault.name for fault in Fault if fault is not Fault.NONE and not counts.struck[fault]]
     assert missed == []
     adversary.close()
     for fault in CORRUPTING:
-        by_checksum = books.noticed[fault, "CORRUPTED"]
+        by_checksum = counts.noticed[fault, "CORRUPTED"]
         assert by_checksum > 0 or fault is Fault.FOREIGN_PIECE  # which is noticed as the other's
         # All that were not noticed by it had ended in another way before the piece was looked at.
-        others = {how for other, how in books.noticed if other is fault} - {"CORRUPTED"}
+        others = {how for other, how in counts.noticed if other is fault} - {"CORRUPTED"}
         assert "committed" not in others
-    assert books.checksum_failures > 0
+    assert counts.checksum_failures > 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_in_memory(transfers: int, caplog: pytest.LogCaptureFixture) -> None:
     adversary = Adversary(MemoryFabric(), 11, EVERY)
     with caplog.at_level(logging.INFO, "kvtransfer.sender.sender"):
         adversary.run(transfers)
-    print(adversary.books)
+    print(adversary.counts)
     # A lost credit would end its link some time later, and the totals would be right again.
     assert [line for line in caplog.messages if "no credit came back" in line] == []
     check(adversary)
@@ -121,8 +121,8 @@ def test_ends_that_fail_while_devices_work(over: str, transfers: int) -> None:
     assert rig is not None
     adversary = Adversary(PlainDeviceFabric(6, rig), 14, [*AT_THE_ENDS, *[Fault.NONE] * 10])
     adversary.run(transfers)
-    print(adversary.books)
+    print(adversary.counts)
     check(adversary)
-    missed = [fault.name for fault in AT_THE_ENDS if not adversary.books.struck[fault]]
+    missed = [fault.name for fault in AT_THE_ENDS if not adversary.counts.struck[fault]]
     assert len(missed) <= (0 if transfers >= 1000 else 2), missed  # each is drawn some eight times of 200
     adversary.close()

@@ -88,7 +88,7 @@ class Trial:
 
 
 @dataclass
-class Books:
+class Counts:
     """What happened to all transfers."""
 
     drawn: Counter[Fault] = field(default_factory=Counter)

@@ -40,9 +40,9 @@ class DescribedContract:
     ) -> None:
         peers = link_peers()
         transfer = described(peers)
-        (told,) = peers.received
-        assert isinstance(told, MetadataReceived)
-        assert list(told.record.token_ids) == [1, 2, 3]
+        (reported,) = peers.received
+        assert isinstance(reported, MetadataReceived)
+        assert list(reported.record.token_ids) == [1, 2, 3]
         assert not peers.sink.scattered
         peers.push_all(transfer, [[2]])
         transfer.commit(CommitRecord(first_token_id=7, first_number=5, first_logprobs=Logprobs(logprob=-1.5)))

@@ -51,7 +51,7 @@ class OpeningContract:
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
         assert "protocol differs" in peers.failures()[1].message
-        assert "speaks 7 to 6" in peers.failures()[1].message
+        assert "supports 7 to 6" in peers.failures()[1].message
 
     def test_another_rank(self, link_peers: LinkPeers) -> None:
         peers = link_peers()

@@ -58,16 +58,16 @@ class HeldContract:
                 transfer.push(0, ordinal, [1])
         transfer.withdraw(WithdrawReason.ABORTED)
 
-    @pytest.mark.parametrize(("told", "pushed"), [([], [0, 1, 2]), ([1], [1, 2]), ([3], [])], ids=str)
+    @pytest.mark.parametrize(("reported", "pushed"), [([], [0, 1, 2]), ([1], [1, 2]), ([3], [])], ids=str)
     def test_a_sender_with_other_resident_counts_is_refused(
-        self, link_peers: LinkPeers, told: list[int], pushed: list[int]
+        self, link_peers: LinkPeers, reported: list[int], pushed: list[int]
     ) -> None:
         """The ticket is valid; its sender misreads it, or uses another's counts."""
         peers = link_peers()
         peers.expect(1, [[5, 6, 7]], [2])
         before = peers.sink.groups[0][[5, 6]].copy()
         ticket, _ = peers.ticket(1, [3], [2])
-        transfer = peers.sender.begin(ticket, peers.ticket(1, [3], told)[1])
+        transfer = peers.sender.begin(ticket, peers.ticket(1, [3], reported)[1])
         for ordinal in pushed:
             peers.push(transfer, 0, ordinal, 20 + ordinal)
         transfer.commit(peers.record(transfer))

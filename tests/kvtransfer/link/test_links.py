@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
 
 import pytest
 
@@ -13,7 +13,7 @@ from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
 from kvtransfer.protocol.handshake import link_request
 from kvtransfer.receiver.events import Committed, TransferStarted
-from kvtransfer.receiver.link_table import MAX_LINKS
+from kvtransfer.receiver.link_table import FULL_WINDOWS
 from tests.kvtransfer.conftest import LinkPeers, TamperedConnector
 from tests.kvtransfer.support.memory_transport import MemorySenderWire, MemoryTransport
 from tests.kvtransfer.support.peers import (
@@ -100,8 +100,8 @@ def test_progress_is_reported_by_the_next_poll_unless_forgotten() -> None:
     while not both_are_here():
         assert not peers.received
     peers.forget(1)
-    told = peers.receiver.poll(4)
-    assert [(type(event), event.transfer_id) for event in told] == [(TransferStarted, 2), (Committed, 2)]
+    reported = peers.receiver.poll(4)
+    assert [(type(event), event.transfer_id) for event in reported] == [(TransferStarted, 2), (Committed, 2)]
     peers.receiver.transfers.acknowledge(2)
     peers.run_until(lambda: peers.acknowledged() == [2])
     peers.close()
@@ -349,30 +349,51 @@ def test_opening_has_a_deadline_even_if_its_thread_hangs() -> None:
     peers.close()
 
 
-def test_links_are_bounded() -> None:
-    memory = Memory(Shape(window_pieces=2, piece_bytes=16, block_bytes=(16,)))
+def open_links(memory: Memory, count: int) -> list[BatonError]:
+    """Opens links of senders of their own, one after the other; the refusals."""
     receiver = memory.peers.receiver
     refused: list[BatonError] = []
 
-    def open_one(name: str) -> Callable[[], None]:
-        def run() -> None:
-            request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
-            try:
-                memory.transport.open(memory.transport.endpoint, request, 2.0)
-            except BatonError as error:
-                refused.append(error)
+    def run(name: str) -> None:
+        request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
+        try:
+            memory.transport.open(memory.transport.endpoint, request, 2.0)
+        except BatonError as error:
+            refused.append(error)
 
-        return run
-
-    for number in range(MAX_LINKS + 1):
-        thread = threading.Thread(target=open_one(f"sender-{number}"))
+    for number in range(count):
+        thread = threading.Thread(target=run, args=(f"sender-{number}",))
         thread.start()
         while thread.is_alive():
             receiver.poll(1)
         thread.join()
-    assert len(receiver.links) == MAX_LINKS
+    return refused
+
+
+def test_links_are_bounded() -> None:
+    """Their number, and with it the staging memory: beyond 64, windows are small."""
+    window = 32
+    memory = Memory(Shape(window_pieces=window, piece_bytes=16, block_bytes=(16,)))
+    receiver = memory.peers.receiver
+    most = receiver._links._max_links = FULL_WINDOWS + 6
+    refused = open_links(memory, most + 1)
     assert [error.kind for error in refused] == [ErrorKind.OVERLOADED]
+    assert len(receiver.links) == most
+    windows = Counter(link.window_pieces for link in receiver.links)
+    assert windows == {window: FULL_WINDOWS, window // 8: 6}
     memory.peers.close()
+
+
+def test_a_transfer_over_the_seventieth_link() -> None:
+    memory = Memory()
+    peers = memory.peers
+    assert open_links(memory, 69) == []
+    blocks = list(range(20))
+    peers.send(1, [blocks], [blocks])
+    peers.run_until(lambda: 1 in peers.acknowledged())
+    assert len(peers.receiver.links) == 70
+    assert min(link.window_pieces for link in peers.receiver.links) == 2
+    peers.close()
 
 
 def test_a_malformed_frame_names_its_fault() -> None:

@@ -1,7 +1,7 @@
 """A peer is killed or frozen at every stage of a transfer at once, and a healthy one works on meanwhile.
 
 One peer a stage, each a process of its own, all struck in the same moment; the survivor is this process.
-With the time-outs that workers have unless told otherwise.
+With the default time-outs of workers.
 """
 
 from __future__ import annotations

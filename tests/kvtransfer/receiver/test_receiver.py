@@ -103,11 +103,11 @@ class OneReceiver:
         record = self.record(transfer, 0)
         self.hears(Metadata(transfer, record), Commit(transfer, record), link=link)
 
-    def told(self, link: int = 0) -> list[ReceiverFrame]:
+    def reported(self, link: int = 0) -> list[ReceiverFrame]:
         """Since the last call."""
-        told = [frames.decode_from_receiver(message) for message in self.pipes[link].to_sender]
+        reported = [frames.decode_from_receiver(message) for message in self.pipes[link].to_sender]
         self.pipes[link].to_sender.clear()
-        return told
+        return reported
 
     def left(self) -> list[int]:
         """How many frames of each link are unread."""
@@ -204,14 +204,14 @@ def committed(events: list[ReceiverEvent]) -> list[int]:
 def test_commits_are_answered_and_counted(one: OneReceiver) -> None:
     for transfer in (7, 8, 9):
         one.commits(transfer)
-    told = committed([event for _ in range(9) for event in one.receiver.poll(1)])
-    assert told == [7, 8, 9]
+    reported = committed([event for _ in range(9) for event in one.receiver.poll(1)])
+    assert reported == [7, 8, 9]
     assert len(one.receiver.transfers) == 3
     before = time.monotonic_ns()
     one.receiver.transfers.acknowledge(7)
     one.receiver.transfers.refuse(8, BatonError(ErrorKind.FORBIDDEN, "spent"))
     one.receiver.transfers.acknowledge(9)
-    first, refused, last = one.told()
+    first, refused, last = one.reported()
     for answer, transfer in ((first, 7), (last, 9)):
         assert isinstance(answer, frames.CommitAck)
         assert answer.transfer == transfer

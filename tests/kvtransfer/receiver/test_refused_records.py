@@ -67,10 +67,10 @@ def test_a_record_of_another_attempt_binds_nothing(end: ReceivingEnd, rig: LinkR
 
 
 @pytest.mark.parametrize(
-    ("field", "told"), [("ticket_signature", UNSIGNED), ("ticket_body", UNSIGNED), ("", UNREADABLE)]
+    ("field", "reported"), [("ticket_signature", UNSIGNED), ("ticket_body", UNSIGNED), ("", UNREADABLE)]
 )
 def test_a_forged_ticket_binds_nothing(
-    end: ReceivingEnd, rig: LinkRig, field: str, told: tuple[ErrorKind, str]
+    end: ReceivingEnd, rig: LinkRig, field: str, reported: tuple[ErrorKind, str]
 ) -> None:
     end.transfers.expect(1, [0, 1], [])
     record = end.record(1, [0, 1])
@@ -78,7 +78,7 @@ def test_a_forged_ticket_binds_nothing(
         setattr(record, field, getattr(record, field)[:-1] + b"?")
     message = record.SerializeToString() if field else b"\xff"
     end.handle(rig, Metadata(1, message))
-    assert rig.take_told() == [Refused(1, *told)]
+    assert rig.take_told() == [Refused(1, *reported)]
     assert still_free(end, rig)
 
 
@@ -89,11 +89,11 @@ def test_a_commit_without_a_ticket_commits_nothing(end: ReceivingEnd, rig: LinkR
     assert still_free(end, rig)
 
 
-def refused(end: ReceivingEnd, rig: LinkRig, told: tuple[ErrorKind, str]) -> None:
+def refused(end: ReceivingEnd, rig: LinkRig, reported: tuple[ErrorKind, str]) -> None:
     """Transfer 1 has ended with this."""
-    answer = Refused(1, *told)
+    answer = Refused(1, *reported)
     assert rig.take_told() == [answer, Stop(1, StopReason.REFUSED)]
-    expected: list[ReceiverEvent] = [Withdrawn(1, WithdrawReason.REFUSED, told[1])]
+    expected: list[ReceiverEvent] = [Withdrawn(1, WithdrawReason.REFUSED, reported[1])]
     assert end.take_events() == expected
     assert (rig.link.transfers, len(end.transfers)) == (set(), 0)
     end.commit(rig, 1, [0, 0])
@@ -122,7 +122,7 @@ def test_missing_pieces(end: ReceivingEnd, rig: LinkRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "ticket", "held", "told"),
+    ("sent", "ticket", "held", "reported"),
     [
         (
             [1, 1],
@@ -146,12 +146,12 @@ def test_missing_pieces(end: ReceivingEnd, rig: LinkRig) -> None:
     ids=["held", "sent", "ticket"],
 )
 def test_counts_that_differ(
-    end: ReceivingEnd, rig: LinkRig, sent: list[int], ticket: list[int], held: list[int], told: str
+    end: ReceivingEnd, rig: LinkRig, sent: list[int], ticket: list[int], held: list[int], reported: str
 ) -> None:
     end.transfers.expect(1, [2, 1], [1, 0])
     end.handle(rig, Metadata(1, end.record(1, ticket, held).SerializeToString()))
     end.commit(rig, 1, sent)
-    refused(end, rig, (ErrorKind.INTERNAL, f"block counts differ: {told}"))
+    refused(end, rig, (ErrorKind.INTERNAL, f"block counts differ: {reported}"))
 
 
 def test_a_transfer_with_metadata_has_the_counts_of_its_commit(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -167,5 +167,5 @@ def test_a_transfer_with_metadata_has_the_counts_of_its_commit(end: ReceivingEnd
     end.handle(rig, Commit(1, found.SerializeToString()))
     (committed,) = end.take_events()
     assert isinstance(committed, Committed)
-    told = committed.record
-    assert (told.first_token_id, told.first_number, list(told.block_counts)) == (1, 2, [0, 0])
+    reported = committed.record
+    assert (reported.first_token_id, reported.first_number, list(reported.block_counts)) == (1, 2, [0, 0])

@@ -94,14 +94,15 @@ def test_a_transfer_is_expected_once(end: ReceivingEnd, rig: LinkRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "held", "told"), [([1], [0], "1 and 1"), ([1, 1], [1], "2 and 1"), ([1], [0, 0], "1 and 2")]
+    ("counts", "held", "reported"),
+    [([1], [0], "1 and 1"), ([1, 1], [1], "2 and 1"), ([1], [0, 0], "1 and 2")],
 )
 def test_every_cache_group_has_a_count(
-    end: ReceivingEnd, counts: list[int], held: list[int], told: str
+    end: ReceivingEnd, counts: list[int], held: list[int], reported: str
 ) -> None:
     with pytest.raises(ValueError) as error:
         end.transfers.expect(1, counts, held)
-    assert str(error.value) == f"{told} block counts for 2 cache groups"
+    assert str(error.value) == f"{reported} block counts for 2 cache groups"
 
 
 def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) -> None:

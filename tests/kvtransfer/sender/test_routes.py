@@ -117,13 +117,13 @@ def links(device: LinkDevice | None = None) -> NcclEndpoint:
     return WatchedEndpoint(device or FakeDevice(Pump(None)))
 
 
-def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
-    """Ends that have NCCL too, as `auto` may one day; the sender's setting is `told`."""
+def both_have_all(monkeypatch: pytest.MonkeyPatch, reported: str = "auto") -> Peers:
+    """Ends that have NCCL too, as `auto` may one day; the sender's setting is `reported`."""
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     rig = FakeRig(None)
 
     def ways(wake: Callable[[], None], blocks: DeviceBlocks) -> tuple[Connector, ...]:
-        return make_connectors(told, wake, blocks, links(rig.sender))
+        return make_connectors(reported, wake, blocks, links(rig.sender))
 
     return make_peers(Shape(), transport="auto", rig=rig, ways=ways, nccl=links(rig.receiver))
 

@@ -105,10 +105,10 @@ def test_a_transfer_that_the_receiver_ends_fails_with_its_reason(
 ) -> None:
     transfer, other = one.begin(7, 2), one.begin(8)
     one.sender.poll(MANY)
-    one.told()
+    one.reported()
     one.hears(answer)
     assert failure(one, transfer) == (kind, message)
-    assert one.told() == ([StopAck(7)] if isinstance(answer, Stop) else [])
+    assert one.reported() == ([StopAck(7)] if isinstance(answer, Stop) else [])
     assert other.active
     assert one.sender.counters.transfers_failed == 1
     assert not one.source.pins
@@ -118,14 +118,14 @@ def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender)
     """A stop is acknowledged in any case, since its sender waits for that."""
     sending = one.begin(7)
     one.sender.poll(MANY)
-    one.told()
+    one.reported()
     one.hears(
         Stop(98, StopReason.REFUSED), Stop(99, StopReason.UNKNOWN), Refused(99, ErrorKind.INTERNAL, "no"),
         CommitAck(99, 1), CommitAck(99, 1), CommitAck(7, 1),
     )  # fmt: skip
     assert one.sender.poll(MANY) == []
     assert one.sender.counters.dropped_unknown == 6
-    assert one.told() == [StopAck(98), StopAck(99)]
+    assert one.reported() == [StopAck(98), StopAck(99)]
     assert sending.state is TransferState.SENDING, "it was not committed yet"
 
 
@@ -159,7 +159,7 @@ def test_a_receivers_clock_counts_within_its_host_alone(transport: str, told_ns:
 
 def test_a_commit_has_its_deadline_to_the_second(one: OneSender) -> None:
     transfer = one.commit(7, 1)
-    one.told()
+    one.reported()
     one.hears(Credit((0, 1, 2)))
     one.clock.now += SHAPE.timeout_s - 0.25
     assert one.sender.poll(MANY) == []
@@ -168,7 +168,7 @@ def test_a_commit_has_its_deadline_to_the_second(one: OneSender) -> None:
         ErrorKind.DEADLINE,
         "receiver 'receiver' did not answer a commit for 3 s",
     )
-    assert one.told() == [Withdraw(7, WithdrawReason.ABORTED)]
+    assert one.reported() == [Withdraw(7, WithdrawReason.ABORTED)]
 
 
 def test_bytes_of_abandoned_blocks_are_counted(one: OneSender) -> None:

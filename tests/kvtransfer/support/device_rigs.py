@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 from itertools import product
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from baton.device.link_device import LinkDevice
-from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+
+if TYPE_CHECKING:  # a peer without devices starts sooner without torch
+    from torch import Tensor
 
 
 class DeviceRig(Protocol):
@@ -39,6 +39,8 @@ class FakeRig:
     """Devices that do enqueued work some time later, by seed; at once without one."""
 
     def __init__(self, seed: int | None) -> None:
+        from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+
         self.pump = Pump(seed)
         self.sender: LinkDevice = FakeDevice(self.pump, "fake:0", ("fake:1",))
         self.receiver: LinkDevice = FakeDevice(self.pump, "fake:1")
@@ -47,6 +49,8 @@ class FakeRig:
         return np.zeros(shape, dtype)
 
     def tensor(self, array: NDArray[np.uint8], device: LinkDevice) -> Tensor:
+        import torch
+
         return torch.from_numpy(array)
 
     def flip(self, address: int, bit: int) -> None:
@@ -61,6 +65,8 @@ class CudaRig:
     """One GPU or two; arrays lie in the host's memory, registered, where kernels reach them."""
 
     def __init__(self, sender: int = 0, receiver: int = 0) -> None:
+        import torch
+
         from baton.device.cuda_link_device import CudaLinkDevice
 
         self.sender: LinkDevice = CudaLinkDevice(torch.device("cuda", sender))

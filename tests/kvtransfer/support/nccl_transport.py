@@ -10,7 +10,6 @@ from baton.device.nccl_channel import NcclChannel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import Connector, Listener
-from kvtransfer.protocol.addresses import NCCL
 from kvtransfer.transports.nccl.connector import NcclConnector
 from kvtransfer.transports.nccl.endpoint import Channels, NcclEndpoint
 from kvtransfer.transports.nccl.listener import NcclListener
@@ -87,24 +86,14 @@ class NcclTransport:
         )
 
 
-def connector_for(
-    transport: str,
-    wake: Callable[[], None],
-    rig: DeviceRig | None,
-    blocks: DeviceBlocks | None,
-    timeout_s: float,
-) -> Connector | None:
-    """Of an end in a process of its own; None where `transport` is another."""
-    if transport.partition("-")[0] != NCCL:
-        return None
+def nccl_connector(
+    wake: Callable[[], None], rig: DeviceRig | None, blocks: DeviceBlocks | None, timeout_s: float
+) -> Connector:
+    """Of an end in a process of its own."""
     assert blocks is not None, "links by NCCL are between devices"
     return NcclTransport(wake, rig, timeout_s).connect(wake, blocks)
 
 
-def listener_for(
-    transport: str, wake: Callable[[], None], rig: DeviceRig | None, timeout_s: float
-) -> Listener | None:
-    """As `connector_for`."""
-    if transport.partition("-")[0] != NCCL:
-        return None
+def nccl_listener(wake: Callable[[], None], rig: DeviceRig | None, timeout_s: float) -> Listener:
+    """As `nccl_connector`."""
     return NcclTransport(wake, rig, timeout_s).listener()

@@ -43,7 +43,7 @@ class OneSender:
 
             until(lambda link=link: self.sender.counters.links_opened > link, both)  # type: ignore[misc]
             first.withdraw(WithdrawReason.FINISHED)
-            self.told(link)
+            self.reported(link)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -71,7 +71,7 @@ class OneSender:
     def pipe(self, link: int = 0) -> Pipe:
         return self.ways[link].ways[0].pipes[0]
 
-    def told(self, link: int = 0) -> list[SenderFrame]:
+    def reported(self, link: int = 0) -> list[SenderFrame]:
         """What the receiver has been sent since the last call. It handles none of it."""
         frames = [decode_from_sender(message)[0] for message in self.pipe(link).to_receiver]
         self.pipe(link).to_receiver.clear()
@@ -79,7 +79,7 @@ class OneSender:
 
     def pieces(self, link: int = 0) -> int:
         """How many it has been sent since the last call."""
-        return sum(isinstance(frame, Piece) for frame in self.told(link))
+        return sum(isinstance(frame, Piece) for frame in self.reported(link))
 
     def hears(self, *frames: ReceiverFrame, link: int = 0) -> None:
         self.pipe(link).to_sender.extend(encode(frame) for frame in frames)

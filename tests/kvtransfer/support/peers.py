@@ -21,6 +21,7 @@ from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import CommitPending, Committed, ReceiverEvent, TransferStarted, Withdrawn
+from kvtransfer.receiver.link_table import MAX_LINKS
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
@@ -269,7 +270,7 @@ def until(holds: Callable[[], bool], step: Callable[[], object], seconds: float 
 
 def make_receiver(
     shape: Shape, sink: Store, wake: Callable[[], None], clock: Callable[[], float], incarnation: int = 1,
-    fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None,
+    fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None, max_links: int = MAX_LINKS,
 ) -> Receiver:  # fmt: skip
     return Receiver(
         identity=identity("receiver", incarnation),
@@ -283,6 +284,7 @@ def make_receiver(
         peer_timeout_s=shape.timeout_s,
         clock=clock,
         device=device,
+        max_links=max_links,
     )
 
 

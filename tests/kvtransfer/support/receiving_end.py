@@ -34,7 +34,7 @@ class FakeWire:
     """Records what is sent. For a device link: its pieces' arrival events and checksums are the test's."""
 
     def __init__(self) -> None:
-        self.told: list[ReceiverFrame] = []
+        self.reported: list[ReceiverFrame] = []
         self.checksums: dict[Piece, int] = {}
         self.arrivals: dict[Piece, Event] = {}
 
@@ -42,7 +42,7 @@ class FakeWire:
         return None
 
     def send(self, frame: ReceiverFrame) -> None:
-        self.told.append(frame)
+        self.reported.append(frame)
 
     def attached(self) -> bool:
         return True
@@ -122,8 +122,8 @@ class LinkRig:
 
     def take_told(self) -> list[ReceiverFrame]:
         """The frames sent to the sender since the last call."""
-        told, self.wire.told = self.wire.told, []
-        return told
+        reported, self.wire.reported = self.wire.reported, []
+        return reported
 
 
 class ReceivingEnd:

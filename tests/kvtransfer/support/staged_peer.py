@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TypeVar
 
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.protocol.addresses import from_text, to_text
+from kvtransfer.link.interfaces import Connector
+from kvtransfer.protocol.addresses import NCCL, from_text, to_text
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
@@ -31,7 +33,6 @@ from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import DeviceRig, rig_of
-from tests.kvtransfer.support.nccl_transport import connector_for, listener_for
 from tests.kvtransfer.support.owned_blocks import Sink, Source
 from tests.kvtransfer.support.peers import FINGERPRINT, SECRET, identity
 
@@ -83,8 +84,12 @@ def make_sender(
     on_device = None
     if rig is not None:
         on_device = DeviceBlocks(rig.sender, [rig.tensor(array, rig.sender) for array in source.bytes])
-    over_nccl = connector_for(transport, wake.set, rig, on_device, TIMEOUT_S)
-    connectors = make_connectors("auto", wake.set, on_device) if over_nccl is None else (over_nccl,)
+    if transport.startswith(NCCL):
+        from tests.kvtransfer.support.nccl_transport import nccl_connector
+
+        connectors: Sequence[Connector] = (nccl_connector(wake.set, rig, on_device, TIMEOUT_S),)
+    else:
+        connectors = make_connectors("auto", wake.set, on_device)
     return Sender(
         identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
         source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set, connectors=connectors,
@@ -107,9 +112,11 @@ def make_receiver(
 
 def listen(receiver: Receiver, transport: str, wake: threading.Event, rig: DeviceRig | None) -> str:
     """Its address."""
-    over_nccl = listener_for(transport, wake.set, rig, TIMEOUT_S)
-    if over_nccl is None:
+    if not transport.startswith(NCCL):
         return to_text(receiver.listen("127.0.0.1", transport=transport.partition("-")[0]))
+    from tests.kvtransfer.support.nccl_transport import nccl_listener
+
+    over_nccl = nccl_listener(wake.set, rig, TIMEOUT_S)
     receiver.attach(over_nccl)
     return str(over_nccl.endpoint)
 

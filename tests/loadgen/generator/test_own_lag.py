@@ -33,8 +33,8 @@ class Kernel:
 
     def stat(self, place: str, times: int, **throttled: int) -> None:
         (self.folder / place).mkdir(parents=True, exist_ok=True)
-        told = {"nr_periods": 900, "nr_throttled": times, **throttled}
-        text = "".join(f"{name} {count}\n" for name, count in told.items())
+        reported = {"nr_periods": 900, "nr_throttled": times, **throttled}
+        text = "".join(f"{name} {count}\n" for name, count in reported.items())
         (self.folder / place / "cpu.stat").write_text(text)
 
     def held_back(self) -> tuple[int, float]:

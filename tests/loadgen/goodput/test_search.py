@@ -172,8 +172,8 @@ def test_a_backlog_that_grows_is_unstable_however_good_it_looks() -> None:
 
 
 def probe(rate: float, share: float, draws: float = 100.0, verdict: Verdict | None = None) -> Probe:
-    told = verdict or (Verdict.PASS if share >= 0.9 else Verdict.FAIL)
-    return Probe(rate, rate, 10.0, int(draws), share, draws, 0.0, 1.0, Steadiness.STEADY, told)
+    reported = verdict or (Verdict.PASS if share >= 0.9 else Verdict.FAIL)
+    return Probe(rate, rate, 10.0, int(draws), share, draws, 0.0, 1.0, Steadiness.STEADY, reported)
 
 
 @given(
@@ -205,9 +205,9 @@ def test_a_probe_lies_where_its_arrivals_were() -> None:
     assert find_crossing([passed, failed], 0.9).rate < 10
     assert find_crossing([passed, unlucky], 0.9).rate > 10
     due, ended, good = MD1.run(50.0, 20.0, 7)
-    told = Probe.of(50.0, 0.9, due, ended, good)
-    assert told.offered == pytest.approx((len(due) - 1) / (due[-1] - due[0]))
-    assert told.offered != 50.0
+    reported = Probe.of(50.0, 0.9, due, ended, good)
+    assert reported.offered == pytest.approx((len(due) - 1) / (due[-1] - due[0]))
+    assert reported.offered != 50.0
 
 
 def test_more_probes_make_the_interval_smaller() -> None:
@@ -218,6 +218,6 @@ def test_more_probes_make_the_interval_smaller() -> None:
 def test_an_unstable_probe_pulls_down_whatever_it_attained() -> None:
     passed: list[Any] = [probe(9, 0.99), probe(10, 0.97)]
     fooled = find_crossing([*passed, probe(11, 0.96)], 0.9)
-    told = find_crossing([*passed, probe(11, 0.96, verdict=Verdict.UNSTABLE)], 0.9)
-    assert told.rate < fooled.rate
-    assert told.rate < 11.5
+    reported = find_crossing([*passed, probe(11, 0.96, verdict=Verdict.UNSTABLE)], 0.9)
+    assert reported.rate < fooled.rate
+    assert reported.rate < 11.5

@@ -178,7 +178,7 @@ def test_sharegpt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "no prompt"),
         ("{", "entry 1"),
@@ -188,10 +188,10 @@ def test_sharegpt(tmp_path: Path) -> None:
         ('{"prompt": "x", "output_len": 0}', "output_len"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, text: str, told: str) -> None:
+def test_files_that_are_none(tmp_path: Path, text: str, reported: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
-    with pytest.raises(LoadgenError, match=told):
+    with pytest.raises(LoadgenError, match=reported):
         read_prompts(str(file))
 
 

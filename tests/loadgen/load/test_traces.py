@@ -131,7 +131,7 @@ def test_burstgpt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "no trace"),
         ("hello\n", "no trace"),
@@ -141,10 +141,10 @@ def test_burstgpt(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, text: str, told: str) -> None:
+def test_files_that_are_none(tmp_path: Path, text: str, reported: str) -> None:
     file = tmp_path / "bad"
     file.write_text(text)
-    with pytest.raises(LoadgenError, match=told):
+    with pytest.raises(LoadgenError, match=reported):
         read_trace(str(file), sniff(str(file)))
 
 
@@ -167,8 +167,8 @@ def test_burstiness_is_read_back(burstiness: float) -> None:
 def test_the_command(mooncake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     converted = tmp_path / "half.jsonl"
     assert main(["trace", mooncake, "--json", "--speed", "2", "--convert", str(converted)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["format"], told["requests"], told["seconds"]) == ("mooncake", 4, 1.5)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["format"], reported["requests"], reported["seconds"]) == ("mooncake", 4, 1.5)
     kind: TraceFormat = "mooncake"
     half = scaled(read_trace(mooncake, kind), TraceSettings(file=mooncake, format=kind, speed=2.0))
     assert read_trace(str(converted), kind).entries == half.entries

@@ -202,9 +202,9 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "* TTFT p50 ms" in capsys.readouterr().out
     check(page.read_text())
     assert main(["compare", *folders, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["valid"] == dict.fromkeys(folders, True)
-    assert len(told["differences"][folders[1]]) > 10
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["valid"] == dict.fromkeys(folders, True)
+    assert len(reported["differences"][folders[1]]) > 10
     assert main(["compare", folders[0]]) == 2
 
 
@@ -253,8 +253,8 @@ def test_a_curves_page(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[
     write_curve(tmp_path, curve)
     assert read_curve(tmp_path) == curve
     assert main(["report", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert ("goodput 12.1/s [11.8, 12.6]" in told) is (kind == "search")
+    reported = capsys.readouterr().out
+    assert ("goodput 12.1/s [11.8, 12.6]" in reported) is (kind == "search")
     assert (tmp_path / "report.md").read_text().count("| pass |") == 2
 
 

@@ -26,7 +26,7 @@ UNUSED = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leak_check, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(leak_check, "LIMIT_S", 0.3)
     monkeypatch.setattr(admin_port, "DEFAULT_ADDRESS", UNUSED)
 
 

@@ -27,7 +27,7 @@ from tests.loadgen.fake_server import Behaviour, Server, serving
 
 DOORS = ("grpc", "http")
 # A machine that stands still for a moment is no failure.
-PATIENT_S = 5.0
+LONG_TIMEOUT_S = 5.0
 
 
 async def ask(
@@ -35,7 +35,7 @@ async def ask(
     prompt: Prompt | None = None,
     *,
     tokens: int = 5,
-    timeouts_s: tuple[float, ...] = (PATIENT_S,),
+    timeouts_s: tuple[float, ...] = (LONG_TIMEOUT_S,),
     form: str = "ids",
 ) -> tuple[list[Record], list[Answer], list[Failure | None]]:
     """The same request once for each time limit, one after another, over one target."""
@@ -126,8 +126,8 @@ async def test_each_failure_is_what_it_was(
 ) -> None:
     """And the next request over the same target is well."""
     async with serving(Behaviour(faults=(fault, "ok"))) as served:
-        first_s = 1.0 if fault == "hang" else PATIENT_S
-        records, _, failures = await ask(url_of(protocol, served), timeouts_s=(first_s, PATIENT_S))
+        first_s = 1.0 if fault == "hang" else LONG_TIMEOUT_S
+        records, _, failures = await ask(url_of(protocol, served), timeouts_s=(first_s, LONG_TIMEOUT_S))
         assert served[0].arrived == 2  # the failed one was not sent again
     assert failures[0] is not None
     assert failures[0].outcome == (grpc_outcome if protocol == "grpc" else http_outcome)
@@ -226,10 +226,10 @@ async def test_http_uses_a_connection_again_but_not_a_stale_one(monkeypatch: pyt
 
     monkeypatch.setattr(HttpConnection, "connection_made", counted)
     async with serving(Behaviour()) as (_, _grpc, url):
-        await ask(url, timeouts_s=(PATIENT_S,) * 3)
+        await ask(url, timeouts_s=(LONG_TIMEOUT_S,) * 3)
         assert len(made) == 1
         monkeypatch.setattr("loadgen.targets.http_connection.IDLE_S", -1.0)
-        await ask(url, timeouts_s=(PATIENT_S,) * 3)
+        await ask(url, timeouts_s=(LONG_TIMEOUT_S,) * 3)
         assert len(made) == 5  # one to connect, and one each
 
 

@@ -23,7 +23,7 @@ class Fake:
         self.evicted.append(message)
 
 
-def book(most: int = 4, share: int | None = None, **limits: int) -> Connections:
+def limited(most: int = 4, share: int | None = None, **limits: int) -> Connections:
     configured = ConnectionLimits(max_connections_per_address=share, **limits)
     return Connections(configured.model_copy(update={"max_connections": most}))
 
@@ -36,7 +36,7 @@ def admitted(connections: Connections, *addresses: str, now: float = 0) -> list[
 
 
 def test_the_longest_idle_connection_of_the_largest_address_is_closed() -> None:
-    connections = book(share=3)
+    connections = limited(share=3)
     mine, first, second, third = admitted(connections, "a", "b", "b", "b")
     assert connections.admit(Fake("c"), 1.0)
     assert [bool(one.evicted) for one in (mine, first, second, third)] == [False, True, False, False]
@@ -44,7 +44,7 @@ def test_the_longest_idle_connection_of_the_largest_address_is_closed() -> None:
 
 
 def test_an_address_at_its_share_displaces_its_own_connections() -> None:
-    connections = book(most=10, share=2)
+    connections = limited(most=10, share=2)
     mine, first, second = admitted(connections, "a", "b", "b")
     connections.set_running(first, running=True, now=1)
     assert connections.admit(Fake("b"), 2.0)
@@ -52,14 +52,14 @@ def test_an_address_at_its_share_displaces_its_own_connections() -> None:
 
 
 def test_half_of_all_is_an_addresss_share() -> None:
-    connections = book(most=4)
+    connections = limited(most=4)
     admitted(connections, "a", "a")
     assert not connections.admit(Fake("a"), 0.5)
     admitted(connections, "b", now=0.5)
 
 
 def test_a_recently_active_connection_is_not_closed() -> None:
-    connections = book(most=1, share=1)
+    connections = limited(most=1, share=1)
     (one,) = admitted(connections, "a")
     assert not connections.admit(Fake("b"), 0.9)
     connections.set_running(one, running=True, now=1)
@@ -72,7 +72,7 @@ def test_a_recently_active_connection_is_not_closed() -> None:
 
 
 def test_running_requests_are_not_closed_for_new_connections() -> None:
-    connections = book(most=3, share=2)
+    connections = limited(most=3, share=2)
     first, second, other = admitted(connections, "a", "a", "b")
     for one in (first, second):
         connections.set_running(one, running=True, now=0)
@@ -81,7 +81,7 @@ def test_running_requests_are_not_closed_for_new_connections() -> None:
 
 
 def test_the_reserve_is_bounded() -> None:
-    connections = book(most=1, share=1)
+    connections = limited(most=1, share=1)
     (running,) = admitted(connections, "a")
     connections.set_running(running, running=True, now=0)
     above = [Fake("b") for _ in range(RESERVE + 1)]
@@ -95,7 +95,7 @@ def test_the_reserve_is_bounded() -> None:
 
 
 def test_the_connection_with_the_largest_partial_body_is_closed() -> None:
-    connections = book(max_buffered_body_mb=1)
+    connections = limited(max_buffered_body_mb=1)
     small, large, late = admitted(connections, "a", "a", "b")
     connections.set_buffered(small, 300_000)
     connections.set_buffered(large, 700_000)

@@ -21,7 +21,7 @@ from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
 from services.router.workers.cancels import Cancels
 from tests.router.conftest import byte_tokenizer
-from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, a_request, settled
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, a_request, quiesced
 
 TICKET = Ticket(body=b"a promise")
 # The third attempt of a request of which two tokens are there.
@@ -65,7 +65,7 @@ class Scene:
     async def prefilling(self) -> Any:
         """Prefill's call, begun and read from."""
         self.calls.prefill.start(TICKET)
-        await settled()
+        await quiesced()
         return self.pair.prefill_peer.calls["Prefill"][-1]
 
     @property

@@ -34,8 +34,8 @@ from tests.router.lifecycle.scripted_workers import (
     Pair,
     a_request,
     logprobs_message,
+    quiesced,
     rpc_error,
-    settled,
 )
 
 ARRIVED_NS = 1_000_000_000
@@ -197,18 +197,18 @@ class ScriptedRouter:
     async def running(self, request: Request) -> AsyncIterator[Outbox]:
         """The request runs until it waits for the test."""
         async with self.dispatcher.run(request, asyncio.Event()) as outbox:
-            await settled()
+            await quiesced()
             yield outbox
 
     async def place(self, pair: Pair) -> None:
         """The request gets this pair."""
         self.queue.claims.put_nowait(pair.claim())
-        await settled()
+        await quiesced()
 
     async def promise(self, pair: Pair, index: int = 0, answer: Any = PROMISE) -> None:
         """Decode answers Reserve number `index`."""
         (await pair.decode_peer.call("Reserve", index)).answer(answer)
-        await settled()
+        await quiesced()
 
     async def prefilling(self, pair: Pair, index: int = 0) -> Any:
         """The request gets this pair, and its slot; returns prefill's call."""
@@ -221,7 +221,7 @@ def a_pair(suffix: str = "0", *, sure: bool = False) -> Pair:
     """`sure`: its decode worker surely has room, so prompts go ahead of their tickets."""
     pair = Pair(suffix)
     pair.decode.foreign_slots = 0 if sure else 1
-    pair.prefill_peer.answers["GiveTicket"] = None
+    pair.prefill_peer.answers["ProvideTicket"] = None
     return pair
 
 

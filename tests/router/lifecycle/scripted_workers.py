@@ -85,7 +85,7 @@ class StreamCall:
         self._events: asyncio.Queue[PrefillResponse | BaseException | None] = asyncio.Queue()
         self._ended = False
 
-    def tell(self, **fields: Any) -> None:
+    def emit(self, **fields: Any) -> None:
         self._events.put_nowait(PrefillResponse(**fields))
 
     def end(self, error: BaseException | None = None) -> None:
@@ -117,7 +117,7 @@ class ScriptedPeer:
         self.answers: dict[str, Any] = {"Cancel": CancelResponse()}
         unary = ("Reserve", "GetHandoff", "Attach", "Cancel")
         self.decode = SimpleNamespace(**{name: self._unary(name) for name in unary})
-        self.prefill = SimpleNamespace(GiveTicket=self._unary("GiveTicket"), Prefill=self._prefill)
+        self.prefill = SimpleNamespace(ProvideTicket=self._unary("ProvideTicket"), Prefill=self._prefill)
 
     async def call(self, method: str, index: int = 0) -> Any:
         """The call number `index` of a method, as soon as it has been made."""
@@ -181,7 +181,7 @@ class Pair:
         deliver(self.decode, [output])
 
 
-async def settled() -> None:
+async def quiesced() -> None:
     """Lets every task run until all of them wait."""
     for _ in range(20):
         await asyncio.sleep(0)

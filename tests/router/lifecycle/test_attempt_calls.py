@@ -20,9 +20,9 @@ from baton.v1.decode_pb2 import (
     TicketState,
 )
 from baton.v1.prefill_pb2 import (
-    GiveTicketRequest,
-    GiveTicketResponse,
     PrefillRequest,
+    ProvideTicketRequest,
+    ProvideTicketResponse,
 )
 from baton.v1.types_pb2 import Limits, Sampling
 from services.router.lifecycle import attempt_calls
@@ -32,8 +32,8 @@ from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, F
 from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
+    quiesced,
     rpc_error,
-    settled,
 )
 
 
@@ -158,7 +158,7 @@ async def test_a_ticket_follows_where_one_is_due(
 LOST = (ErrorKind.UNAVAILABLE, "{}: it was lost: it is gone")
 
 
-@pytest.mark.parametrize("method", ["Reserve", "Prefill", "GiveTicket", "GetHandoff"])
+@pytest.mark.parametrize("method", ["Reserve", "Prefill", "ProvideTicket", "GetHandoff"])
 async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
     pair = scene.pair
     worker = pair.decode if method in ("Reserve", "GetHandoff") else pair.prefill
@@ -171,13 +171,13 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
         return
     begin = {
         "Reserve": scene.calls.reserve,
-        "GiveTicket": lambda: scene.calls.give_ticket(TICKET),
+        "ProvideTicket": lambda: scene.calls.provide_ticket(TICKET),
         "GetHandoff": scene.calls.decode_has_sequence,
     }[method]
     waiting = asyncio.ensure_future(begin())
-    await settled()
+    await quiesced()
     worker.lose("it is gone")
-    await settled()
+    await quiesced()
     assert waiting.done()
     if method == "GetHandoff":
         assert await waiting is False
@@ -188,11 +188,11 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
 
 
 async def test_the_ticket_follows(scene: Scene) -> None:
-    scene.pair.prefill_peer.answers["GiveTicket"] = GiveTicketResponse()
-    await scene.calls.give_ticket(TICKET)
-    (call,) = scene.pair.prefill_peer.calls["GiveTicket"]
-    assert call.request == GiveTicketRequest(attempt=ATTEMPT, ticket=TICKET)
-    assert call.timeout == attempt_calls._GIVE_TICKET_S
+    scene.pair.prefill_peer.answers["ProvideTicket"] = ProvideTicketResponse()
+    await scene.calls.provide_ticket(TICKET)
+    (call,) = scene.pair.prefill_peer.calls["ProvideTicket"]
+    assert call.request == ProvideTicketRequest(attempt=ATTEMPT, ticket=TICKET)
+    assert call.timeout == attempt_calls._PROVIDE_TICKET_S
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["prefill runs", "prefill has failed"])
@@ -201,16 +201,16 @@ async def test_a_ticket_that_prefill_does_not_accept(
 ) -> None:
     """If prefill's call fails too, its own error is more specific."""
     call = await scene.prefilling()
-    scene.pair.prefill_peer.answers["GiveTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
+    scene.pair.prefill_peer.answers["ProvideTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
     if not runs:
         call.end(rpc_error(grpc.StatusCode.INTERNAL, "out of memory"))
-        await scene.calls.give_ticket(TICKET)
+        await scene.calls.provide_ticket(TICKET)
         assert scene.error == (ErrorKind.INTERNAL, "prefill-0: out of memory")
         return
-    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: settled())
+    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: quiesced())
     with pytest.raises(BatonError) as caught:
-        await scene.calls.give_ticket(TICKET)
-    reason = "prefill-0: GiveTicket: no such prefill"
+        await scene.calls.provide_ticket(TICKET)
+    reason = "prefill-0: ProvideTicket: no such prefill"
     assert (caught.value.kind, str(caught.value)) == (ErrorKind.UNAVAILABLE, reason)
     assert client_error(caught.value).message == "a worker became unavailable"
 

@@ -23,8 +23,8 @@ from tests.router.lifecycle.scripted_attempt import ATTEMPT, FREE, NEXT, Scene
 from tests.router.lifecycle.scripted_workers import (
     REQUEST_ID,
     logprobs_message,
+    quiesced,
     rpc_error,
-    settled,
 )
 
 
@@ -37,9 +37,9 @@ async def test_prefills_reports_reach_the_output(monkeypatch: pytest.MonkeyPatch
     scene = Scene(monkeypatch, echo=Echo(""), sampling=Sampling(logprobs=1))
     call = await scene.prefilling()
     own = logprobs_message(-1)
-    call.tell(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[own, own]))
-    call.tell(first_token=FirstToken(number=2, token_id=12, logprobs=own))
-    await settled()
+    call.emit(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[own, own]))
+    call.emit(first_token=FirstToken(number=2, token_id=12, logprobs=own))
+    await quiesced()
     assert scene.output.prompt_complete
     assert (scene.output.emitted, scene.output.error) == ([10, 11, 12], None)
     delta = scene.outbox.take()
@@ -47,9 +47,9 @@ async def test_prefills_reports_reach_the_output(monkeypatch: pytest.MonkeyPatch
     assert (delta.token_ids, delta.logprobs) == ([12], [own.SerializeToString()])
     assert scene.pair.claimed == (1, 11, 0), "prefill has computed the prompt"
     handed_off = HandedOff(transport="fake", exposed_ns=5)
-    call.tell(handed_off=handed_off)
+    call.emit(handed_off=handed_off)
     call.end()
-    await settled()
+    await quiesced()
     assert scene.calls.prefill.handed_off == handed_off
     assert scene.error is None
     assert not call.cut
@@ -66,11 +66,11 @@ ENDINGS: list[tuple[list[dict[str, Any]], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "error"), ENDINGS)
-async def test_prefills_stream_ends(scene: Scene, told: list[dict[str, Any]], error: Any) -> None:
+@pytest.mark.parametrize(("reported", "error"), ENDINGS)
+async def test_prefills_stream_ends(scene: Scene, reported: list[dict[str, Any]], error: Any) -> None:
     call = await scene.prefilling()
-    for response in told:
-        call.tell(**response)
+    for response in reported:
+        call.emit(**response)
     call.end()
     await asyncio.gather(scene.calls.prefill.wait(2), scene.output.changed())
     assert scene.error == error
@@ -80,7 +80,7 @@ async def test_prefills_stream_ends(scene: Scene, told: list[dict[str, Any]], er
 async def test_prefills_stream_ends_without_the_prompts_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, echo=Echo(""), sampling=Sampling(logprobs=1))
     call = await scene.prefilling()
-    call.tell(handed_off=HandedOff())
+    call.emit(handed_off=HandedOff())
     call.end()
     await scene.calls.prefill.wait(2)
     assert scene.error == EARLY
@@ -115,7 +115,7 @@ async def test_an_internal_error_is_logged_and_fails_the_call(
     monkeypatch.setattr(scene.output, "accept_first_token", fails)
     with structlog.testing.capture_logs() as logged:
         call = await scene.prefilling()
-        call.tell(first_token=NEXT)
+        call.emit(first_token=NEXT)
         await scene.output.changed()
     assert scene.error == (ErrorKind.INTERNAL, "the router failed: ZeroDivisionError")
     assert logged == [
@@ -172,21 +172,21 @@ async def test_an_abandoned_attempt_is_cancelled_once(scene: Scene, prefilling: 
     scene.pair.decode.outputs[REQUEST_ID] = scene.output
     scene.calls.abandon()
     scene.calls.abandon()
-    await settled()
+    await quiesced()
     assert call is None or call.cut
     (cancel,) = scene.pair.decode_peer.calls["Cancel"]
     assert cancel.request.attempt == ATTEMPT
     assert scene.pair.claimed == (1, 11, 0), "decode holds the slot until it answers"
     assert scene.pair.decode.outputs == {}
     cancel.answer(None)
-    await settled()
+    await quiesced()
     assert scene.pair.claimed == FREE
 
 
 async def test_an_attempt_that_decode_has_ended_is_not_cancelled(scene: Scene) -> None:
     scene.calls.finish()
     scene.calls.abandon()
-    await settled()
+    await quiesced()
     assert scene.pair.decode_peer.calls["Cancel"] == []
     assert scene.pair.claimed == FREE
 
@@ -200,10 +200,10 @@ async def test_prefills_call_may_end_once_decode_has_started(
     monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.1)
     scene.output.decode_started = followed
     if handed_off:
-        call.tell(handed_off=HandedOff())
-        await settled()
+        call.emit(handed_off=HandedOff())
+        await quiesced()
     scene.calls.finish()
-    await settled()
+    await quiesced()
     assert not call.cut
     deadline = time.monotonic() + 5.0
     while not call.cut:
@@ -214,6 +214,6 @@ async def test_prefills_call_may_end_once_decode_has_started(
 async def test_a_prefill_call_that_has_ended_is_not_cancelled(scene: Scene) -> None:
     call = await scene.prefilling()
     call.end()
-    await settled()
+    await quiesced()
     scene.calls.abandon()
     assert not call.cut

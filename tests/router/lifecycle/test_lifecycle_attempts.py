@@ -32,7 +32,7 @@ from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
     a_worker,
-    settled,
+    quiesced,
 )
 
 
@@ -81,14 +81,14 @@ async def test_a_prompt_starts_before_its_ticket(router: ScriptedRouter) -> None
         prefill = await pair.prefill_peer.call("Prefill")
         assert prefill.request.ticket_follows
         assert not prefill.request.HasField("ticket")
-        prefill.tell(first_token=FIRST)
-        await settled()
+        prefill.emit(first_token=FIRST)
+        await quiesced()
         first = outbox.take()
         assert first is not None
         assert list(first.token_ids) == [97]
-        assert pair.prefill_peer.calls["GiveTicket"] == []
+        assert pair.prefill_peer.calls["ProvideTicket"] == []
         await router.promise(pair)
-        (give,) = pair.prefill_peer.calls["GiveTicket"]
+        (give,) = pair.prefill_peer.calls["ProvideTicket"]
         assert give.request.ticket.body == b"a promise"
         assert len(pair.prefill_peer.calls["Prefill"]) == 1
         (reserve,) = pair.decode_peer.calls["Reserve"]
@@ -118,12 +118,12 @@ async def test_a_move_costs_an_attempt_where_no_token_came(monkeypatch: pytest.M
                 pair = a_pair(str(number))
                 prefill = await router.prefilling(pair)
                 if number < 2:
-                    prefill.tell(first_token=FirstToken(number=number, token_id=97))
-                    prefill.tell(handed_off=HandedOff())
+                    prefill.emit(first_token=FirstToken(number=number, token_id=97))
+                    prefill.emit(handed_off=HandedOff())
                     prefill.end()
-                    await settled()
+                    await quiesced()
                 pair.output(number + 1, min(number + 1, 2), [], finish_reason=MOVED)
-                await settled()
+                await quiesced()
                 assert pair.decode_peer.calls["Cancel"] == []
             error = failure(outbox)
     message = "gave up after 1 attempts: moved without a token"
@@ -147,13 +147,13 @@ async def test_an_output_may_be_complete_without_a_workers_report(
     pair = a_pair()
     async with router.running(request_of(max_tokens=3)) as outbox:
         prefill = await router.prefilling(pair)
-        prefill.tell(first_token=FIRST)
-        prefill.tell(handed_off=HandedOff())
+        prefill.emit(first_token=FIRST)
+        prefill.emit(handed_off=HandedOff())
         prefill.end()
-        await settled()
+        await quiesced()
         pair.output(1, 1, ids)
         pair.decode.lose("it is gone")
-        await settled()
+        await quiesced()
         assert len(router.queue.asked) == (1 if finish else 2)
         if finish is not None:
             delta = rest_of(outbox)
@@ -166,8 +166,8 @@ async def test_a_stop_string_may_come_before_the_reservation_fails(router: Scrip
     pair = a_pair(sure=True)
     async with router.running(request_of(stop=("a",))) as outbox:
         await router.place(pair)
-        (await pair.prefill_peer.call("Prefill")).tell(first_token=FIRST)
-        await settled()
+        (await pair.prefill_peer.call("Prefill")).emit(first_token=FIRST)
+        await quiesced()
         await router.promise(pair, answer=AWAY)
         delta = rest_of(outbox)
     assert (delta.text, delta.finish) == ("", Finish.STOP)

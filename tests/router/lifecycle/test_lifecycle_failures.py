@@ -33,7 +33,7 @@ from tests.router.lifecycle.scripted_router import (
     rest_of,
     warned,
 )
-from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, settled
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, quiesced
 
 LOST = "decode-0: it was lost: it is gone"
 
@@ -52,13 +52,13 @@ async def test_the_next_attempt_continues_where_the_last_one_ended(router: Scrip
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             prefill = await router.prefilling(lost)
-            prefill.tell(first_token=FIRST)
-            prefill.tell(handed_off=HandedOff(exposed_ns=7))
+            prefill.emit(first_token=FIRST)
+            prefill.emit(handed_off=HandedOff(exposed_ns=7))
             prefill.end()
-            await settled()
+            await quiesced()
             lost.output(1, 1, [98])
             lost.decode.lose("it is gone")
-            await settled()
+            await quiesced()
             asked = router.queue.asked[1]
             assert (asked.entry.position, asked.tokens, asked.max_tokens, asked.fresh) == (PLACE, 5, 6, False)
             await router.place(other)
@@ -69,12 +69,12 @@ async def test_the_next_attempt_continues_where_the_last_one_ended(router: Scrip
             await router.promise(other)
             again = await other.prefill_peer.call("Prefill")
             assert list(again.request.token_ids[3:]) == [97, 98]
-            again.tell(first_token=FirstToken(number=2, token_id=99))
-            again.tell(handed_off=HandedOff(exposed_ns=8))
+            again.emit(first_token=FirstToken(number=2, token_id=99))
+            again.emit(handed_off=HandedOff(exposed_ns=8))
             again.end()
-            await settled()
+            await quiesced()
             other.output(2, 3, [100], finish_reason=STOP)
-            await settled()
+            await quiesced()
             delta = rest_of(outbox)
     assert (delta.text, list(delta.token_ids), delta.finish) == ("abcd", [97, 98, 99, 100], Finish.STOP)
     trace = delta.trace
@@ -97,7 +97,7 @@ async def test_the_last_failure_ends_the_request(router: ScriptedRouter) -> None
                 pair = a_pair(str(number))
                 has_handoff(pair, TicketState.TICKET_STATE_RESERVED)
                 (await router.prefilling(pair)).end(AWAY)
-                await settled()
+                await quiesced()
             error = failure(outbox)
     message = "gave up after 2 attempts: a worker became unavailable"
     assert (error.kind, str(error), error.tokens_sent) == (ErrorKind.UNAVAILABLE, message, False)
@@ -107,25 +107,25 @@ async def test_the_last_failure_ends_the_request(router: ScriptedRouter) -> None
     assert router.observations.failed_attempts == {"unavailable": 2}
 
 
-@pytest.mark.parametrize("told", [0, 1])
-async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRouter, told: int) -> None:
+@pytest.mark.parametrize("reported", [0, 1])
+async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRouter, reported: int) -> None:
     """It is not tried again, whether or not decode has the sequence; its reason is for the log alone."""
     pair = a_pair()
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             prefill = await router.prefilling(pair)
-            if told:
-                prefill.tell(first_token=FIRST)
+            if reported:
+                prefill.emit(first_token=FIRST)
             prefill.end(BROKEN)
-            await settled()
+            await quiesced()
             error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "a worker failed")
-    assert error.tokens_sent is bool(told)
+    assert error.tokens_sent is bool(reported)
     failed = {**attempt_failed(1, "prefill-0: its words", "INTERNAL"), "event": "request_failed"}
     del failed["attempt"]
     assert warned(logged) == [failed]
-    assert (ended(logged)["outcome"], ended(logged)["completion_tokens"]) == ("internal", told)
+    assert (ended(logged)["outcome"], ended(logged)["completion_tokens"]) == ("internal", reported)
     assert router.observations.failed_attempts == {"internal": 1}
     assert pair.decode_peer.calls["GetHandoff"] == []
 
@@ -136,9 +136,9 @@ async def test_prefill_may_break_once_decode_has_the_sequence(router: ScriptedRo
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             (await router.prefilling(pair)).end(AWAY)
-            await settled()
+            await quiesced()
             pair.output(1, 0, [97, 98], finish_reason=STOP)
-            await settled()
+            await quiesced()
             delta = rest_of(outbox)
     assert (delta.text, delta.usage) == ("ab", Usage(prompt_tokens=3, completion_tokens=2))
     assert delta.trace is not None
@@ -153,7 +153,7 @@ async def test_without_the_prompts_logprobs_decode_must_not_continue(router: Scr
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
     async with router.running(request_of(echo=Echo("abc"), sampling=Sampling(logprobs=1))) as outbox:
         (await router.prefilling(pair)).end(AWAY)
-        await settled()
+        await quiesced()
         assert len(router.queue.asked) == 2
         assert pair.decode_peer.calls["GetHandoff"] == []
         assert outbox.take() is None
@@ -164,12 +164,12 @@ async def test_a_sequence_that_decode_dropped_is_tried_again(router: ScriptedRou
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()):
             prefill = await router.prefilling(pair)
-            prefill.tell(first_token=FIRST)
-            prefill.tell(handed_off=HandedOff())
+            prefill.emit(first_token=FIRST)
+            prefill.emit(handed_off=HandedOff())
             prefill.end()
-            await settled()
+            await quiesced()
             pair.output(1, 1, [], finish_reason=CANCELLED)
-            await settled()
+            await quiesced()
             assert len(router.queue.asked) == 2
     assert warned(logged) == [attempt_failed(1, "decode dropped the sequence")]
 
@@ -179,9 +179,9 @@ async def test_a_sequence_that_decode_dropped_because_prefill_failed(router: Scr
     async with router.running(request_of()) as outbox:
         prefill = await router.prefilling(pair)
         pair.output(1, 0, [], finish_reason=CANCELLED)
-        await settled()
+        await quiesced()
         prefill.end(BROKEN)
-        await settled()
+        await quiesced()
         error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "a worker failed")
 
@@ -192,7 +192,7 @@ async def test_a_prompt_without_output_is_retried(router: ScriptedRouter) -> Non
             pair = a_pair()
             router.queue.claims.put_nowait(PrefillClaim(pair.prefill, 3))
             (await pair.prefill_peer.call("Prefill")).end(AWAY)
-            await settled()
+            await quiesced()
             assert [(asked.entry.position, asked.fresh) for asked in router.queue.asked] == [
                 (PLACE, True),
                 (PLACE, False),
@@ -206,7 +206,7 @@ async def test_a_request_fails_at_its_deadline(router: ScriptedRouter) -> None:
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of(deadline=deadline)) as outbox:
             await asyncio.sleep(0.05)
-            await settled()
+            await quiesced()
             error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.DEADLINE, "the request's deadline passed")
     assert ended(logged) == line_of(outcome="deadline", stage="admitted", admission_ms=10.0, e2e_ms=10.0)
@@ -217,7 +217,7 @@ async def test_the_queues_refusal_is_returned_unchanged(router: ScriptedRouter) 
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             router.queue.claims.put_nowait(BatonError(ErrorKind.OVERLOADED, "no slot became free"))
-            await settled()
+            await quiesced()
             error = failure(outbox)
     assert (error.kind, str(error), error.tokens_sent) == (ErrorKind.OVERLOADED, "no slot became free", False)
     assert warned(logged) == []
@@ -240,8 +240,8 @@ async def test_an_internal_error_is_logged_with_its_exception(
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             if where == "in its text":
-                (await router.prefilling(a_pair())).tell(first_token=FIRST)
-                await settled()
+                (await router.prefilling(a_pair())).emit(first_token=FIRST)
+                await quiesced()
             error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "the router failed: ZeroDivisionError")
     assert warned(logged) == [

@@ -237,8 +237,8 @@ def test_a_broken_report_fails_the_request(report: SequenceOutput, message: str)
 def test_logprobs_come_one_a_token() -> None:
     output, outbox = an_output_of(logprobs=True)
     output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
-    told = [logprobs_message(-1), logprobs_message(-2), logprobs_message(-3)]
-    output.accept_decoded(decoded(0, [10, 11, 12], logprobs=told))
+    reported = [logprobs_message(-1), logprobs_message(-2), logprobs_message(-3)]
+    output.accept_decoded(decoded(0, [10, 11, 12], logprobs=reported))
     assert delivered(outbox).logprobs == serialised(-1, -2, -3)
     output.accept_decoded(decoded(3, [13]))
     assert error_of(output) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")

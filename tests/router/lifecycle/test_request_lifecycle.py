@@ -37,7 +37,7 @@ from tests.router.lifecycle.scripted_router import (
 from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
-    settled,
+    quiesced,
 )
 
 
@@ -62,14 +62,14 @@ async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRo
             prefill = await pair.prefill_peer.call("Prefill")
             assert (prefill.request.ticket, prefill.request.ticket_follows) == (TICKET, False)
             clock.ms = 40
-            prefill.tell(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[OWN, OWN]))
-            prefill.tell(first_token=FirstToken(number=0, token_id=97, cached_tokens=2, logprobs=OWN))
-            await settled()
+            prefill.emit(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[OWN, OWN]))
+            prefill.emit(first_token=FirstToken(number=0, token_id=97, cached_tokens=2, logprobs=OWN))
+            await quiesced()
             deltas.append(outbox.take())
             clock.ms = 50
-            prefill.tell(handed_off=HandedOff(exposed_ns=5))
+            prefill.emit(handed_off=HandedOff(exposed_ns=5))
             prefill.end()
-            await settled()
+            await quiesced()
             clock.ms = 60
             pair.output(1, 1, [98, 99], logprobs=[OWN, OWN])
             pair.output(1, 1, [98, 99], logprobs=[OWN, OWN])  # received twice, delivered once
@@ -77,7 +77,7 @@ async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRo
             clock.ms = 70
             pair.output(1, 3, [100], logprobs=[OWN], finish_reason=STOP)
             clock.ms = 80
-            await settled()
+            await quiesced()
             deltas.append(outbox.take())
             assert outbox.take() is None
     reached = {"reserved": 30, "prefilling": 30, "first_token": 40, "handed_off": 50, "decoding": 60}
@@ -153,9 +153,9 @@ async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> Non
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of(max_tokens=1)) as outbox:
             prefill = await router.prefilling(pair)
-            prefill.tell(first_token=FirstToken(number=0, token_id=97, finish_reason=LENGTH))
+            prefill.emit(first_token=FirstToken(number=0, token_id=97, finish_reason=LENGTH))
             prefill.end()
-            await settled()
+            await quiesced()
             delta = rest_of(outbox)
     assert (delta.text, delta.finish) == ("a", Finish.LENGTH)
     assert delta.usage == Usage(prompt_tokens=3, completion_tokens=1)
@@ -173,12 +173,12 @@ async def test_decode_may_report_everything_first(router: ScriptedRouter) -> Non
         prefill = await router.prefilling(pair)
         router.clock.ms = 25
         pair.output(1, 0, [97, 98], finish_reason=LENGTH)
-        await settled()
+        await quiesced()
         router.clock.ms = 30
-        prefill.tell(first_token=FirstToken(number=0, token_id=97, cached_tokens=1))
-        prefill.tell(handed_off=HandedOff(exposed_ns=6))
+        prefill.emit(first_token=FirstToken(number=0, token_id=97, cached_tokens=1))
+        prefill.emit(handed_off=HandedOff(exposed_ns=6))
         prefill.end()
-        await settled()
+        await quiesced()
         delta = rest_of(outbox)
     assert (delta.text, delta.finish) == ("ab", Finish.LENGTH)
     assert delta.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
@@ -192,12 +192,12 @@ async def test_a_stop_string_ends_the_output_and_the_attempt(router: ScriptedRou
     pair = a_pair()
     async with router.running(request_of(stop=("bc",))) as outbox:
         prefill = await router.prefilling(pair)
-        prefill.tell(first_token=FIRST)
-        prefill.tell(handed_off=HandedOff(exposed_ns=6))
+        prefill.emit(first_token=FIRST)
+        prefill.emit(handed_off=HandedOff(exposed_ns=6))
         prefill.end()
-        await settled()
+        await quiesced()
         pair.output(1, 1, [98, 99, 100])
-        await settled()
+        await quiesced()
         delta = rest_of(outbox)
         (cancel,) = pair.decode_peer.calls["Cancel"]
         assert cancel.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
@@ -215,10 +215,10 @@ async def test_a_released_ticket_waits_for_the_token_that_released_it(
     async with router.running(request_of(max_tokens=1, stop=stop)) as outbox:
         prefill = await router.prefilling(pair)
         pair.output(1, 0, [], finish_reason=CANCELLED)
-        await settled()
-        prefill.tell(first_token=FirstToken(number=0, token_id=97, finish_reason=LENGTH))
+        await quiesced()
+        prefill.emit(first_token=FirstToken(number=0, token_id=97, finish_reason=LENGTH))
         prefill.end()
-        await settled()
+        await quiesced()
         delta = rest_of(outbox)
     assert (delta.text, delta.finish) == (text, finish)
     assert delta.trace is not None
@@ -248,9 +248,9 @@ async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -
                 assert prefill.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
                 assert not prefill.request.ticket_follows
                 router.clock.ms = 30
-                prefill.tell(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[OWN, OWN]))
+                prefill.emit(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[OWN, OWN]))
                 prefill.end()
-                await settled()
+                await quiesced()
             delta = rest_of(outbox)
     assert delta.prompt_logprobs == [SAID] * 2 * logprobs
     assert (delta.text, delta.finish) == ("", Finish.LENGTH)
@@ -270,7 +270,7 @@ async def test_a_client_that_leaves_ends_the_attempt(router: ScriptedRouter) -> 
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()):
             prefill = await router.prefilling(pair)
-    await settled()
+    await quiesced()
     assert prefill.cut
     assert len(pair.decode_peer.calls["Cancel"]) == 1
     assert (ended(logged)["outcome"], ended(logged)["stage"]) == ("cancelled", "prefilling")

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.v1.admin_pb2 import WORKER_STATE_READY, WORKER_STATE_SILENT, AdminServiceGetStatusRequest
+from baton.v1.admin_pb2 import WORKER_STATE_READY, WORKER_STATE_UNREACHABLE, AdminServiceGetStatusRequest
 from tests.router.conftest import Site, SiteMaker, ids_request, until
 from tests.router.http_client import complete, http
 
@@ -159,7 +159,7 @@ async def test_status_of_a_cluster_that_cannot_serve(site: SiteMaker) -> None:
         status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
         assert not status.router.serving
         states = {worker.worker.identity.name: worker.state for worker in status.workers}
-        assert states == {"prefill-0": WORKER_STATE_READY, "decode-0": WORKER_STATE_SILENT}
+        assert states == {"prefill-0": WORKER_STATE_READY, "decode-0": WORKER_STATE_UNREACHABLE}
 
 
 async def test_one_log_line_a_request_and_no_content(site: SiteMaker) -> None:

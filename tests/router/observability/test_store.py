@@ -25,6 +25,7 @@ from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.http_client import http
 from tests.state import waiting
+from tests.state.journal_reader import open_ids, read_journal
 from tests.state.opened import open_state
 
 NAMESPACE = "ours"
@@ -84,8 +85,8 @@ async def test_what_another_router_would_read(site: SiteMaker, server: EmbeddedS
                 and len(seen) == 2
                 and all(map(any, resumable.values()))
             ):
-                assert set(await reader.journal.open_ids()) == set(seen.values())
-                records = {index: await reader.journal.read(one) for index, one in seen.items()}
+                assert set(await open_ids(reader)) == set(seen.values())
+                records = {index: await read_journal(reader.journal, one) for index, one in seen.items()}
                 status = await store(here)
                 assert (status.journal_open, status.journal_pending) == (2, 0)
         for index, record in records.items():
@@ -131,7 +132,7 @@ async def test_each_dispatch_is_marked(site: SiteMaker, server: EmbeddedServer, 
         marks: set[int] = set()
         for _ in range(3):
             async for response in here.stub.Generate(ids_request(PROMPT, 30), timeout=10):
-                record = await reader.journal.read(response.request_id)
+                record = await read_journal(reader.journal, response.request_id)
                 marks.add(record.attempt if record is not None else 0)
         assert here.worker("prefill-0").behaviour.break_prefills == 0
         assert {1, 2} <= marks

@@ -121,8 +121,8 @@ def test_a_reservation_is_logged_once_with_its_worker() -> None:
         waits.refused((0, 5), other)
         assert not waits.may_use((0, 7), other, 40)
         waits.refused((0, 4), other)
-    told = {"event": "request_waits_for_blocks", "part": "block_wait", "log_level": "info"}
-    assert logs == [{**told, "worker": "w"}, {**told, "worker": "other"}]
+    reported = {"event": "request_waits_for_blocks", "part": "block_wait", "log_level": "info"}
+    assert logs == [{**reported, "worker": "w"}, {**reported, "worker": "other"}]
 
 
 def test_nothing_waits_at_first() -> None:

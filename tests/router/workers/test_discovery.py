@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from baton.state import Member, new_incarnation
 from baton.v1.types_pb2 import WorkerRole
@@ -126,3 +127,21 @@ async def test_an_expiring_worker_stays_as_long_as_it_answers() -> None:
     await until(lambda: not directory.peers)
     assert worker.lost
     await directory.stop()
+
+
+async def test_groups_of_the_registry(model_folder: Path) -> None:
+    """A worker has its group, whether it is found before or after the registry is read."""
+    directory = Directory(())
+    finder = Discovery(directory, MODEL)
+    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
+    async with worker.serving():
+        directory.start(lambda: None)
+        here = socket.gethostname()
+        finder.set_registered([listed(worker.address, host=here, group="pod-a")])
+        await until(lambda: directory.at(worker.address) is not None)
+        found = directory.at(worker.address)
+        assert found is not None
+        assert found.group == "pod-a"
+        finder.set_registered([listed(worker.address, host=here, group="pod-b")])
+        assert found.group == "pod-b"
+        await directory.stop()

@@ -245,3 +245,33 @@ def test_workers_of_other_pools_or_models_do_not_make_a_router_usable() -> None:
     none = Placement(Found([prefill, decode]), pools, prefill_ahead_tokens=1000)
     reason = "no worker that is ready belongs to the model's pool"
     assert (none.usable(), none.unusable_reason()) == (False, reason)
+
+
+def grouped(**groups: str) -> list[Worker]:
+    """Workers by name, `prefill_0="a"` for one of the group a."""
+    workers = workers_of(*(name.replace("_", "-") for name in groups))
+    for worker, group in zip(workers, groups.values(), strict=True):
+        worker.group = group
+    return workers
+
+
+def test_equal_workers_of_one_group_are_preferred() -> None:
+    workers = grouped(prefill_0="a", prefill_1="b", decode_0="b", decode_1="a")
+    placement = placement_of(workers)
+    assert placed(placement) == ("prefill-1", "decode-0")
+    workers[1].queued_tokens = 1  # load goes before distance
+    assert placed(placement) == ("prefill-0", "decode-1")
+    workers[3].claimed_slots = 1
+    assert placed(placement) == ("prefill-0", "decode-0")
+
+
+def test_a_near_decode_worker_must_have_room() -> None:
+    workers = grouped(prefill_0="a", decode_0="b", decode_1="a")
+    placement = placement_of(workers)
+    assert placed(placement) == ("prefill-0", "decode-1")
+    claim = placement.pick(50, 10, may_use=lambda worker: worker.name != "decode-1")
+    assert claim is not None
+    assert claim.decode.name == "decode-0"
+    claim.release()
+    workers[2].following = False
+    assert placed(placement) == ("prefill-0", "decode-0")

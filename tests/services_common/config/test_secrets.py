@@ -49,14 +49,14 @@ def secret_fields(model: BaseModel) -> Iterator[tuple[str, object]]:
 
 
 def test_secrets_are_removed_and_restored() -> None:
-    told = without_secrets(worker())
+    reported = without_secrets(worker())
     # The journal's key is the router's alone: no worker is ever given it.
     marked = [name for name, _ in secret_fields(worker()) if name != "journal_key"]
     assert sorted(marked) == sorted(Secrets.model_fields), "a new secret needs a place in Secrets"
-    assert {value for _, value in secret_fields(told)} == {""}
+    assert {value for _, value in secret_fields(reported)} == {""}
     for secret in ALL.given.values():
-        assert secret not in told.model_dump_json()
-    assert with_secrets(told, secrets_of(worker())) == worker()
+        assert secret not in reported.model_dump_json()
+    assert with_secrets(reported, secrets_of(worker())) == worker()
 
 
 def test_an_address_without_a_password_is_no_secret() -> None:

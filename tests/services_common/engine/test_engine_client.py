@@ -136,8 +136,8 @@ async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) ->
     first: asyncio.Future[EngineEvent] = asyncio.ensure_future(anext(events))
     command = await pair.command()
     for position in range(1, length, PROMPT_LOGPROBS_A_MESSAGE):
-        told = PrefillResponse(prompt_logprobs=PromptLogprobs(first_position=position))
-        pair.engine.send(EngineEvent(id=command.id, prefill=told))
+        reported = PrefillResponse(prompt_logprobs=PromptLogprobs(first_position=position))
+        pair.engine.send(EngineEvent(id=command.id, prefill=reported))
     pair.engine.send(EngineEvent(id=command.id, prefill_ended=PrefillEndedEvent()))
     await first
     await asyncio.sleep(0.05)  # this one is not read: events of others must still be dispatched

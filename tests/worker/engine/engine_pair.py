@@ -14,7 +14,7 @@ from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
-from baton.v1.prefill_pb2 import GiveTicketRequest
+from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
@@ -95,8 +95,8 @@ class Pair:
         request.number = self.source.send(prefill=command)
         if follows_in is not None:
             self.source.turn(follows_in)
-            ticket = GiveTicketRequest(attempt=request.attempt, ticket=request.reserved.ticket)
-            self.source.send(give_ticket=ticket)
+            ticket = ProvideTicketRequest(attempt=request.attempt, ticket=request.reserved.ticket)
+            self.source.send(provide_ticket=ticket)
         return request
 
     def generate(

@@ -112,9 +112,9 @@ def test_a_long_prompts_logprobs_come_in_bounded_messages_before_all_else(
     number = stepped.send(prefill=command)
     stepped.run_out()
     events = [event for event in stepped.events if event.id == number]
-    told = [event.prefill.prompt_logprobs for event in events[:2]]
-    assert [(one.first_position, len(one.logprobs)) for one in told] == [(1, 256), (257, 43)]
-    assert all(len(one.top) == 2 and one.logprob < 0 for message in told for one in message.logprobs)
+    reported = [event.prefill.prompt_logprobs for event in events[:2]]
+    assert [(one.first_position, len(one.logprobs)) for one in reported] == [(1, 256), (257, 43)]
+    assert all(len(one.top) == 2 and one.logprob < 0 for message in reported for one in message.logprobs)
     rest = [event.prefill.WhichOneof("event") or event.WhichOneof("event") for event in events[2:]]
     assert rest == (["first_token", "handed_off", "prefill_ended"] if max_tokens else ["prefill_ended"])
     assert len(stepped.records) == max_tokens

@@ -117,9 +117,9 @@ def paged_attention(query: Tensor, group: Tensor, layer: int, plan: list[TileBat
     """
     out = torch.zeros_like(query)
     for batch in plan:
-        attended = _attend(query, group, layer, batch, scale)
+        attn_out = _attend(query, group, layer, batch, scale)
         # A repeated row has the same result wherever it stands: writing it twice is harmless.
-        out.index_copy_(0, batch.query_rows.view(-1), attended.to(out.dtype))
+        out.index_copy_(0, batch.query_rows.view(-1), attn_out.to(out.dtype))
     return out
 
 

@@ -1,6 +1,6 @@
 """Philox4x32-10 (Salmon et al. 2011), vectorised in torch: random bits as a function of where they are used.
 
-A key and a counter give four 32-bit words; nothing is remembered between draws. Words live in int64
+A key and a counter give four 32-bit words; there is no state between draws. Words live in int64
 tensors, so the same integers come out on every device.
 """
 

@@ -2,7 +2,7 @@
 
 A reservation has blocks for its prompt and for as many output tokens as most recent outputs had. How far a
 sequence has come is not read back: it advances by at most one token a step, so the count of steps gives the
-earliest moment at which it could run out of blocks. Shortly before that it is allocated more. A slot that
+earliest step at which it could run out of blocks. Shortly before that it is allocated more. A slot that
 reaches the end of its blocks all the same is stalled, and continues once the steps have applied the mailbox
 entry that extends its block table; steps before that are not counted for it.
 

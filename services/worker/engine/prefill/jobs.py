@@ -22,7 +22,7 @@ from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import EngineEvent
-from baton.v1.prefill_pb2 import FirstToken, GiveTicketRequest, PrefillRequest
+from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, ProvideTicketRequest
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
@@ -97,7 +97,7 @@ class PrefillJobs:
         if handoff is not None:
             self._attach(job, handoff)
 
-    def give_ticket(self, request: GiveTicketRequest) -> None:
+    def provide_ticket(self, request: ProvideTicketRequest) -> None:
         """Begins the handoff of a prefill that waits for its ticket, and catches up with what is computed.
 
         Raises BatonError: NOT_FOUND where no prefill waits; CONFLICT or INVALID, which fails the prefill too.

@@ -94,7 +94,7 @@ class PrefillPipeline:
     def _await_end(self) -> None:
         """Waits for the end of a step whose blocks are announced: a turn of the engine's loop takes longer
         than what is left of the step, and commits need its first tokens. Polling keeps the links' devices
-        awake."""
+        from going idle."""
         until = time.monotonic() + _WAIT_S
         while self._awaited is not None and time.monotonic() < until:
             if self._awaited.query() or self.loop.await_end(_POLL_S):

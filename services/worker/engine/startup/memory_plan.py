@@ -5,7 +5,7 @@ arithmetic.
          └───────── this worker's share: gpu_memory / gpu_workers ─┘
 
 The plan is made before anything is loaded, and is the same at every start: workers of one GPU start at the
-same time, so the memory that is free at some moment does not tell which of them will use it.
+same time, so the memory that is free then does not show which of them will use it.
 
 `links` is the staging memory of `gpu_links` links between GPUs: a window on the receiver's GPU, and for NCCL
 as much on the sender's. It is allocated when links are opened, so it looks free at a start. Further links,

@@ -24,6 +24,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from baton.model_files import TokenizerFiles
 from services.common.config.worker import EngineConfig
+from services.worker.engine.startup.kernel_tuning import tune_products
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner
 
@@ -68,6 +69,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
+    tune_products(config, engine, device, dtype)
     weights_need = weight_bytes(config, dtype)
     plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()
     with LoadingProgress() as progress:

@@ -35,13 +35,14 @@ def prefill_loop(
     if prompts.uncaptured:
         log.warning("prefill_without_graphs", why=prompts.uncaptured)
     bounds = StepBounds(
-        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
+        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.alignment
     )
     cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
-    if prompts.paces is not None:
-        cost.begin(*prompts.paces)
+    if prompts.timed_passes is not None:
+        cost.begin(*prompts.timed_passes)
         log.info(
-            "prefill_throughput", **{f"ms_{rows}_rows": round(took * 1e3, 2) for rows, took in prompts.paces}
+            "prefill_throughput",
+            **{f"ms_{rows}_rows": round(took * 1e3, 2) for rows, took in prompts.timed_passes},
         )
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache

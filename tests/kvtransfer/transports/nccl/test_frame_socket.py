@@ -141,20 +141,20 @@ def test_the_thread_ends_with_its_socket() -> None:
     until(lambda: threading.active_count() <= before)
 
 
-class Door:
+class Listening:
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.door = FrameAcceptor("127.0.0.1", self.woken.set)
+        self.acceptor = FrameAcceptor("127.0.0.1", self.woken.set)
 
     def call(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.door.port), 5)
+        return socket.create_connection(("127.0.0.1", self.acceptor.port), 5)
 
 
 @pytest.fixture
-def at() -> Iterator[Door]:
-    made = Door()
+def at() -> Iterator[Listening]:
+    made = Listening()
     yield made
-    made.door.close()
+    made.acceptor.close()
 
 
 def sent_away(caller: socket.socket) -> bool:
@@ -166,34 +166,34 @@ def sent_away(caller: socket.socket) -> bool:
             return True
 
 
-def test_a_secret_is_accepted_once(at: Door) -> None:
-    brought = at.door.expect(SECRET)
-    ours = connect_frames("127.0.0.1", at.door.port, SECRET, 5.0)
+def test_a_secret_is_accepted_once(at: Listening) -> None:
+    brought = at.acceptor.expect(SECRET)
+    ours = connect_frames("127.0.0.1", at.acceptor.port, SECRET, 5.0)
     theirs = brought.result(5)
     until(at.woken.is_set)
     ours.sendall(b"frame")
     theirs.setblocking(True)
     assert theirs.recv(5) == b"frame"
-    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
+    assert sent_away(connect_frames("127.0.0.1", at.acceptor.port, SECRET, 5.0))
     ours.close()
     theirs.close()
 
 
-def test_unknown_secrets_are_rejected(at: Door) -> None:
-    brought = at.door.expect(SECRET)
-    assert sent_away(connect_frames("127.0.0.1", at.door.port, bytes(SECRET_BYTES), 5.0))
+def test_unknown_secrets_are_rejected(at: Listening) -> None:
+    brought = at.acceptor.expect(SECRET)
+    assert sent_away(connect_frames("127.0.0.1", at.acceptor.port, bytes(SECRET_BYTES), 5.0))
     gone = at.call()
     gone.sendall(SECRET[:5])
     gone.close()
     assert not brought.done()
     brought.cancel()
-    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
+    assert sent_away(connect_frames("127.0.0.1", at.acceptor.port, SECRET, 5.0))
 
 
-def test_a_silent_caller_does_not_delay_others(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_caller_does_not_delay_others(at: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_acceptor, "_SECRET_TIMEOUT_S", 0.2)
     silent = [at.call() for _ in range(3)]
-    brought = at.door.expect(SECRET)
+    brought = at.acceptor.expect(SECRET)
     ours = at.call()
     for byte in SECRET:
         ours.sendall(bytes([byte]))
@@ -202,10 +202,10 @@ def test_a_silent_caller_does_not_delay_others(at: Door, monkeypatch: pytest.Mon
     ours.close()
 
 
-def test_too_many_callers_are_rejected(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_callers_are_rejected(at: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_acceptor, "_MAX_CALLERS", 2)
     waiting = [at.call() for _ in range(2)]
-    until(lambda: len(at.door._callers) == 2)
+    until(lambda: len(at.acceptor._callers) == 2)
     assert sent_away(at.call())
     for caller in waiting:
         caller.close()
@@ -213,16 +213,16 @@ def test_too_many_callers_are_rejected(at: Door, monkeypatch: pytest.MonkeyPatch
 
 def test_closing_the_acceptor_drops_callers_and_ends_its_thread() -> None:
     before = threading.active_count()
-    at = Door()
-    brought = at.door.expect(SECRET)
+    at = Listening()
+    brought = at.acceptor.expect(SECRET)
     caller = at.call()
-    at.door.close()
-    at.door.close()
+    at.acceptor.close()
+    at.acceptor.close()
     assert sent_away(caller)
     assert not brought.done()
     assert threading.active_count() <= before
     with pytest.raises(OSError):
-        connect_frames("127.0.0.1", at.door.port, SECRET, 0.5)
+        connect_frames("127.0.0.1", at.acceptor.port, SECRET, 0.5)
 
 
 def test_a_host_that_cannot_be_bound_is_refused() -> None:
@@ -236,8 +236,8 @@ def test_a_fixed_port_in_either_family(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as free:
         port = free.getsockname()[1]
-    door = FrameAcceptor(host, lambda: None, port)
-    brought = door.expect(SECRET)
+    acceptor = FrameAcceptor(host, lambda: None, port)
+    brought = acceptor.expect(SECRET)
     with connect_frames(host, port, SECRET, 5.0):
         brought.result(5.0).close()
-    door.close()
+    acceptor.close()

@@ -107,7 +107,7 @@ def test_a_commit_has_the_first_tokens_logprobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "asked"),
+    ("reported", "asked"),
     [
         (None, 0),
         (first_told(), None),
@@ -116,10 +116,10 @@ def test_a_commit_has_the_first_tokens_logprobs() -> None:
     ],
 )
 def test_a_commit_without_the_requested_logprobs_is_refused(
-    told: types_pb2.Logprobs | None, asked: int | None
+    reported: types_pb2.Logprobs | None, asked: int | None
 ) -> None:
     with pytest.raises(BatonError, match="logprob") as refused:
-        first_logprobs_of(CommitRecord(first_logprobs=told), SamplingParams(logprobs=asked), VOCAB)
+        first_logprobs_of(CommitRecord(first_logprobs=reported), SamplingParams(logprobs=asked), VOCAB)
     assert refused.value.kind is ErrorKind.INVALID
 
 

@@ -124,22 +124,22 @@ class Driver:
         text = self._prompt()
         names = list(self._hashers[text.tenant].hashes(text.tokens))
         self.learn(text)
-        told, roll = names, self.draw.random()
+        reported, roll = names, self.draw.random()
         if roll < 0.15:
             other = self.draw.choice(self.texts)[: self.draw.randrange(60)]
-            told = list(self._hashers[self.draw.choice(TENANTS)].hashes(other))
+            reported = list(self._hashers[self.draw.choice(TENANTS)].hashes(other))
         elif roll < 0.25:
-            told = names[: self.draw.randrange(len(names) + 1)] * self.draw.choice((1, 1, 2))
+            reported = names[: self.draw.randrange(len(names) + 1)] * self.draw.choice((1, 1, 2))
         self.requests += 1
         most = self.draw.choice((2, 3, 8, 40))
         attempt = Attempt(request_id=self.requests.to_bytes(16, "little"), number=1)
         full = len(text.tokens) // BLOCK
-        run = next((n for n, name in enumerate(told[:full]) if name not in self.pools.cached), None)
-        expected = min(full, len(told)) if run is None else run
+        run = next((n for n, name in enumerate(reported[:full]) if name not in self.pools.cached), None)
+        expected = min(full, len(reported)) if run is None else run
         ttl_ms = 20_000
         request = ReserveRequest(
             attempt=attempt, token_count=len(text.tokens), max_tokens=most, ttl_ms=ttl_ms,
-            block_hashes=told, tenant=text.tenant,
+            block_hashes=reported, tenant=text.tenant,
         )  # fmt: skip
         try:
             reserved = self.decode.issuer.reserve(request)
@@ -151,11 +151,11 @@ class Driver:
         body = TicketBody.FromString(reserved.ticket.body)
         groups = len(self.pools.pools)
         assert list(body.resident_counts) == ([expected] * groups if expected else [])
-        assert body.resident_hash == (told[expected - 1] if expected else b"")
+        assert body.resident_hash == (reported[expected - 1] if expected else b"")
         unsent = [(group, n) for group in range(groups) for n in range(expected, body.block_counts[group])]
         assert reserved.kv_bytes == len(unsent) * BLOCK_BYTES
         self.draw.shuffle(unsent)
-        true = told[:expected] == names[:expected]
+        true = reported[:expected] == names[:expected]
         self.tickets.append(Ticketed(AttemptKey.of(attempt), body, text, most, true, unsent))
         self.did["held"] += expected
 

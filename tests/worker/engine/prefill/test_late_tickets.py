@@ -12,13 +12,13 @@ from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand
-from baton.v1.prefill_pb2 import GiveTicketRequest
+from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt, FinishReason
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
 LONG = 21  # three chunks
-REST_S, PATIENCE_S = 0.3, 10.0
+REST_S, LIMIT_S = 0.3, 10.0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Iterator[SteppedEngine]:
 def play(*engines: SteppedEngine) -> None:
     """Turns the engines until none has had work for a while and no transfer runs: links have threads of their
     own."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     rested = time.monotonic() + REST_S
     while time.monotonic() < min(rested, deadline):
         busy = [one.play() or one.transfers > 0 for one in engines]
@@ -46,9 +46,9 @@ def play(*engines: SteppedEngine) -> None:
             rested = time.monotonic() + REST_S
 
 
-def give(ticket: Ticket, number: int = 1) -> GiveTicketRequest:
+def give(ticket: Ticket, number: int = 1) -> ProvideTicketRequest:
     attempt = Attempt(request_id=ATTEMPT.request_id, number=number)
-    return GiveTicketRequest(attempt=attempt, ticket=ticket)
+    return ProvideTicketRequest(attempt=attempt, ticket=ticket)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5], ids=lambda turns: f"after {turns} turns")
@@ -56,7 +56,7 @@ def test_a_ticket_may_arrive_at_any_time(source: SteppedEngine, target: SteppedE
     number = source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     source.turn(turns)
     ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket
-    assert source.ask(give_ticket=give(ticket)).HasField("done")
+    assert source.ask(provide_ticket=give(ticket)).HasField("done")
     play(source, target)
     assert source.of(number) == ["prefill", "prefill", "prefill_ended"]
     first, handed_off = [e.prefill for e in source.events if e.id == number and e.HasField("prefill")]
@@ -77,7 +77,7 @@ def test_tokens_do_not_depend_on_when_the_ticket_arrives(
         number = source.send(prefill=ask)
         source.turn(turns)
         ticket = target.ask(reserve=reserve(attempt, tokens=LONG)).reserved.ticket
-        source.send(give_ticket=give(ticket, attempt))
+        source.send(provide_ticket=give(ticket, attempt))
         play(source, target)
         assert source.of(number)[-1] == "prefill_ended"
         outputs.append([record.token for record in target.records])
@@ -94,7 +94,7 @@ def test_a_late_ticket_is_withdrawn_where_the_first_token_ended_the_request(
     assert source.of(number) == ["prefill"]  # it waits for the ticket, to release the slot
     (event,) = [e for e in source.events if e.id == number]
     assert event.prefill.first_token.finish_reason == FinishReason.FINISH_REASON_LENGTH
-    source.ask(give_ticket=give(target.ask(reserve=reserve(most=1)).reserved.ticket))
+    source.ask(provide_ticket=give(target.ask(reserve=reserve(most=1)).reserved.ticket))
     play(source, target)
     assert source.of(number) == ["prefill", "prefill_ended"]
     source.assert_free()
@@ -110,7 +110,7 @@ def test_a_cancel_while_the_ticket_is_awaited_frees_everything(
     source.ask(cancel=CancelCommand(attempt=ATTEMPT, prefill_only=True))
     assert source.failure(number)[0] is ErrorKind.CONFLICT
     source.assert_free()
-    late = source.send(give_ticket=give(target.ask(reserve=reserve(tokens=LONG)).reserved.ticket))
+    late = source.send(provide_ticket=give(target.ask(reserve=reserve(tokens=LONG)).reserved.ticket))
     source.turn()
     assert source.failure(late)[0] is ErrorKind.NOT_FOUND
 
@@ -118,8 +118,8 @@ def test_a_cancel_while_the_ticket_is_awaited_frees_everything(
 def test_a_second_ticket_is_refused(source: SteppedEngine, target: SteppedEngine) -> None:
     source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket
-    source.ask(give_ticket=give(ticket))
-    again = source.send(give_ticket=give(ticket))
+    source.ask(provide_ticket=give(ticket))
+    again = source.send(provide_ticket=give(ticket))
     source.turn()
     assert source.failure(again)[0] is ErrorKind.NOT_FOUND
     play(source, target)
@@ -130,7 +130,7 @@ def test_a_second_ticket_is_refused(source: SteppedEngine, target: SteppedEngine
 def test_another_attempts_ticket_fails_the_prefill(source: SteppedEngine, target: SteppedEngine) -> None:
     number = source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     wrong = target.ask(reserve=reserve(tokens=LONG, name=b"b")).reserved.ticket
-    given = source.send(give_ticket=give(wrong))
+    given = source.send(provide_ticket=give(wrong))
     source.turn()
     assert source.failure(given)[0] is ErrorKind.CONFLICT
     assert source.failure(number) == source.failure(given)

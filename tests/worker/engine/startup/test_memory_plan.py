@@ -149,8 +149,8 @@ def test_placement_sets_the_number_of_sharing_workers_unless_configured() -> Non
     worker = WorkerConfig(name="a", role="both", model="m")
     placed = worker.on_gpu(1, 3).engine
     assert (placed.device_index, placed.gpu_workers) == (1, 3)
-    told = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
-    assert told.on_gpu(None, 3).engine.gpu_workers == 2
+    reported = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
+    assert reported.on_gpu(None, 3).engine.gpu_workers == 2
 
 
 def test_slots_of_a_gpu_fit_typical_sequences(whole: Whole) -> None:

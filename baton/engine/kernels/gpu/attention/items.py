@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# When two tiles on their way are better than three (`AttentionTuning.of`).
+_MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 3.8, 4, 128
 # Tokens that a program takes at once: an item is whole tiles.
 TILE = 64
 # Fields of an item, int32 each: one load's width.
@@ -75,9 +77,14 @@ class AttentionTuning:
     stages: int = 3
 
     @classmethod
-    def for_rows(cls, rows: int) -> AttentionTuning:
-        """Measured on an H100: few rows want deep programs, many rows many shallow ones."""
-        return cls(stages=3 if rows <= 16 else 2 if rows < 128 else 1)
+    def of(cls, heads: Heads, rows: int, multiprocessors: int) -> AttentionTuning:
+        """Three tiles of K and V on their way; two where there are many programs, and few heads in a group,
+        whose registers leave room for more programs on a multiprocessor. By measurements on an H200 of ten
+        shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
+        """
+        group = heads.heads // heads.kv_heads
+        many = rows * heads.kv_heads >= _MANY_PROGRAMS * multiprocessors
+        return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,11 @@ class SplitPolicy:
     wanted: int = 12
     shortest: int = 128
     fixed: int | None = None
+
+    @classmethod
+    def filling(cls, multiprocessors: int, kv_heads: int) -> SplitPolicy:
+        """Of mode `fast`: as many items as make a program for each multiprocessor."""
+        return cls(wanted=max(1, multiprocessors // kv_heads))
 
     def most_items(self, rows: int, pool_tokens: int) -> int:
         """A bound of the items of `rows` rows whose blocks hold `pool_tokens` tokens in all."""

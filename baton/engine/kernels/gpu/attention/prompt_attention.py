@@ -106,7 +106,7 @@ def _prompt_attention(
 
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    attended = tl.zeros((QUERIES, DIM_PADDED), tl.float32)
+    attn_out = tl.zeros((QUERIES, DIM_PADDED), tl.float32)
     keys = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
     n = tl.arange(0, TILE)
 
@@ -131,8 +131,8 @@ def _prompt_attention(
         fade = tl.exp2(highest - higher)
         weights = tl.exp2(scores * scale - higher[:, None])
         total = total * fade + tl.sum(weights, 1)
-        attended = attended * fade[:, None]
-        attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
+        attn_out = attn_out * fade[:, None]
+        attn_out = tl.dot(weights.to(v.dtype), v, attn_out, input_precision="ieee")
         highest = higher
 
     skipped = full_end - full_begin
@@ -150,10 +150,10 @@ def _prompt_attention(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         seen = inside[None, :] & (t[None, :] <= at[:, None]) & (t[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        highest, total, attended = softmax_step(scores, v, highest, total, attended)
+        highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
 
     out_rows = (into + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
-    result = (attended / tl.where(real, total, 1.0)[:, None]).to(dtype)
+    result = (attn_out / tl.where(real, total, 1.0)[:, None]).to(dtype)
     tl.store(out + out_rows[:, None] + d[None, :], result, mask=real[:, None] & in_dim[None, :])
     if WITH_LSE:
         place = lse + (head * GROUP + g).to(tl.int64) * lse_stride + into + r

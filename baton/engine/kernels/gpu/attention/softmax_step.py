@@ -7,11 +7,11 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax_step(scores, v, highest, total, attended):
-    """→ highest, total, attended, with a tile of scores [queries, keys] and values [keys, dim] in them.
+def softmax_step(scores, v, highest, total, attn_out):
+    """→ highest, total, attn_out, with a tile of scores [queries, keys] and values [keys, dim] in them.
 
     Scores are in powers of two, -inf where a row does not see a key. `highest` [queries]: the highest so far,
-    -inf at first; `total` and `attended`: the sums of 2^(score - highest), and of values so weighted.
+    -inf at first; `total` and `attn_out`: the sums of 2^(score - highest), and of values so weighted.
     """
     higher = tl.maximum(highest, tl.max(scores, 1))
     # A tile may show a row nothing: then nothing is added.
@@ -19,6 +19,6 @@ def softmax_step(scores, v, highest, total, attended):
     fade = tl.exp2(highest - base)
     weights = tl.exp2(scores - base[:, None])
     total = total * fade + tl.sum(weights, 1)
-    attended = attended * fade[:, None]
-    attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
-    return higher, total, attended
+    attn_out = attn_out * fade[:, None]
+    attn_out = tl.dot(weights.to(v.dtype), v, attn_out, input_precision="ieee")
+    return higher, total, attn_out

@@ -36,6 +36,7 @@ from baton.engine.kernels.gpu.attention.items import (
 )
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
 
+_TUNING = AttentionTuning()
 # Partial results that a combining program takes at once.
 _COMBINED = 8
 
@@ -134,7 +135,7 @@ def _split_attention(
 
     highest = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PADDED,), tl.float32)
-    attended = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
+    attn_out = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
     layer = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
     if end > position:
         k_row = mine + (HEADS + head) * DIM
@@ -154,7 +155,7 @@ def _split_attention(
         tl.store(place + plane_stride, v, mask=in_dim[None, :])
         highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
         total += 1.0
-        attended += v.to(tl.float32)
+        attn_out += v.to(tl.float32)
 
     first_seen = tl.maximum(position - window + 1, 0)
     stop = tl.minimum(end, position)
@@ -177,16 +178,16 @@ def _split_attention(
             v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        highest, total, attended = softmax_step(scores, v, highest, total, attended)
+        highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
 
     out_rows = row.to(tl.int64) * HEADS + head * GROUP + g
     out_mask = (g < GROUP)[:, None] & in_dim[None, :]
     if parts == 1:
-        result = attended / total[:, None]
+        result = attn_out / total[:, None]
         tl.store(out + out_rows[:, None] * DIM + d[None, :], result.to(dtype), mask=out_mask)
     else:
         part_rows = item * HEADS + head * GROUP + g
-        tl.store(sums + part_rows[:, None] * DIM + d[None, :], attended, mask=out_mask)
+        tl.store(sums + part_rows[:, None] * DIM + d[None, :], attn_out, mask=out_mask)
         tl.store(scales + part_rows * 2, highest, mask=g < GROUP)
         tl.store(scales + part_rows * 2 + 1, total, mask=g < GROUP)
         if ON_CHIP:
@@ -222,7 +223,7 @@ def _combine(
     i = tl.arange(0, COMBINED)
     highest = tl.full((GROUP_POWER,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_POWER,), tl.float32)
-    attended = tl.zeros((GROUP_POWER, DIM_PADDED), tl.float32)
+    attn_out = tl.zeros((GROUP_POWER, DIM_PADDED), tl.float32)
     for part in range(0, parts, COMBINED):
         there = ((part + i) < parts)[:, None] & (g < GROUP)[None, :]
         rows = (first + part + i)[:, None] * HEADS + head * GROUP + g[None, :]
@@ -240,9 +241,9 @@ def _combine(
         fade = tl.exp2(highest - base)
         weights = tl.exp2(peaks - base[None, :])
         total = total * fade + tl.sum(counts * weights, 0)
-        attended = attended * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
+        attn_out = attn_out * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
         highest = higher
-    result = attended / total[:, None]
+    result = attn_out / total[:, None]
     rows = row.to(tl.int64) * HEADS + head * GROUP + g
     mask = (g < GROUP)[:, None] & (d < DIM)[None, :]
     tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
@@ -271,7 +272,6 @@ def split_attention(
     """
     _check(out, qkv, cache, block_table, rotary, items, heads)
     group = heads.heads // heads.kv_heads
-    tuning = tuning or AttentionTuning.for_rows(qkv.shape[0])
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     _split_attention[(heads.kv_heads, items.items.shape[0] if most_items is None else most_items)](
         qkv,
@@ -304,9 +304,9 @@ def split_attention(
         TILE=TILE,
         QK_NORM=norms is not None,
         UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
-        STAGES=tuning.stages,
+        STAGES=(tuning or _TUNING).stages,
         COMBINED=_COMBINED,
-        num_warps=tuning.warps,
+        num_warps=(tuning or _TUNING).warps,
     )
 
 

@@ -16,7 +16,7 @@ constexpr bool RESIDUAL = EPILOGUE == 1, SWIGLU = EPILOGUE == 2;
 // Rows of W that a block loads, which is also how many sums a thread has: 64 rows by twice as many, of 128 threads.
 constexpr int HALF = SWIGLU ? COLUMNS : COLUMNS / 2, EIGHTS = COLUMNS / 8;
 constexpr u32 X_BYTES = ROWS * DEPTH * 2, HALF_BYTES = HALF * DEPTH * 2, W_BYTES = 2 * HALF_BYTES;
-// What the loads say of how long a line is wanted: W is read once, x by every block.
+// L2 eviction hints of the loads: W is read once, x by every block.
 constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -41,8 +41,8 @@ __device__ __forceinline__ void arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// With `.release.cluster` a barrier of the whole GPU's memory would stand before it, twice as long as a tile's work;
-// what is told here is only that this block has read.
+// Relaxed: it reports only that this block has read. `.release.cluster` would add a fence of the whole GPU's memory,
+// which takes twice as long as a tile's work.
 __device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_for_both(u32 to, const TensorMap* map, int 
       : "memory");
 }
 
-// A tile in shared memory as the matrix units are told of it: rows of 128 bytes, swizzled, eight of them in 1,024.
+// The matrix units' descriptor of a tile in shared memory: rows of 128 bytes, swizzled, eight of them in 1,024.
 __device__ __forceinline__ u64 descriptor(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }
@@ -97,8 +97,8 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
   return rounded(__fdividef(g, 1.0f + __expf(-g))) * rounded(up);
 }
 
-// A product as it is stored. Of every eight columns of a tile a thread has two, in two rows eight apart: this says
-// where, `row` and `column` being its first.
+// Where a thread stores its part of a product: of every eight columns of a tile it has two, in two rows eight apart;
+// `row` and `column` are its first.
 struct Results {
   unsigned short* out;
   int row, column, M, N;
@@ -127,7 +127,7 @@ __device__ __forceinline__ float4* part_at(float4* parts, int split, int eight) 
 }
 
 // Whether the 128 threads of this group are the last of their tile's splits to come here; each has written its part
-// before. Nobody waits for another block: a split that is not the last has nothing left to do, so the product ends
+// before. No block waits for another: a split that is not the last has nothing left to do, so the product ends
 // however few blocks the GPU runs at a time. The last sees all parts, and leaves the count at zero for the next launch.
 __device__ __forceinline__ bool arrives_last(u32* arrived, int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
@@ -281,7 +281,7 @@ wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ Te
         }
       }
     } else if (threadIdx.x == 32) {
-      // The weights are nobody's result; x is that of the kernel in front, which may still run.
+      // No kernel computes the weights; x is a result of the preceding kernel, which may still run.
       asm volatile("griddepcontrol.wait;" ::: "memory");
       for (int item = first; item < items; item += stride) {
         const int unit = item / SPLITS, split = item % SPLITS;
@@ -332,7 +332,7 @@ wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ Te
       if constexpr (SWIGLU) {
         store_swiglu(sums, results);
       } else if (top < M) {
-        // What the kernels in front wrote is whole since x came; these threads need to be told, too.
+        // The preceding kernels' writes are complete since x arrived; these threads must wait for them, too.
         asm volatile("griddepcontrol.wait;" ::: "memory");
         const int place = (unit * 2 + (int)rank) * 2 + group - 1;
         finish(sums, split, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);

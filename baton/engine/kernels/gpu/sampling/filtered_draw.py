@@ -1,7 +1,7 @@
 """The draw among what edits and filters have left: the largest of (logit / temperature + Gumbel noise).
 
-As `pick`, with the same noise; but noise is long code, so a program computes it for those quads of tokens
-alone that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
+As `sample_simple`, with the same noise; but noise is long code, so a program computes it only for those quads
+of tokens that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
 token is counted where its request penalises repetition.
 """
 
@@ -12,7 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.sampling.pick import NOWHERE, PURPOSE, best_of, first_peak, gumbel_noise
+from baton.engine.kernels.gpu.sampling.sample_simple import (
+    NOWHERE,
+    PURPOSE,
+    best_of,
+    first_peak,
+    gumbel_noise,
+)
 from baton.engine.kernels.gpu.sampling.sampler_rows import (
     EDITED,
     FEATURES,
@@ -104,7 +110,7 @@ def _draw(
 
 
 @triton.jit
-def _settle(
+def _finalize(
     best, best_at, row_drawn, records, row_slot, row_place, in_output, VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +139,7 @@ def draw_filtered(
     [slots, V] int32.
 
     `rows`: slot, position (of the token read) and place of each, [R] int32; records [slots, 32] int32;
-    `places` as `pick_places` makes them. Raises ValueError where they are of another vocabulary.
+    `places` as `sample_places` makes them. Raises ValueError where they are of another vocabulary.
     """
     count, vocab = logits.shape
     chunks = triton.cdiv(vocab, chunk)
@@ -143,7 +149,7 @@ def draw_filtered(
         logits, edited, space.cuts, space.floors, records, *rows, space.quads, space.counts, *places,
         VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, TILE=_TILE, num_warps=8,
     )  # fmt: skip
-    _settle[(count,)](
+    _finalize[(count,)](
         *places, row_drawn, records, rows[0], rows[2], in_output,
         VOCAB=vocab, CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), num_warps=1,
     )  # fmt: skip

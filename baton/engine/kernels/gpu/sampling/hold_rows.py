@@ -1,4 +1,4 @@
-"""Which rows draw in this step: one whose request wants masks waits for the mask of that very token.
+"""Which rows draw in this step: one whose request uses masks waits for the mask of that very token.
 
 The only kernel that reads the masks' tags, so that whatever the host writes meanwhile, all that follow see
 one decision; and a kernel of its own, so that they see every bit of a mask whose tag it has seen.

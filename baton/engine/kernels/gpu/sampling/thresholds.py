@@ -7,7 +7,7 @@ of the whole.
     narrow    asks it in float32 at PIVOTS points between two bounds, TURNS times if need be
     gather    the logits that the bounds leave: the candidates
     weigh     for top-p alone, in float64: the mass above these, and of the whole
-    settle    searches among the candidates, exactly, by halving the order-preserving integers of float32;
+    search    searches among the candidates, exactly, by halving the order-preserving integers of float32;
               top-p over what top-k left is a second search among the same
 
     sums [R, chunks, PIVOTS]: measure of a chunk's logits above each pivot; pivot 0 is -inf: the whole
@@ -48,7 +48,7 @@ _DOUBT = tl.constexpr(1e-4)
 _FAR = tl.constexpr(40.0)
 # So few logits above the lower bound need no narrower one.
 _FEW = tl.constexpr(1024)
-# Candidates of each chunk that `settle` holds at once.
+# Candidates of each chunk that `search` holds at once.
 _WIDTH = 128
 
 
@@ -251,7 +251,7 @@ def _search(
 
 
 @triton.jit
-def _settle(
+def _search_candidates(
     peaks, bounds, candidates, counts, masses, cuts, floors, records, row_slot, row_place,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -366,7 +366,7 @@ def find_thresholds(
         logits, edited, peaks, bounds[TURNS], space.masses, records, *rows,
         BLOCK=min(chunk, 1024), num_warps=8, **sizes,
     )  # fmt: skip
-    _settle[(count,)](
+    _search_candidates[(count,)](
         peaks, bounds[TURNS], space.candidates, space.counts, space.masses, space.cuts, space.floors,
         records, *rows, WIDTH=_WIDTH, num_warps=8, **sizes,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def _list_best(
 
 
 @triton.jit
-def _tell(
+def _write_records(
     logits, peaks, sums, lists, records, row_slot, row_place, row_drawn, control, ring_records,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr, BEST: tl.constexpr,
     CAPACITY: tl.constexpr, TOP: tl.constexpr,
@@ -123,7 +123,7 @@ def write_logprobs(
     _list_best[(count, chunks)](
         logits, *scratch, records, *rows, VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, BEST=_BEST, num_warps=8
     )
-    _tell[(count,)](
+    _write_records[(count,)](
         logits, *scratch, records, *rows, row_drawn, control, ring_records,
         VOCAB=vocab, CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), BEST=_BEST,
         CAPACITY=ring[0], TOP=ring[1], num_warps=4,

@@ -171,7 +171,7 @@ def begin(
     does, and takes what stands behind it as well.
 
     `item_bounds` [GROUPS, 2] int32: each cache group's window, and the attention items that its list holds
-    beyond one a row. With parts of FIXED tokens (mode `exact`) rows that share blocks can want more than that
+    beyond one a row. With parts of FIXED tokens (mode `exact`) rows that share blocks can need more than that
     in all: the first rows that fit are run, the others are held, and the next step begins with the first of
     those. One row alone always fits, so none is held for ever.
     """

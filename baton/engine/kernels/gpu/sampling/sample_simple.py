@@ -2,7 +2,7 @@
 
 The same numbers as `baton.engine.sampling.reference`: noise is Philox(seed, position, purpose, vocabulary
 index) in float64; temperature 0 takes the largest logit; of equals the lowest index wins. A row's vocabulary
-is cut into chunks, a program each; `settle` takes the best of them.
+is cut into chunks, a program each; `reduce` takes the best of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gumbel_noise(word):
 
 
 @triton.jit
-def _pick(
+def _sample_simple(
     logits,
     control,
     clocks,
@@ -121,12 +121,12 @@ def best_of(best, best_at, row, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr
 
 
 @triton.jit
-def _settle(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
+def _reduce(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
     row = tl.program_id(0)
     tl.store(row_drawn + row, best_of(best, best_at, row, CHUNKS, CHUNKS_POWER))
 
 
-def pick_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+def sample_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """Where the chunks' bests stand: values and indices [rows, chunks]."""
     shape = rows, triton.cdiv(vocab, chunk)
     return (
@@ -135,7 +135,7 @@ def pick_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK)
     )
 
 
-def pick(
+def sample_simple(
     row_drawn: Tensor,
     logits: Tensor,
     row_slot: Tensor,
@@ -148,7 +148,7 @@ def pick(
     """logits [R, V] → row_drawn [R] int32, by the parameters in the slots' records [slots, 128] uint8.
 
     row_slot, row_position [R] int32, the position that of the token read. Raises ValueError where `places`
-    (`pick_places`) are of another vocabulary.
+    (`sample_places`) are of another vocabulary.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, CHUNK)
@@ -156,7 +156,7 @@ def pick(
         raise ValueError(f"the places are {tuple(places[0].shape)}, the logits {tuple(logits.shape)}")
     temperatures = records.view(torch.float32).view(-1)[_TEMPERATURE.value :]
     seeds = records.view(torch.int64).view(-1)[_SEED.value :]
-    _pick[(rows, chunks)](
+    _sample_simple[(rows, chunks)](
         logits,
         control,
         clocks,
@@ -171,6 +171,6 @@ def pick(
         CHUNKS=chunks,
         num_warps=8,
     )
-    _settle[(rows,)](
+    _reduce[(rows,)](
         *places, row_drawn, CHUNKS=chunks, CHUNKS_POWER=triton.next_power_of_2(chunks), num_warps=1
     )

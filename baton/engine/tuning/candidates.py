@@ -1,0 +1,67 @@
+"""Which kernels are tried for a product: those that were the fastest anywhere when a wide choice of tiles was
+measured on an H100 and an H200, over four shapes of three families.
+
+Up to 64 rows a product is bound by the bytes of W, and kernels that stream W once win; above that the
+vendor's library nearly always does, but for `wide_product` at 256 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.engine.forward.gemm import Choice, Library
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
+from baton.engine.model.modules import Product
+
+# Rows that are measured. Other batch sizes take the entry of the power of two above.
+BUCKETS = (1, 16, 32, 64, 128, 256)
+
+_GEMV = (
+    (8, 512, 4, 3), (4, 1024, 4, 1), (8, 512, 4, 1), (4, 512, 4, 4), (4, 512, 4, 1), (4, 2048, 4, 1),
+    (16, 256, 4, 4), (4, 1024, 4, 3), (8, 1024, 4, 1), (16, 512, 4, 3), (4, 2048, 8, 1), (2, 4096, 8, 1),
+)  # fmt: skip
+# rows of x: (columns, width, splits, stages, warps)
+_SKINNY = {
+    16: (
+        (64, 128, 2, 5, 4), (64, 128, 1, 5, 4), (128, 128, 1, 3, 4), (128, 64, 4, 5, 8), (64, 128, 1, 4, 4),
+        (128, 64, 1, 5, 8), (64, 128, 4, 4, 4), (64, 256, 1, 3, 4), (64, 128, 2, 4, 4),
+    ),
+    32: (
+        (64, 128, 2, 5, 4), (64, 128, 1, 4, 4), (64, 128, 1, 5, 4), (128, 128, 1, 3, 4), (128, 64, 1, 5, 8),
+        (64, 128, 4, 4, 4),
+    ),
+    64: (
+        (64, 128, 1, 4, 4), (128, 64, 1, 5, 8), (128, 128, 1, 3, 4), (64, 64, 1, 6, 4), (64, 128, 2, 4, 4),
+    ),
+    128: ((128, 64, 1, 4, 8), (64, 64, 2, 6, 4), (64, 64, 1, 6, 4), (64, 128, 1, 3, 4)),
+}  # fmt: skip
+# columns of results, tiles of x and of W on their way
+_WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
+_WIDE_UNGATED = (
+    (256, 4, 5, 1), (224, 4, 5, 1), (192, 4, 6, 1), (96, 4, 12, 1), (192, 4, 6, 2), (128, 4, 9, 2),
+    (192, 4, 6, 3), (256, 4, 5, 4),
+)  # fmt: skip
+
+
+def candidates(product: Product, rows: int) -> list[Choice]:
+    """The kernels to try for a product of `rows` rows, the library first."""
+    found: list[Choice] = [Library()]
+    if rows == 1:
+        found += [GemvTuning(*shape) for shape in _GEMV]
+    tile = max(16, 1 << (rows - 1).bit_length())
+    found += [SkinnyTuning(tile, *shape) for shape in _SKINNY.get(tile, ())]
+    if rows > 128 and runs_here():
+        found += _wide(product)
+    return found
+
+
+def _wide(product: Product) -> Iterator[Choice]:
+    if product.linear.bias is not None or product.epilogue not in WIDE_EPILOGUES:
+        return
+    if product.epilogue.gated:
+        yield from (WideTuning(*shape) for shape in _WIDE)
+    else:
+        yield from (WideTuning(*shape) for shape in _WIDE_UNGATED)

@@ -1,0 +1,78 @@
+"""Compiles the kernels that will be measured into Triton's cache, in several processes at once: a kernel
+takes a second or two, and a model needs about a hundred."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as FuturesTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
+
+from baton.engine.forward.gemm import Choice
+from baton.engine.kernels.fusion import Epilogue
+
+_MOST_PROCESSES = 14
+# W [rows, K] and rows of x of a compilation: any that kernels are not specialized for.
+_ROWS, _DEPTH = 256, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it."""
+
+    choice: Choice
+    epilogue: Epilogue
+    norm: bool
+    bias: bool
+    dtype: str
+
+
+def compile_all(
+    variants: Iterable[Variant], device: int, deadline_s: float, progress: Callable[[int, int], None]
+) -> None:
+    """Compiles until all are done or `time.monotonic()` reaches `deadline_s`; the rest is compiled where it
+    is first used. `progress` is called with variants done and in total. A variant that does not compile
+    on this GPU is left to whoever measures it."""
+    wanted = list(dict.fromkeys(variants))
+    workers = min(_MOST_PROCESSES, max(1, (os.cpu_count() or 2) - 2), max(1, len(wanted)))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context)
+    try:
+        jobs = [pool.submit(_compile, variant, device) for variant in wanted]
+        with suppress(FuturesTimeoutError):
+            left = max(0.0, deadline_s - time.monotonic())
+            for done, job in enumerate(as_completed(jobs, timeout=left), 1):
+                job.exception()
+                progress(done, len(jobs))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile(variant: Variant, device: int) -> None:
+    """Runs the kernel once on small operands."""
+    import torch
+
+    from baton.engine.forward.gemm import Scratch, run_product, space_needed
+    from baton.engine.kernels.fusion import Norm
+    from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+    from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+    from baton.engine.model.modules import Linear, Product
+
+    torch.cuda.set_device(device)
+    dtype, place = getattr(torch, variant.dtype), torch.device("cuda", device)
+    rows = 1
+    if not isinstance(variant.choice, GemvTuning):
+        rows = variant.choice.rows if isinstance(variant.choice, SkinnyTuning) else _ROWS
+    gated = 2 if variant.epilogue.gated else 1
+    x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
+    bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
+    weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
+    norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
+    product = Product("", Linear(weight, bias), variant.epilogue, norm)
+    space = space_needed(rows, product, variant.choice)
+    run_product(out, x, product, variant.choice, Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype))
+    torch.cuda.synchronize()

@@ -1,0 +1,79 @@
+"""Times the kernels that may compute a product, over weights that are not in the GPU's cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from baton.engine.forward.gemm import Choice, Scratch, run_product, space_needed
+from baton.engine.kernels.fusion import Norm
+from baton.engine.model.modules import Linear, Product
+from baton.engine.tuning.candidates import candidates
+
+# Bytes of weights that a measurement goes through: several times the second-level cache of an H200.
+_ROTATED_BYTES = 400e6
+_REPLAYS = 8
+
+
+def measure(
+    product: Product, rows: int, dtype: torch.dtype, device: torch.device
+) -> list[tuple[float, Choice]]:
+    """(microseconds, choice) of each candidate that this GPU can run, fastest first.
+
+    `product` has shapes, epilogue and norms; its weights are not read and may be on the meta device. The norm
+    of a product's result is the same whatever computes the product, and is left out.
+    """
+    n, k = product.linear.weight.shape
+    copies = max(1, int(_ROTATED_BYTES // (n * k * dtype.itemsize)))
+    x = torch.randn(rows, k, device=device, dtype=dtype)
+    out = torch.zeros(rows, product.outputs, device=device, dtype=dtype)
+    norm = None if product.norm is None else Norm(torch.ones(k, device=device, dtype=dtype), product.norm.eps)
+    bias = None if product.linear.bias is None else torch.zeros(n, device=device, dtype=dtype)
+
+    def drawn() -> Product:
+        weight = torch.randn(n, k, device=device, dtype=dtype).mul_(0.02)
+        return replace(product, linear=Linear(weight, bias), norm=norm, post_norm=None)
+
+    rotated = [drawn() for _ in range(copies)]
+    results: list[tuple[float, Choice]] = []
+    for choice in candidates(product, rows):
+        space = space_needed(rows, product, choice)
+        scratch = Scratch(rows, k, 2 * product.outputs, space, device, dtype)
+
+        def launch(choice: Choice = choice, scratch: Scratch = scratch) -> None:
+            for one in rotated:
+                run_product(out, x, one, choice, scratch)
+
+        try:
+            results.append((graph_us(launch, _REPLAYS) / copies, choice))
+        except Exception:  # more shared memory than this GPU has, say: not a candidate here
+            continue
+    return sorted(results, key=lambda result: result[0])
+
+
+def graph_us(launch: Callable[[], None], replays: int = 12) -> float:
+    """Microseconds that the launches of `launch` take as a CUDA graph, the median of `replays`."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(replays + 1)
+    ]
+    for _ in range(3):
+        graph.replay()
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+    return float(times[len(times) // 2]) * 1e3

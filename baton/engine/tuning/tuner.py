@@ -1,0 +1,124 @@
+"""Measures the products that no table has, within a time limit, and keeps the results on disk.
+
+    products × rows ─▶ those not in the table ─▶ compile, in parallel ─▶ measure, one after the other ─▶ file
+
+Workers of one machine measure one after another, under a lock: of several that start at the same time the
+first measures, and the others find its results.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.engine.forward.gemm import Choice, Library, ProductKey, dtype_name
+from baton.engine.forward.gemm_table import ProductTable, entry_of, key_of, read_entries, tuned_file
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
+from baton.engine.model.modules import Product
+from baton.engine.tuning.candidates import BUCKETS, candidates
+from baton.engine.tuning.compilation import Variant, compile_all
+from baton.engine.tuning.measurement import measure
+
+# Seconds that a start may spend on it, two thirds of them on compilation.
+LIMIT_S = 60.0
+_COMPILE_SHARE = 2 / 3
+# The order in which rows are measured, where time may not suffice for all.
+_IMPORTANCE = (1, 32, 64, 16, 128, 256)
+assert sorted(_IMPORTANCE) == sorted(BUCKETS)
+
+Progress = Callable[[str, int, int], None]
+"""Called with a phase (`compiling`, `measuring`), what is done, and what there is to do."""
+
+
+def missing(
+    products: Sequence[Product], rows: int, dtype: torch.dtype, table: ProductTable
+) -> list[tuple[Product, int]]:
+    """Products and numbers of rows, up to `rows`, that the table has no measured choice for."""
+    most = 1 << (rows - 1).bit_length()
+    buckets = [bucket for bucket in _IMPORTANCE if bucket <= max(16, most)]
+    return [
+        (product, bucket)
+        for bucket in buckets
+        for product in products
+        if not table.knows(ProductKey.of(product, bucket, dtype))
+    ]
+
+
+def tune(
+    wanted: Sequence[tuple[Product, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    limit_s: float | None = LIMIT_S,
+) -> list[dict[str, Any]]:
+    """The table's entries of `wanted`, in that order as far as `limit_s` seconds suffice; None: of all."""
+    began = time.monotonic()
+    deadline = began + (limit_s if limit_s is not None else 1e9)
+    compile_deadline = began + (limit_s * _COMPILE_SHARE if limit_s is not None else 1e9)
+    compile_all(
+        _variants(wanted, dtype),
+        device.index or 0,
+        compile_deadline,
+        lambda done, total: progress("compiling", done, total),
+    )
+    entries = []
+    for number, (product, rows) in enumerate(wanted):
+        if time.monotonic() > deadline:
+            break
+        progress("measuring", number, len(wanted))
+        results = measure(product, rows, dtype, device)
+        if results:
+            microseconds, choice = results[0]
+            entries.append(entry_of(ProductKey.of(product, rows, dtype), choice, microseconds))
+    torch.cuda.empty_cache()
+    return entries
+
+
+def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iterator[Variant]:
+    for product, rows in wanted:
+        for choice in candidates(product, rows):
+            if not isinstance(choice, Library | WideTuning):
+                yield _variant(product, choice, dtype)
+
+
+def _variant(product: Product, choice: Choice, dtype: torch.dtype) -> Variant:
+    bias = product.linear.bias is not None
+    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype))
+
+
+def save(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Adds entries to a table's file, in place of those of the same keys; atomically."""
+    table = {key_of(entry): entry for entry in [*read_entries(path), *entries]}
+    lines = ",\n".join(" " + json.dumps(entry) for entry in table.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}.tmp")
+    new.write_text(f"[\n{lines}\n]\n")
+    new.replace(path)
+
+
+@contextmanager
+def tuning_lock(gpu_name: str, timeout_s: float) -> Iterator[bool]:
+    """Holds the lock of this machine's tuning; False where another process kept it for `timeout_s`."""
+    path = tuned_file(gpu_name).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + timeout_s
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    yield False
+                    return
+                time.sleep(0.2)
+            else:
+                yield True
+                return

@@ -1,0 +1,155 @@
+"""`loadgen size`: computes how many prefill and decode workers a load needs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.analysis.presets import PRESETS
+from loadgen.analysis.slo import parse_goodput
+from loadgen.common.errors import LoadgenError
+from loadgen.common.formatting import limits, number, percent
+from loadgen.reports.console import plain_table
+from loadgen.sizing.plan import Load, Plan, plan
+from loadgen.sizing.rates import read_rates, shipped
+
+HELP = "compute how many prefill and decode workers a load needs"
+DESCRIPTION = (
+    "Computes the fewest prefill and decode workers, each with one GPU, that carry each arrival rate within "
+    "the limits, from measured rates. Calls no server. Exit code 2: the limits cannot be met."
+)
+_LIMITS = {"ttft", "tpot"}
+_LEGEND = (
+    "/GPU: req/s a GPU; busy: prefill workers; TTFT, TPOT: not exceeded by {:.1%} of the requests;\n"
+    "batch: mean of a decode worker; GB/s: KV sent by each prefill worker; bound: of a decode worker"
+)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this command."""
+    parser.add_argument(
+        "measured", metavar="RATES", help=f"file of measured rates (YAML), or one of: {', '.join(shipped())}"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="+", required=True, metavar="R", help="requests per second"
+    )
+    parser.add_argument("--input-len", type=float, required=True, metavar="N", help="mean prompt tokens")
+    parser.add_argument("--output-len", type=float, required=True, metavar="N", help="mean output tokens")
+    parser.add_argument(
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="limits, ttft:500 tpot:30"
+    )
+    parser.add_argument("--preset", choices=PRESETS, help="published limits")
+    parser.add_argument(
+        "--attainment", type=float, metavar="SHARE", help="share of requests within both limits (default 0.9)"
+    )
+    parser.add_argument(
+        "--input-cv",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="standard deviation / mean of prompt tokens (default %(default)g)",
+    )
+    parser.add_argument(
+        "--prefix-hits",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of prompt tokens found in the prefix cache (default %(default)g)",
+    )
+    parser.add_argument(
+        "--spare",
+        type=int,
+        default=0,
+        metavar="N",
+        help="workers of each role that may be away (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Prints the table; returns 0."""
+    rates, load = read_rates(arguments.measured), _load(arguments)
+    if not all(0 < rate < float("inf") for rate in arguments.rates):
+        raise LoadgenError("--rates must be positive")
+    if arguments.spare < 0:
+        raise LoadgenError("--spare must not be negative")
+    plans = [plan(rates, load, rate, arguments.spare) for rate in arguments.rates]
+    if arguments.json:
+        rows = [dataclasses.asdict(one) | {"gpus": one.gpus} for one in plans]
+        document = {"rates": rates.model_dump(), "load": dataclasses.asdict(load), "plans": rows}
+        print(json.dumps(document))
+        return 0
+    console = Console(highlight=False)
+    console.print(Text(f"{rates.model} on {rates.gpu}; {rates.source}"), soft_wrap=True)
+    console.print(Text(_words(load)), soft_wrap=True)
+    console.print(table(plans))
+    console.print(Text(_LEGEND.format(load.share), style="dim"), soft_wrap=True)
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    """The load and its limits. Raises LoadgenError where a value makes no sense."""
+    preset = PRESETS[arguments.preset] if arguments.preset else None
+    goodput = (preset.goodput if preset else {}) | parse_goodput(arguments.goodput)
+    if set(goodput) != _LIMITS:
+        raise LoadgenError("size needs the limits ttft and tpot, and no others: --goodput ttft:500 tpot:30")
+    attainment = arguments.attainment or (preset.attainment if preset else 0.9)
+    if not 0 < attainment < 1:
+        raise LoadgenError("--attainment must lie between 0 and 1")
+    if not (1 <= arguments.input_len < float("inf") and 1 <= arguments.output_len < float("inf")):
+        raise LoadgenError("--input-len and --output-len must be at least 1")
+    if not 0 <= arguments.prefix_hits < 1:
+        raise LoadgenError("--prefix-hits must be at least 0 and below 1")
+    if not 0 <= arguments.input_cv < float("inf"):
+        raise LoadgenError("--input-cv must not be negative")
+    return Load(
+        input_tokens=arguments.input_len,
+        output_tokens=arguments.output_len,
+        ttft_s=goodput["ttft"] / 1e3,
+        tpot_s=goodput["tpot"] / 1e3,
+        attainment=attainment,
+        prefix_hits=arguments.prefix_hits,
+        input_variation=arguments.input_cv,
+    )
+
+
+def table(plans: list[Plan]) -> Table:
+    """A row for each arrival rate; 80 columns wide at most."""
+    shown = plain_table()
+    shown.padding = (0, 1, 0, 0)
+    for name in ("req/s", "prefill", "decode", "GPUs", "/GPU", "busy", "TTFT ms", "batch", "TPOT ms", "GB/s"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("bound", no_wrap=True)
+    for one in plans:
+        shown.add_row(
+            number(one.rate),
+            _workers(one.prefill, one.spare),
+            _workers(one.decode, one.spare),
+            str(one.gpus),
+            number(one.rate / one.gpus),
+            f"{one.prefill_busy:.0%}",
+            number(one.ttft_s * 1e3),
+            number(one.batch),
+            number(one.tpot_s * 1e3),
+            number(one.kv_gb_s),
+            one.bound.value,
+        )
+    return shown
+
+
+def _workers(needed: int, spare: int) -> str:
+    return f"{needed}+{spare}" if spare else str(needed)
+
+
+def _words(load: Load) -> str:
+    wanted = limits({"ttft": load.ttft_s * 1e3, "tpot": load.tpot_s * 1e3})
+    hits = f" ({percent(load.prefix_hits)} of them cached)" if load.prefix_hits else ""
+    return (
+        f"{load.input_tokens:,.0f} prompt tokens{hits}, {load.output_tokens:,.0f} output tokens; "
+        f"{percent(load.attainment)} within {wanted}"
+    )

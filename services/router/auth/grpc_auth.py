@@ -1,0 +1,51 @@
+"""Refuses gRPC calls without an API key: UNAUTHENTICATED with Baton's error details."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from baton.errors import BatonError
+from services.common.errors import abort
+from services.router.auth.api_keys import ApiKeys
+
+if TYPE_CHECKING:  # generic in its stub file only
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    _ServerInterceptor = grpc.aio.ServerInterceptor
+
+# Probes have no key.
+_OPEN = "/grpc.health.v1.Health/"
+
+
+class GrpcAuth(_ServerInterceptor):
+    """Checks each call before its first message is read."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
+        details: Any = handler_call_details
+        if not details.method.startswith(_OPEN):
+            given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
+            try:
+                self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc")
+            except BatonError as error:
+                return _refusal(error)
+        return await continuation(handler_call_details)
+
+
+def _refusal(error: BatonError) -> grpc.RpcMethodHandler[Any, Any]:
+    """A stream handler, which answers unary calls as well and reads no message."""
+
+    async def refuse(messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,0 +1,142 @@
+"""Tuning of products at a start, without a GPU: what is measured, in what order, how long, what is kept."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.forward import gemm_table
+from baton.engine.forward.gemm import Choice, Library, ProductKey
+from baton.engine.forward.gemm_table import ProductTable, entry_of, read_entries, tuned_file
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
+from baton.engine.model.modules import Linear, Product
+from baton.engine.tuning import candidates as candidates_module
+from baton.engine.tuning import tuner
+from baton.engine.tuning.candidates import BUCKETS, candidates
+
+BF16 = torch.bfloat16
+
+
+def _product(name: str = "qkv", n: int = 4608, k: int = 3584, *, bias: bool = False) -> Product:
+    weight = torch.empty(n, k, device="meta", dtype=BF16)
+    gain = torch.empty(k, device="meta", dtype=BF16)
+    return Product(
+        name, Linear(weight, torch.empty(n, device="meta") if bias else None), norm=Norm(gain, 1e-5)
+    )
+
+
+def _entry(product: Product, rows: int, choice: Choice) -> dict[str, object]:
+    return entry_of(ProductKey.of(product, rows, BF16), choice, 1.0)
+
+
+def test_what_no_table_has_is_measured_the_most_used_rows_first() -> None:
+    known, other = _product(), _product("down", 3584, 18944)
+    table = ProductTable([_entry(known, rows, Library()) for rows in BUCKETS])
+    wanted = tuner.missing([known, other], 256, BF16, table)
+    assert [product.name for product, _ in wanted] == ["down"] * len(BUCKETS)
+    assert [rows for _, rows in wanted][:3] == [1, 32, 64]
+    assert sorted(rows for _, rows in wanted) == sorted(BUCKETS)
+
+
+@pytest.mark.parametrize(("rows", "measured"), [(1, [1, 16]), (24, [1, 16, 32]), (64, [1, 16, 32, 64])])
+def test_no_more_rows_are_measured_than_there_are_slots(rows: int, measured: list[int]) -> None:
+    wanted = tuner.missing([_product()], rows, BF16, ProductTable([]))
+    assert sorted(bucket for _, bucket in wanted) == measured
+
+
+def test_mode_exact_measures_nothing() -> None:
+    assert tuner.missing([_product()], 256, BF16, ProductTable([], exact=True)) == []
+
+
+def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def measure(product: Product, rows: int, *_: object) -> list[tuple[float, Choice]]:
+        seen.append(rows)
+        time.sleep(0.02)
+        return [(1.0, Library())]
+
+    monkeypatch.setattr(tuner, "compile_all", lambda *_: None)
+    monkeypatch.setattr(tuner, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    wanted = tuner.missing([_product()], 256, BF16, ProductTable([]))
+    progress: list[tuple[str, int, int]] = []
+    entries = tuner.tune(wanted, BF16, torch.device("cpu"), lambda *at: progress.append(at), limit_s=0.01)
+    assert seen == [1]
+    assert len(entries) == 1
+    assert progress == [("measuring", 0, len(BUCKETS))]
+    assert len(tuner.tune(wanted, BF16, torch.device("cpu"), lambda *_: None, limit_s=None)) == len(BUCKETS)
+
+
+def test_results_are_kept_beside_the_kernels_and_go_before_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm_table, "kernel_cache", lambda: tmp_path)
+    gpu, product = "NVIDIA H100 80GB HBM3", _product(n=6144, k=4096)
+    key = ProductKey.of(product, 32, BF16)
+    shipped = ProductTable.for_gpu(gpu).choice(key)
+    measured = SkinnyTuning(32, 128, 64, 4, 3, 8)
+    assert measured != shipped
+    tuner.save(tuned_file(gpu), [_entry(product, 32, measured)])
+    tuner.save(tuned_file(gpu), [_entry(product, 64, Library())])
+    assert ProductTable.for_gpu(gpu).choice(key) == measured
+    assert ProductTable.for_gpu(gpu, tuned=False).choice(key) == shipped
+    assert len(read_entries(tuned_file(gpu))) == 2
+    assert [path.suffix for path in tuned_file(gpu).parent.iterdir()] == [".json"]
+
+
+def test_a_damaged_file_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_table, "kernel_cache", lambda: tmp_path)
+    path = tuned_file("some gpu")
+    path.parent.mkdir(parents=True)
+    path.write_text('[{"product": "qk')
+    assert len(tuner.missing([_product()], 256, BF16, ProductTable.for_gpu("some gpu"))) == len(BUCKETS)
+
+
+def test_one_process_of_a_machine_tunes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_table, "kernel_cache", lambda: tmp_path)
+    with tuner.tuning_lock("some gpu", 1.0) as first, tuner.tuning_lock("some gpu", 0.0) as second:
+        assert first
+        assert not second
+    with tuner.tuning_lock("some gpu", 0.0) as third:
+        assert third
+
+
+@pytest.mark.parametrize("rows", BUCKETS)
+def test_candidates_fit_the_product(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_module, "runs_here", lambda: True)
+    for product in (_product(), _product(bias=True), Product("up", _product().linear, Epilogue.GEGLU)):
+        found = candidates(product, rows)
+        assert isinstance(found[0], Library)
+        assert len(set(found)) == len(found)
+        assert all(choice.rows >= min(rows, 128) for choice in found if isinstance(choice, SkinnyTuning))
+        assert any(isinstance(choice, GemvTuning) for choice in found) == (rows == 1)
+        wide = any(isinstance(choice, WideTuning) for choice in found)
+        fits = product.linear.bias is None and product.epilogue is not Epilogue.GEGLU
+        assert wide == (rows > 128 and fits)
+
+
+def test_a_shape_like_one_that_was_measured_takes_its_choice() -> None:
+    choice = SkinnyTuning(32, 128, 64, 4, 3, 8)
+    entry = _entry(_product(n=4096, k=4096), 32, choice)
+    near, far = _product(n=6144, k=4096), _product(n=151936, k=896)
+    for table in (ProductTable([entry]), ProductTable([], similar=[entry])):
+        assert table.choice(ProductKey.of(near, 24, BF16)) == choice
+        assert table.choice(ProductKey.of(far, 24, BF16)) != choice
+        assert table.choice(ProductKey.of(_product("down"), 24, BF16)) != choice
+        assert table.choice(ProductKey.of(near, 64, BF16)) != choice
+        assert not table.knows(ProductKey.of(near, 24, BF16))
+
+
+def test_a_gpu_without_a_table_takes_that_of_its_generation() -> None:
+    key = ProductKey.of(_product("gate_up", 28672, 4096), 16, BF16)
+    of_h100 = ProductTable.for_gpu("NVIDIA H100 80GB HBM3", tuned=False).choice(key)
+    assert ProductTable.for_gpu("NVIDIA H20", tuned=False, capability=(9, 0)).choice(key) == of_h100
+    other = ProductTable.for_gpu("NVIDIA A100", tuned=False, capability=(8, 0))
+    assert other.choice(key) == ProductTable([]).choice(key)

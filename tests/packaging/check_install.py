@@ -1,0 +1,69 @@
+"""Imports modules, and asks every command for its help, in the Python that runs this file.
+
+    python check_install.py MODULE...
+
+Of a package of Baton's every module is imported. Prints a line for each failure. Needs nothing but Baton, so
+that it runs where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+
+OURS = ("baton", "kvtransfer", "loadgen", "services")
+
+
+def import_failures(modules: Sequence[str]) -> Iterator[str]:
+    """Which of these modules cannot be imported, and of ours what is in them."""
+    for first in modules:
+        names = [first]
+        while names:
+            name = names.pop()
+            try:
+                module = importlib.import_module(name)
+            except Exception as error:
+                yield f"import {name}: {type(error).__name__}: {error}"
+                continue
+            inside = getattr(module, "__path__", ()) if first.partition(".")[0] in OURS else ()
+            names += [f"{name}.{found.name}" for found in pkgutil.iter_modules(inside)]
+
+
+def help_failures() -> Iterator[str]:
+    """What is wrong with `--help` of `baton`, `loadgen` and all their commands."""
+    from baton.cli.main import main as baton
+    from loadgen.cli import main as loadgen
+
+    for name, main in (("baton", baton), ("loadgen", loadgen)):
+        yield from _help_failures(main, name, [])
+
+
+def _help_failures(main: Callable[[list[str]], int], name: str, command: list[str]) -> Iterator[str]:
+    out, err = io.StringIO(), io.StringIO()
+    code: object = None
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main([*command, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    except Exception as error:
+        code = f"{type(error).__name__}: {error}"
+    if code != 0 or "usage:" not in out.getvalue():
+        yield f"{' '.join([name, *command])} --help: {code} {err.getvalue()}"
+        return
+    commands = out.getvalue().partition("\ncommands:")[2]
+    if not command and not commands:
+        yield f"{name} --help names no commands"
+    for inner in re.findall(r"^    ([a-z][\w-]*)(?:\s|$)", commands, re.MULTILINE):
+        yield from _help_failures(main, name, [*command, inner])
+
+
+if __name__ == "__main__":
+    failures = [*import_failures(sys.argv[1:]), *help_failures()]
+    print("\n".join(failures), end="\n" if failures else "")
+    sys.exit(bool(failures))
