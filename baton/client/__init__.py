@@ -11,8 +11,9 @@
         print(answer.usage.total_tokens)
 
 `AsyncClient` is the same with `await`, `async with` and `async for`. A prompt is a text, token ids or
-messages. Closing a stream (or leaving its `with`) cancels its request at the server. Whatever fails
-raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show how to handle it.
+messages. Closing a stream (or leaving its `with`) cancels its request at the server. With `tls=Tls(...)` the
+connection is encrypted. Whatever fails raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show
+how to handle it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from baton.client.asynchronous import AsyncClient, AsyncStream
 from baton.client.request import Prompt, Sampling
 from baton.client.synchronous import Client, Stream
+from baton.client.tls import Tls
 from baton.client.types import (
     Choice,
     Completion,
@@ -47,6 +49,7 @@ __all__ = [
     "Prompt",
     "Sampling",
     "Stream",
+    "Tls",
     "TokenLogprob",
     "TokenLogprobs",
     "Usage",

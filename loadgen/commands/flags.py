@@ -24,6 +24,7 @@ from loadgen.common.settings import (
     RequestClass,
     Settings,
     TargetSettings,
+    TlsSettings,
 )
 from loadgen.load.arrivals import Stage
 from loadgen.load.distributions import FORMS_HELP, Distribution
@@ -49,7 +50,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "url",
         metavar="TARGET",
-        help="grpc://HOST:PORT (Baton) or http(s)://HOST:PORT (OpenAI)",
+        help="grpc(s)://HOST:PORT (Baton) or http(s)://HOST:PORT (OpenAI)",
     )
     group.add_argument(
         "--admin", default="", metavar="HOST:PORT", help=TargetSettings.model_fields["admin"].description
@@ -75,6 +76,14 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--slo-headers", action="store_true", help="send each request's limits as x-slo-…-ms headers"
     )
     _add(group, TargetSettings, api_key_env="NAME")
+    for name, metavar in (
+        ("ca_file", "FILE"),
+        ("cert_file", "FILE"),
+        ("key_file", "FILE"),
+        ("server_name", "NAME"),
+    ):
+        words = TlsSettings.model_fields[name].description
+        group.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=words)
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
@@ -219,6 +228,7 @@ def _target(arguments: argparse.Namespace) -> TargetSettings:
         raise LoadgenError("--extra-body is not a JSON object") from None
     if arguments.file is not None:
         given["form"] = form_of(read_prompts(arguments.file), arguments.form)
+    given["tls"] = TlsSettings(**_given(arguments, TlsSettings))
     return TargetSettings(**given)
 
 

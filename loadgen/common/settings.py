@@ -28,6 +28,23 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class TlsSettings(Strict):
+    """TLS of a grpcs:// or https:// target."""
+
+    ca_file: str | None = Field(None, description="the target's authorities, PEM; unset: the system's")
+    cert_file: str | None = Field(None, description="own certificate, PEM, where the target wants one")
+    key_file: str | None = Field(None, description="its private key, PEM")
+    server_name: str | None = Field(
+        None, description="the DNS name that the target's certificate has; unset: the target's host"
+    )
+
+    @model_validator(mode="after")
+    def _pair(self) -> TlsSettings:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file: both or neither")
+        return self
+
+
 class TargetSettings(Strict):
     """The target and how it is called."""
 
@@ -49,6 +66,7 @@ class TargetSettings(Strict):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     # Determined by the preflight: the extensions that this server accepts.
     extensions: Literal["all", "no_ids", "none"] = "all"
+    tls: TlsSettings = TlsSettings()
     api_key_env: str = Field("OPENAI_API_KEY", description="environment variable with the bearer token")
 
 

@@ -20,9 +20,10 @@ from baton.v1.router_pb2_grpc import RouterServiceStub
 from loadgen.common.server_samples import Sample
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
-from loadgen.targets.grpc_target import OPTIONS, address_of
+from loadgen.targets.grpc_target import OPTIONS
 from loadgen.targets.http_connection import get
 from loadgen.targets.target import Failure, credentials_of
+from loadgen.targets.tls import grpc_channel, is_grpc
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8
@@ -47,8 +48,8 @@ class Scraper:
         async with contextlib.AsyncExitStack() as stack:
             admin = await stack.enter_async_context(AdminPort(self._target))
             public = None
-            if self._target.url.startswith("grpc://"):
-                channel = grpc.aio.insecure_channel(address_of(self._target.url), options=OPTIONS)
+            if is_grpc(self._target.url):
+                channel = grpc_channel(self._target, OPTIONS)
                 public = await stack.enter_async_context(channel)
             for _ in range(_MOST_ROUNDS):
                 due = self._clock() + EVERY_S

@@ -15,6 +15,7 @@ from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
+from loadgen.targets.tls import grpc_channel
 
 CONNECT_S = 10.0
 GENERATE = "/baton.v1.RouterService/Generate"
@@ -44,10 +45,7 @@ class GrpcTarget:
     def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        address = address_of(settings.url)
-        self._channels = [
-            grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(settings.connections)
-        ]
+        self._channels = [grpc_channel(settings, OPTIONS) for _ in range(settings.connections)]
         calls = [
             channel.unary_stream(
                 GENERATE,
@@ -106,14 +104,6 @@ class GrpcTarget:
         """Closes the channels and cancels running calls."""
         for channel in self._channels:
             await channel.close(None)
-
-
-def address_of(url: str) -> str:
-    """host:port of grpc://host:port. Raises LoadgenError for another address."""
-    address = url.removeprefix("grpc://").rstrip("/")
-    if not address or "/" in address:
-        raise LoadgenError(f"{url!r} is no gRPC address (grpc://HOST:PORT)")
-    return address
 
 
 async def wait_ready(channels: Iterable[grpc.aio.Channel], url: str) -> None:

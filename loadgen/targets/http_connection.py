@@ -7,7 +7,6 @@ the earliest that this process can know.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,8 +17,10 @@ import httptools
 
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Outcome
+from loadgen.common.settings import TlsSettings
 from loadgen.targets.stamped_socket import StampedSocket, connect
 from loadgen.targets.target import Failure
+from loadgen.targets.tls import ssl_context
 
 CONNECT_S = 10.0
 # Servers close connections that are idle for 5 s or more, so older ones are not reused.
@@ -134,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
 class ConnectionPool:
     """A server's address and a pool of idle connections."""
 
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
+    def __init__(self, url: str, clock: Callable[[], float], tls: TlsSettings | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadgenError(f"{url!r} is no address (http://HOST:PORT)")
@@ -144,7 +145,8 @@ class ConnectionPool:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
         self._tls: dict[str, Any] = {}
         if parts.scheme == "https":
-            self._tls = {"ssl": ssl.create_default_context(), "server_hostname": self.host}
+            tls = tls or TlsSettings()
+            self._tls = {"ssl": ssl_context(tls), "server_hostname": tls.server_name or self.host}
         self._clock = clock
         # Idle connections, the most recently used last, with the time since when.
         self._idle: deque[tuple[HttpConnection, float]] = deque()
@@ -203,10 +205,10 @@ class _Body:
             raise Failure(Outcome.MALFORMED, "too long")
 
 
-async def get(url: str, timeout_s: float, headers: str = "") -> bytes:
+async def get(url: str, timeout_s: float, headers: str = "", tls: TlsSettings | None = None) -> bytes:
     """The body of a 200. Raises Failure for anything else. `headers` are whole lines."""
     path = "/" + url.split("://", 1)[1].partition("/")[2]
-    pool = ConnectionPool(url.removesuffix(path), time.monotonic)
+    pool = ConnectionPool(url.removesuffix(path), time.monotonic, tls)
     body = _Body()
     try:
         async with asyncio.timeout(timeout_s):

@@ -22,7 +22,7 @@ class HttpTarget:
     def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._pool = ConnectionPool(settings.url, clock)
+        self._pool = ConnectionPool(settings.url, clock, settings.tls)
         self._chat = settings.form == "chat"
         self._head = self._pool.head(
             "POST",

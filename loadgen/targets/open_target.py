@@ -7,12 +7,13 @@ from collections.abc import Callable
 from loadgen.common.errors import LoadgenError
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.target import Target
+from loadgen.targets.tls import is_grpc
 
 
 def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:
-    """The target of grpc:// or http(s)://. Raises LoadgenError for other addresses. Imports only what is
+    """The target of grpc(s):// or http(s)://. Raises LoadgenError for other addresses. Imports only what is
     needed."""
-    if settings.url.startswith("grpc://"):
+    if is_grpc(settings.url):
         from loadgen.targets.grpc_target import GrpcTarget
 
         return GrpcTarget(settings, clock)
@@ -20,4 +21,4 @@ def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:
         from loadgen.targets.http_target import HttpTarget
 
         return HttpTarget(settings, clock)
-    raise LoadgenError(f"{settings.url!r} is no target (grpc://HOST:PORT or http://HOST:PORT)")
+    raise LoadgenError(f"{settings.url!r} is no target (grpc(s)://HOST:PORT or http(s)://HOST:PORT)")

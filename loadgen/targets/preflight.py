@@ -31,7 +31,7 @@ from loadgen.load.alphabet import LEXICON
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
 from loadgen.load.workload import Workload
-from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, address_of, wait_ready
+from loadgen.targets.grpc_target import CONNECT_S, OPTIONS, wait_ready
 from loadgen.targets.http_connection import get
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import (
@@ -44,6 +44,7 @@ from loadgen.targets.target import (
     Target,
     credentials_of,
 )
+from loadgen.targets.tls import grpc_channel, is_grpc
 
 T = TypeVar("T")
 
@@ -177,14 +178,14 @@ def _highest_rate(settings: Settings) -> float:
 
 async def served_model(settings: TargetSettings) -> str:
     """The only one, or the first. Raises LoadgenError where the server lists none."""
-    names = await (_over_grpc(settings) if settings.url.startswith("grpc://") else _over_http(settings))
+    names = await (_over_grpc(settings) if is_grpc(settings.url) else _over_http(settings))
     if not names:
         raise LoadgenError(f"{settings.url} does not report which model it serves: --model names it")
     return names[0]
 
 
 async def _over_grpc(settings: TargetSettings) -> list[str]:
-    async with grpc.aio.insecure_channel(address_of(settings.url), options=OPTIONS) as channel:
+    async with grpc_channel(settings, OPTIONS) as channel:
         await wait_ready([channel], settings.url)
         try:
             response = await RouterServiceStub(channel).ListModels(
@@ -199,7 +200,7 @@ async def _over_http(settings: TargetSettings) -> list[str]:
     headers = "".join(f"{name}: {value}\r\n" for name, value in credentials_of(settings))
     url = settings.url.rstrip("/").removesuffix("/v1")
     try:
-        body = await get(f"{url}/v1/models", CONNECT_S, headers)
+        body = await get(f"{url}/v1/models", CONNECT_S, headers, settings.tls)
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except Failure as failure:
         if failure.outcome == "CONNECT":

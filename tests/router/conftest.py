@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from baton.tls.server import ServerTls
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
@@ -120,7 +121,12 @@ def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
 
     @contextlib.asynccontextmanager
     async def make(
-        prefill: int = 1, decode: int = 1, both: int = 0, slots: int = 8, **settings: Any
+        prefill: int = 1,
+        decode: int = 1,
+        both: int = 0,
+        slots: int = 8,
+        worker_tls: ServerTls | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Site]:
         cluster = FakeCluster.like(model_folder)
         async with contextlib.AsyncExitStack() as stack:
@@ -132,6 +138,7 @@ def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
             for kind, role, count in roles:
                 for index in range(count):
                     worker = FakeWorker(f"{kind}-{index}", role, cluster, slots=slots)
+                    worker.tls = worker_tls
                     await stack.enter_async_context(worker.serving())
             workers = tuple(worker.address for worker in cluster.workers.values())
             stack.push_async_callback(asyncio.sleep, 0)

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from baton.model_files import TokenizerFiles
+from baton.tls.server import ServerTls
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (
@@ -68,6 +69,7 @@ class FakeWorker(
         )
         self.weight_format = "float32"
         self.behaviour = Behaviour()
+        self.tls: ServerTls | None = None
         self.address = ""
         self.tickets: dict[bytes, Ticketed] = {}
         self.tombstones: set[tuple[bytes, int]] = set()
@@ -92,7 +94,7 @@ class FakeWorker(
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[FakeWorker]:
         """Runs the worker until the context ends."""
-        server = GrpcServer(["baton.v1.WorkerService"])
+        server = GrpcServer(["baton.v1.WorkerService"], tls=self.tls)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server.server)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server.server)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server.server)

@@ -18,7 +18,12 @@ import pytest
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.client import AsyncClient, Client, Tls
+from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2_grpc import RouterServiceStub
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import TargetSettings, TlsSettings
+from loadgen.targets.preflight import served_model
 from services.common.config.router import ConnectionLimits
 from services.common.config.tls import PublicTls
 from services.common.rpc import public_tls
@@ -216,3 +221,27 @@ async def test_at_the_limit_a_connection_counts_once(site: SiteMaker, public: Pu
         for _, writer in idle:
             writer.transport.abort()
         await until(lambda: here.router.connections.count == 0)
+
+
+@on_uvloop
+async def test_the_client_and_loadgen_over_tls(site: SiteMaker, public: Public, tmp_path: Path) -> None:
+    mine = public.clients.issue("client")
+    cert, key, trusted = tmp_path / "me.crt", tmp_path / "me.key", tmp_path / "ca.crt"
+    cert.write_bytes(mine.pem)
+    key.write_bytes(mine.key_pem)
+    files = {"ca_file": str(trusted), "cert_file": str(cert), "key_file": str(key), "server_name": SERVER}
+    async with site(public_tls=public.config(client_certificates=True)) as here:
+        async with await AsyncClient.connect(here.addresses["grpc"], tls=Tls(**files)) as client:
+            assert (await client.complete([1, 2, 3], max_tokens=4)).usage.completion_tokens == 4
+        for url in (f"grpcs://{here.addresses['grpc']}", f"https://{here.addresses['http']}"):
+            target = TargetSettings(url=url, tls=TlsSettings(**files))
+            assert await served_model(target) == MODEL
+        with pytest.raises(LoadgenError):
+            await served_model(TargetSettings(url=url, tls=TlsSettings(ca_file=str(tmp_path / "none"))))
+
+
+def test_a_client_without_its_files_is_told_which(tmp_path: Path) -> None:
+    for tls in (Tls(ca_file=tmp_path / "ca.crt"), Tls(cert_file=tmp_path / "me.crt")):
+        with pytest.raises(BatonError) as refused:
+            Client("127.0.0.1:1", tls=tls)
+        assert refused.value.kind is ErrorKind.INVALID
