@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 import grpc.aio
 
-from baton.client.channel import CONNECT_S, metadata_of, options_for
+from baton.client.channel import CONNECT_S, OPTIONS, metadata_of
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
 from baton.client.tls import Tls
@@ -88,26 +88,19 @@ class AsyncClient:
         *,
         model: str | None = None,
         api_key: str | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-        server_name: str | None = None,
         tls: Tls | None = None,
     ) -> None:
         """`address` is the router's gRPC `host:port`; unset, `model` is the only model that it serves.
 
-        `api_key` is sent with each call. `credentials`: TLS, as from `grpc.ssl_channel_credentials`; unset:
-        plaintext. `server_name`: the name that the certificate must have; unset: the address's host. `tls`:
-        both from files.
+        `api_key` is sent with each call. `tls`: unset: plaintext.
 
         Raises BatonError(INVALID) where a file of `tls` cannot be read. Nothing is sent yet, and a router
         that is away shows with the first call.
         """
-        if tls is not None:
-            credentials, server_name = tls.credentials(), tls.server_name
-        options = options_for(server_name)
         self._channel = (
-            grpc.aio.secure_channel(address, credentials, options=options)
-            if credentials
-            else grpc.aio.insecure_channel(address, options=options)
+            grpc.aio.insecure_channel(address, options=OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(address, tls.credentials(), options=[*OPTIONS, *tls.options()])
         )
         self._metadata = metadata_of(api_key)
         self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
@@ -121,15 +114,11 @@ class AsyncClient:
         model: str | None = None,
         timeout: float = CONNECT_S,
         api_key: str | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-        server_name: str | None = None,
         tls: Tls | None = None,
     ) -> Self:
         """Creates a client and waits until the router answers. Raises BatonError(UNAVAILABLE) after `timeout`
         seconds."""
-        client = cls(
-            address, model=model, api_key=api_key, credentials=credentials, server_name=server_name, tls=tls
-        )
+        client = cls(address, model=model, api_key=api_key, tls=tls)
         try:
             async with asyncio.timeout(timeout):
                 await client._channel.channel_ready()

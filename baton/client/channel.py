@@ -16,12 +16,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def options_for(server_name: str | None) -> list[tuple[str, int | str]]:
-    """Channel options. `server_name`: the name of the TLS certificate; None: the address's host."""
-    named = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-    return [*OPTIONS, *named]
-
-
 def metadata_of(api_key: str | None) -> tuple[tuple[str, str], ...]:
     """The metadata of each call."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +31,18 @@ class Tls:
         """Reads the files. Raises BatonError(INVALID) where one cannot be read."""
         if (self.cert_file is None) != (self.key_file is None):
             raise BatonError(ErrorKind.INVALID, "TLS needs a certificate and its key, or neither")
-        return grpc.ssl_channel_credentials(
-            _contents(self.ca_file), _contents(self.key_file), _contents(self.cert_file)
-        )
+        authorities = _contents(self.ca_file) or _system_authorities()
+        return grpc.ssl_channel_credentials(authorities, _contents(self.key_file), _contents(self.cert_file))
 
     def options(self) -> tuple[Option, ...]:
         """Further options of the channel."""
         return () if self.server_name is None else ((_NAME_OVERRIDE, self.server_name),)
+
+
+def _system_authorities() -> bytes | None:
+    """Without them gRPC would trust a list of its own."""
+    found = ssl.create_default_context().get_ca_certs(binary_form=True)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode() or None
 
 
 def _contents(path: str | Path | None) -> bytes | None:

@@ -12,12 +12,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cli.check.http_api import HttpApi
-from baton.cli.check.tls import grpc_credentials, http_context
+from baton.cli.check.tls import client_tls, http_context
 from baton.cli.common import config_file
 from baton.cli.common.config_file import invalid, keys_of, read_secret
 from baton.cli.common.messages import write_line
 from baton.client import Client
-from baton.client.channel import options_for
+from baton.client.channel import OPTIONS
 from baton.client.responses import to_error
 from baton.errors import BatonError, ErrorKind
 from services.common.config.check import CheckFile
@@ -71,7 +71,7 @@ class Check:
         self._config = config
         self._key = _first_key(config.api_keys_file) if config.api_keys_file else None
         tls = config.tls if config.uses_tls else None
-        self._credentials = grpc_credentials(tls) if tls else None
+        self._tls = client_tls(tls) if tls else None
         self._http = HttpApi(
             config.http, self._key, http_context(tls) if tls else None, config.tls.server_name
         )
@@ -114,21 +114,15 @@ class Check:
         return state
 
     def _channel(self) -> grpc.Channel:
-        address, options = self._config.grpc, options_for(self._config.tls.server_name)
-        if self._credentials is None:
-            return grpc.insecure_channel(address, options=options)
-        return grpc.secure_channel(address, self._credentials, options=options)
+        if self._tls is None:
+            return grpc.insecure_channel(self._config.grpc, options=OPTIONS)
+        options = [*OPTIONS, *self._tls.options()]
+        return grpc.secure_channel(self._config.grpc, self._tls.credentials(), options=options)
 
     def _generate(self, deadline: float) -> str:
         config = self._config
         began, first, tokens = time.monotonic(), None, 0
-        with Client(
-            config.grpc,
-            model=config.model,
-            api_key=self._key,
-            credentials=self._credentials,
-            server_name=config.tls.server_name,
-        ) as client:
+        with Client(config.grpc, model=config.model, api_key=self._key, tls=self._tls) as client:
             stream = client.generate(
                 _PROMPT, deadline=deadline - began, max_tokens=_TOKENS, ignore_eos=True, temperature=0.0
             )

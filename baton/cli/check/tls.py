@@ -5,9 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import grpc
-
 from baton.cli.common.config_file import invalid
+from baton.client.tls import Tls
 from services.common.config.check import CheckTls
 
 
@@ -24,19 +23,9 @@ def http_context(tls: CheckTls) -> ssl.SSLContext:
     return context
 
 
-def grpc_credentials(tls: CheckTls) -> grpc.ChannelCredentials:
-    """For gRPC. Raises `BatonError(INVALID)` where a file is unusable."""
-    path = _authorities(tls)
-    if path is not None:
-        roots = _read(path)
-    else:  # without, gRPC would trust a list of its own
-        system = ssl.create_default_context().get_ca_certs(binary_form=True)
-        roots = "".join(map(ssl.DER_cert_to_PEM_cert, system)).encode()
-    return grpc.ssl_channel_credentials(
-        root_certificates=roots or None,
-        private_key=_read(tls.key_file) if tls.key_file else None,
-        certificate_chain=_read(tls.cert_file) if tls.cert_file else None,
-    )
+def client_tls(tls: CheckTls) -> Tls:
+    """For gRPC."""
+    return Tls(_authorities(tls), tls.cert_file, tls.key_file, tls.server_name)
 
 
 def _authorities(tls: CheckTls) -> Path | None:
