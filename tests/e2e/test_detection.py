@@ -108,7 +108,7 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
     """
     victim = loose.workers["prefill-0"]
     async with loose.cluster.stub() as stub:
-        streams = asked(8, 1500, seed=fault.name)
+        streams = asked(6, 1500, seed=fault.name)
         before = await victim.audit()
         runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:2]]
         await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
@@ -257,12 +257,12 @@ async def frozen_engine_while_prefilling(
     model: Path, loose: Loose, stub: RouterServiceAsyncStub, victim: Worker
 ) -> None:
     """Half of the requests come after the fault: those before it may have ended by then."""
-    streams, before = asked(8, 1500, seed="frozen engine"), await victim.audit()
-    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:4]]
+    streams, before = asked(6, 1500, seed="frozen engine"), await victim.audit()
+    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:3]]
     audit = await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
     began_at = datetime.now(UTC)
     freeze(audit.engine_pid)
-    runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[4:]]
+    runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[3:]]
     step_s = audit.recent_prefill.p99_ms / 1e3
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")

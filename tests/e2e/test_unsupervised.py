@@ -50,7 +50,7 @@ class Size:
 
 
 FULL = Size(1000, tuple(Fault), 4, at_once=8, pause_s=0.0)
-REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1, at_once=4, pause_s=0.5)
+REDUCED = Size(12, (Fault.HALF_OPEN_BOTH,), 1, at_once=2, pause_s=0.5)
 
 
 @pytest.fixture(scope="module")
