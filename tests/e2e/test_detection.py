@@ -40,6 +40,7 @@ from tests.e2e.interrupted import (
     streaming,
 )
 from tests.e2e.test_lost_workers import all_free
+from tests.e2e.test_unsupervised import REDUCED, prove
 from tests.e2e.workers import Loose, Worker, loose_workers
 from tests.support.checkpoints import make_checkpoint
 
@@ -133,6 +134,11 @@ async def all_ready(loose: Loose) -> None:
     for worker in loose.workers.values():
         while (state := await state_of(loose.cluster, worker)) != "ready":
             assert time.monotonic() < deadline, f"{worker.name} is {state}"
+
+
+async def test_clients_beside_a_worker_that_is_cut_off(model: Path, loose: Loose) -> None:
+    """The reduced run of `test_unsupervised.py`."""
+    await prove(loose, model, REDUCED)
 
 
 async def test_no_false_alarm_for_stalls_under_a_second(model: Path, loose: Loose) -> None:

@@ -44,7 +44,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 WHOLE_S = 3.0
 WORKERS = ("decode-0", "prefill-0")
 PROMPTS = [[(3 * number + 11 * salt) % VOCAB_SIZE for number in range(20 + 40 * salt)] for salt in range(3)]
-LENGTHS = (30, 120, 600)
+LENGTHS = (30, 120, 300)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ async def test_no_request_notices(
     """Away for so long, and until all know it and a request has come and been served meanwhile."""
     async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
-        async with under_load(cluster, truth, pause_s=0.5) as load:
+        async with under_load(cluster, truth, pause_s=0.8) as load:
             await asyncio.sleep(1.0)
             await load.until_some_run()
             gone = time.monotonic()
