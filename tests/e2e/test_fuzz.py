@@ -47,7 +47,7 @@ class Size:
 
 
 FULL = Size(seconds=600.0, every_s=0.25, largest=16 << 20, give_up_s=8.0, streams=16, tokens=100)
-REDUCED = Size(seconds=2.0, every_s=0.05, largest=1 << 20, give_up_s=2.5, streams=3, tokens=40)
+REDUCED = Size(seconds=2.0, every_s=0.05, largest=1 << 20, give_up_s=2.5, streams=5, tokens=40)
 
 
 @dataclass
