@@ -9,10 +9,11 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from baton.cli.common.messages import notify
-from baton.cli.demo.command import demo
 from baton.cli.up.command import up
 from baton.cli.up.local_cluster import Programs
 from baton.errors import BatonError, ErrorKind
@@ -23,6 +24,14 @@ DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_add
 FAKE = str(Path(__file__).with_name("fake_child.py"))
 
 
+def command_named(name: str) -> Callable[[UpConfig, Path, Programs], Coroutine[Any, Any, int]]:
+    if name == "up":
+        return up
+    from baton.cli.demo.command import demo  # a third of the imports, of which `up` needs none
+
+    return demo
+
+
 def main() -> int:
     command, traits, settings = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     programs = Programs(
@@ -30,9 +39,8 @@ def main() -> int:
         router=(sys.executable, FAKE, "router", *traits.get("router", ())),
     )
     config = UpConfig.model_validate(DEFAULTS | settings)
-    run = {"up": up, "demo": demo}[command]
     try:
-        return asyncio.run(run(config, Path(tempfile.gettempdir()), programs))
+        return asyncio.run(command_named(command)(config, Path(tempfile.gettempdir()), programs))
     except BatonError as error:
         notify(f"error: {error.message}")
         return 2 if error.kind is ErrorKind.INVALID else 1

@@ -40,6 +40,7 @@ from tests.e2e.interrupted import (
     streaming,
 )
 from tests.e2e.test_lost_workers import all_free
+from tests.e2e.test_unsupervised import REDUCED, prove
 from tests.e2e.workers import Loose, Worker, loose_workers
 from tests.support.checkpoints import make_checkpoint
 
@@ -108,7 +109,7 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
     """
     victim = loose.workers["prefill-0"]
     async with loose.cluster.stub() as stub:
-        streams = asked(8, 1500, seed=fault.name)
+        streams = asked(6, 1500, seed=fault.name)
         before = await victim.audit()
         runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:2]]
         await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
@@ -133,6 +134,11 @@ async def all_ready(loose: Loose) -> None:
     for worker in loose.workers.values():
         while (state := await state_of(loose.cluster, worker)) != "ready":
             assert time.monotonic() < deadline, f"{worker.name} is {state}"
+
+
+async def test_clients_beside_a_worker_that_is_cut_off(model: Path, loose: Loose) -> None:
+    """The reduced run of `test_unsupervised.py`."""
+    await prove(loose, model, REDUCED)
 
 
 async def test_no_false_alarm_for_stalls_under_a_second(model: Path, loose: Loose) -> None:
@@ -257,12 +263,12 @@ async def frozen_engine_while_prefilling(
     model: Path, loose: Loose, stub: RouterServiceAsyncStub, victim: Worker
 ) -> None:
     """Half of the requests come after the fault: those before it may have ended by then."""
-    streams, before = asked(8, 1500, seed="frozen engine"), await victim.audit()
-    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:4]]
+    streams, before = asked(6, 1500, seed="frozen engine"), await victim.audit()
+    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:3]]
     audit = await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
     began_at = datetime.now(UTC)
     freeze(audit.engine_pid)
-    runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[4:]]
+    runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[3:]]
     step_s = audit.recent_prefill.p99_ms / 1e3
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")

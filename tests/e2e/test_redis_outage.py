@@ -44,7 +44,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 WHOLE_S = 3.0
 WORKERS = ("decode-0", "prefill-0")
 PROMPTS = [[(3 * number + 11 * salt) % VOCAB_SIZE for number in range(20 + 40 * salt)] for salt in range(3)]
-LENGTHS = (30, 120, 600)
+LENGTHS = (30, 120, 300)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,14 @@ def truth(model: Path, cluster: Cluster) -> list[list[int]]:
 
 @dataclass
 class Load:
-    """Clients who ask one thing after another until stopped; every token is checked."""
+    """Clients who ask one thing after another until stopped, each after a pause; every token is checked."""
 
     cluster: Cluster
     stub: RouterServiceAsyncStub
     truth: list[list[int]]
+    pause_s: float
     spans: list[tuple[float, float]] = field(default_factory=list)
+    running: int = 0
     stopping: bool = False
 
     async def client(self, number: int) -> None:
@@ -96,10 +98,16 @@ class Load:
         while not self.stopping:
             which, length = turn % len(PROMPTS), LENGTHS[turn // 2 % len(LENGTHS)]
             began = time.monotonic()
+            self.running += 1
             answer = await self.cluster.generate(self.stub, PROMPTS[which], max_tokens=length, **GREEDY)
+            self.running -= 1
             assert answer.token_ids == self.truth[which][:length]
             self.spans.append((began, time.monotonic()))
+            await asyncio.sleep(self.pause_s)
             turn += 1
+
+    async def until_some_run(self) -> None:
+        await eventually(lambda: self.running > 0, 20)
 
     def within(self, begin: float, end: float) -> int:
         """Requests that came and were answered between these moments."""
@@ -111,10 +119,12 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def under_load(cluster: Cluster, truth: list[list[int]], clients: int = 4) -> AsyncIterator[Load]:
+async def under_load(
+    cluster: Cluster, truth: list[list[int]], clients: int = 4, pause_s: float = 0.0
+) -> AsyncIterator[Load]:
     """Raises what a client met, at the end."""
     async with cluster.stub() as stub:
-        load = Load(cluster, stub, truth)
+        load = Load(cluster, stub, truth, pause_s)
         running = [asyncio.create_task(load.client(number)) for number in range(clients)]
         try:
             yield load
@@ -214,16 +224,18 @@ async def test_no_request_notices(
     """Away for so long, and until all know it and a request has come and been served meanwhile."""
     async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
-        async with under_load(cluster, truth) as load:
+        async with under_load(cluster, truth, pause_s=0.8) as load:
             await asyncio.sleep(1.0)
+            await load.until_some_run()
             gone = time.monotonic()
             redis.freeze() if fault == "frozen" else redis.kill()
             await nobody_hears_redis(cluster)
             await asyncio.sleep(max(0.0, gone + away_s - time.monotonic()))
             await eventually(lambda: load.within(gone, time.monotonic()) > 0, 20)
             assert len((await cluster.status()).workers) == len(WORKERS), "an absent registry removes nobody"
-            redis.thaw() if fault == "frozen" else await asyncio.to_thread(redis.start)
+            await load.until_some_run()
             back = time.monotonic()
+            redis.thaw() if fault == "frozen" else await asyncio.to_thread(redis.start)
             await until_registered(state, WORKERS, WHOLE_S)
             await asyncio.sleep(1.0)
         assert load.across(gone) > 0, "requests ran when it went"

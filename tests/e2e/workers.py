@@ -133,6 +133,22 @@ def loose_workers(
         yield Loose(Cluster(process, said["grpc"], said["http"], said["admin"], log), workers, restart)
 
 
+async def all_started_again(loose: Loose) -> None:
+    """Starts the workers again that have ended, which must be proxied, and waits until the router takes all
+    for ready."""
+    ended = [name for name, worker in loose.workers.items() if worker.front.poll() is not None]
+    await asyncio.gather(*(asyncio.to_thread(loose.restart, name) for name in ended))
+    deadline = time.monotonic() + START_S
+    while True:
+        status = await loose.cluster.status()
+        states = {one.worker.identity.name: one.state for one in status.workers if not one.worker.error}
+        ready = [name for name, state in states.items() if state == WorkerState.WORKER_STATE_READY]
+        if set(ready) == set(loose.workers):
+            return
+        assert time.monotonic() < deadline, f"only {ready} are ready after {START_S} s"
+        await asyncio.sleep(0.05)
+
+
 @contextlib.contextmanager
 def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator[Worker]:
     """A worker that nobody supervises and no router knows; `sections` as above. Stopped at the end."""

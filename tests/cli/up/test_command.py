@@ -126,16 +126,16 @@ def test_killing_the_parent_kills_the_children(start: Start) -> None:
 
 
 def test_a_stubborn_child_is_killed(start: Start) -> None:
-    up = start(router=["stubborn"], drain_s=0)
+    up = start(both=1, router=["stubborn"], drain_s=0)
     up.ready_line()
     up.process.terminate()
     assert up.finish()[0] == 0
-    assert sorted(up.order("ended")) == ["decode-0", "prefill-0"]
+    assert up.order("ended") == ["both-0"]
     wait_gone(up.pids())
 
 
 def test_a_second_signal_stops_at_once(start: Start) -> None:
-    up = start(worker=["stubborn"], router=["stubborn"], drain_s=24)
+    up = start(both=1, worker=["stubborn"], router=["stubborn"], drain_s=24)
     up.ready_line()
     began = time.monotonic()
     up.process.terminate()
@@ -292,7 +292,7 @@ def test_configurations_of_children_are_in_no_process_list(start: Start) -> None
 
 
 def test_a_worker_that_ends_before_all_serve_stops_everything(start: Start) -> None:
-    code, out, err = start(prefill=1, decode=1, worker=["gives-up"]).finish()
+    code, out, err = start(both=1, worker=["gives-up"]).finish()
     assert (code, out) == (1, "")
     assert "exited with code 2: the engine ended" in err
 
