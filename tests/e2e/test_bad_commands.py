@@ -121,7 +121,7 @@ def _unknown_family(folder: Path) -> None:
     ("damage", "ray"),
     [
         pytest.param(_lose_a_shard, "none", marks=pytest.mark.slow),
-        (_cut_a_shard, "none"),
+        pytest.param(_cut_a_shard, "none", marks=pytest.mark.slow),
         pytest.param(_cut_a_shard, "local", marks=pytest.mark.slow),
         (_break_config, "none"),
         pytest.param(_unknown_family, "none", marks=pytest.mark.slow),

@@ -186,6 +186,7 @@ async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Pa
     greedy_matches(load_reference(model), prompt, answer.token_ids)
 
 
+@pytest.mark.slow
 async def test_a_small_cache_makes_requests_wait_their_turn(model: Path) -> None:
     """Blocks for two at a time, slots for four: all are answered, and right."""
     flags = ("--dtype", "float64", "--slots", "4", "--block-tokens", "16", "--kv-blocks", "30")

@@ -99,7 +99,9 @@ async def test_a_decode_worker_that_is_cut_off(model: Path, loose: Loose, fault:
         await all_ready(loose)
 
 
-@pytest.mark.parametrize("fault", [FRONT_FROZEN, slow(REQUESTS_SWALLOWED), slow(ANSWERS_SWALLOWED)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [slow(FRONT_FROZEN), slow(REQUESTS_SWALLOWED), slow(ANSWERS_SWALLOWED)], ids=str
+)
 async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault: Fault) -> None:
     """While it computes prompts: they are computed by the other.
 
@@ -217,6 +219,7 @@ async def health_of(worker: Worker) -> bool:
         return bool(answer.status == SERVING)
 
 
+@pytest.mark.slow
 async def test_engines_that_freeze_behind_live_fronts(model: Path, loose: Loose) -> None:
     """One of either role, one after the other: its front kills it and ends, and requests go on elsewhere.
     The last test of this file, since those workers are gone then."""

@@ -53,6 +53,7 @@ async def all_free(workers: Collection[Worker], within_s: float) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, pairs: Loose) -> None:
     """Decode has its staging back once that engine is proven dead; the request goes on at the other."""
     workers = list(pairs.workers.values())

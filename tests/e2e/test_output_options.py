@@ -187,6 +187,7 @@ async def test_a_stream_is_not_one_lump(cluster: Cluster, known: Known) -> None:
     assert len(events) > 3
 
 
+@pytest.mark.slow
 async def test_random_weights_need_only_a_configuration(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "whole")
     folder = tmp_path / "bare"

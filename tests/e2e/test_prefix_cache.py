@@ -51,6 +51,7 @@ FULL = (
 )
 
 
+@pytest.mark.slow
 async def test_tokens_are_the_same_from_every_tier(tmp_path: Path) -> None:
     await prove(REDUCED, 3, tmp_path)
 

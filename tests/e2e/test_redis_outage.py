@@ -248,6 +248,7 @@ async def test_no_request_notices(
     assert "attempt_failed" not in log
 
 
+@pytest.mark.slow
 async def test_two_clusters_on_one_redis_do_not_meet(
     cluster: Cluster, redis: RedisServer, model: Path, truth: list[list[int]]
 ) -> None:
@@ -357,6 +358,7 @@ async def until_watched(cluster: Cluster, count: int, within_s: float) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_its_own_redis_is_brought_back_and_filled_again(model: Path) -> None:
     with baton_up(model, "--dtype", "float64", "--both", "1") as cluster:
         async with cluster.stub() as stub:

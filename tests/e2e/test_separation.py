@@ -80,6 +80,7 @@ def blocks_of(lengths: Sequence[int]) -> int:
     return sum(-(-length // BLOCK_TOKENS) for length in lengths)
 
 
+@pytest.mark.slow
 async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(cluster: Cluster) -> None:
     audits = await serve(cluster, LENGTHS[:4])
     fronts = [audit.front_pid for audit in audits.values()]

@@ -97,7 +97,7 @@ SLOW = pytest.mark.slow
         pytest.param(to_parent, signal.SIGINT, marks=SLOW),
         pytest.param(to_group, signal.SIGTERM, marks=SLOW),
         pytest.param(to_group, signal.SIGINT, marks=SLOW),
-        (to_everyone, signal.SIGTERM),
+        pytest.param(to_everyone, signal.SIGTERM, marks=SLOW),
         pytest.param(to_everyone, signal.SIGINT, marks=SLOW),
     ],
 )

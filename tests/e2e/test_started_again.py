@@ -82,6 +82,7 @@ async def broken_http_stream(cluster: Cluster, begun: asyncio.Semaphore) -> str:
     return "it ended"
 
 
+@pytest.mark.slow
 async def test_a_router_that_dies_is_started_again_where_it_was(cluster: Cluster) -> None:
     async with cluster.stub() as stub:
         before = await cluster.audits()

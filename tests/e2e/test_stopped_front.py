@@ -235,6 +235,7 @@ async def _unless(following: asyncio.Task[None], work: Awaitable[list[list[int]]
     return await working
 
 
+@pytest.mark.slow
 async def test_a_front_that_stands_still_for_two_seconds(tmp_path: Path) -> None:
     print(await prove(tmp_path, Size("cpu", 4, 6, 2.0)))
 

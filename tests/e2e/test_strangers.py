@@ -135,7 +135,8 @@ def methods(module: Any) -> list[str]:
     return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
 
 
-@pytest.mark.parametrize("transport", ["grpc", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["grpc", "auto"])
 async def test_a_cluster_on_ipv6(model: Path, transport: str) -> None:
     port = free_port("::1")
     sections: dict[str, Any] = {

@@ -88,6 +88,7 @@ def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype:
     check(batch, random_logits(rng, len(order), vocab, dtype), order, head=5000)
 
 
+@pytest.mark.slow
 def test_more_candidates_than_are_held_at_once_and_chunks_in_several_pieces() -> None:
     params = (SamplingParams(0.8, 1600, 0.9), SamplingParams(1.5, 0, 0.7, min_p=1e-5))
     batch = SampledBatch([Request(one) for one in params], 3001, chunk=2048, device=DEVICE)

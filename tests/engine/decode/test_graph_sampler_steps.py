@@ -74,6 +74,7 @@ def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: 
     assert len(engine.output[neighbour]) == 9
 
 
+@pytest.mark.slow
 def test_masks_that_allow_all_change_no_token_and_a_held_row_can_be_cancelled(engine: LocalEngine) -> None:
     drawn = SamplingParams(0.9, 40, 0.9, seed=5)
     (free,) = engine.run(engine.start(PROMPT, max_tokens=4, sampling=drawn))

@@ -65,6 +65,7 @@ def test_a_step_that_exceeds_its_graph_is_launched_eagerly(tmp_path: Path) -> No
     assert made.replayed == 2
 
 
+@pytest.mark.slow
 def test_what_the_library_takes_is_no_graph(tmp_path: Path) -> None:
     made = twins(tmp_path, layers=1, rule=SMALL_RULE)
     made.check([(0, 0, 40)])

@@ -258,9 +258,9 @@ def test_it_listens_with_the_given_settings(one: OneReceiver, monkeypatch: pytes
     monkeypatch.setattr("kvtransfer.receiver.receiver.start_listeners", start_listeners)
     assert one.receiver.listen("127.0.0.1") == tuple(listener.endpoint for listener in listeners)
     bounds = SHAPE.piece_bytes, SHAPE.timeout_s, MAX_LINKS, one._wake
-    assert asked == [("grpc", "127.0.0.1", 0, *bounds, None, None, None, 0)]
+    assert asked == [("grpc", "127.0.0.1", 0, *bounds, None, None, None, 0, None)]
     one.receiver.poll(1)
     assert [listener.asked for listener in listeners] == [1, 1]
     auth = LinkAuth("the secret of this cluster")
     one.receiver.listen("::1", 70, "auto", auth=auth, frames_port=71)
-    assert asked[1:] == [("auto", "::1", 70, *bounds, None, None, auth, 71)]
+    assert asked[1:] == [("auto", "::1", 70, *bounds, None, None, auth, 71, None)]
