@@ -32,8 +32,7 @@ class CachedBlocks:
         self._hashes: tuple[dict[int, bytes], ...] = tuple({} for _ in num_blocks)
         # Least recently used first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
-        # Called with the evicted entries, before their blocks are free.
-        self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
+        self._eviction_listeners: list[Callable[[list[Entry]], None]] = []
         self.evicted = 0
 
     def __contains__(self, block_hash: bytes) -> bool:
@@ -72,6 +71,10 @@ class CachedBlocks:
         self._idle.pop(block_hash, None)
         return blocks
 
+    def add_eviction_listener(self, listener: Callable[[list[Entry]], None]) -> None:
+        """`listener` is called with all evicted entries, before their blocks are free."""
+        self._eviction_listeners.append(listener)
+
     def evict_for(self, counts: Sequence[int]) -> None:
         """Evicts until every pool has so many free blocks; there must be enough idle ones."""
         lacking = max(count - pool.free for count, pool in zip(counts, self.pools, strict=True))
@@ -79,7 +82,8 @@ class CachedBlocks:
             return
         victims = [self._forget(self._idle.popitem(last=False)[0]) for _ in range(lacking)]
         self.evicted += lacking
-        self.on_evict(victims)
+        for listener in self._eviction_listeners:
+            listener(victims)
         for _, blocks in victims:
             for pool, block in zip(self.pools, blocks, strict=True):
                 pool.free_kept(block)

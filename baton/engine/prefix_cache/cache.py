@@ -98,10 +98,10 @@ class PrefixCache:
         self._clock = clock
         # Block hash → whether this worker has it, in any tier: changes that were not published yet.
         self._changes: dict[bytes, bool] = {}
-        self._cached.on_evict = self._evicted
         self.hit_tokens = 0
         self.missed_tokens = 0
         self.hit_blocks: Counter[str] = Counter()
+        self._cached.add_eviction_listener(self._evicted)
 
     def hashes(self) -> set[bytes]:
         """The hashes of all blocks that this worker has, in any tier."""
