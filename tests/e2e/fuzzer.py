@@ -3,7 +3,7 @@
 It sends malformed and oversized requests, stops reading, trickles bytes and calls every internal method
 without credentials, on a schedule drawn from a seed: action i starts at a fixed time whatever became of the
 others, so that two runs send the same bytes at the same times, to a cluster or to a server that discards
-them. One JSON object with what came of it goes to stdout.
+them. The schedule begins with each action once. One JSON object with what came of it goes to stdout.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
+
+import grpc
 
 _CONNECT_S = 2.0
 _MIB = 1 << 20
@@ -67,8 +70,7 @@ class Fuzzer:
         dice = random.Random(self.plan.seed)
         began = time.monotonic()
         threads = []
-        for number in range(int(self.plan.seconds / self.plan.every_s)):
-            action = dice.choice(ACTIONS)
+        for number, action in enumerate(islice(_actions(dice), int(self.plan.seconds / self.plan.every_s))):
             own = random.Random(dice.randrange(1 << 60))
             time.sleep(max(0.0, began + number * self.plan.every_s - time.monotonic()))
             if not self._running.acquire(blocking=False):
@@ -90,6 +92,13 @@ class Fuzzer:
             self._running.release()
         with self._lock:
             self.counts[f"{action.__name__}: {outcome}"] += 1
+
+
+def _actions(dice: random.Random) -> Iterator[Action]:
+    """Each action once, fewer than may run at a time, so that none of these is skipped; then any."""
+    yield from dice.sample(ACTIONS, len(ACTIONS))
+    while True:
+        yield dice.choice(ACTIONS)
 
 
 def connect(port: int) -> socket.socket:
@@ -289,8 +298,6 @@ def _message(dice: random.Random) -> bytes:
 
 
 def _call(plan: Plan, port: int, method: str, message: bytes) -> str:
-    import grpc
-
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         call = channel.unary_unary(method, None, None)
