@@ -10,13 +10,14 @@ events, `step_device_ms` and `step_host_ms` the time of one step on the device, 
 host.
 
     --prompts NxT    N prompts of T tokens that arrive together; steps of up to --chunk-tokens rows, unbounded
-    in
-                     time (a worker's are bounded by prefill_step_ms)
+                     in time (a worker's are bounded by prefill_step_ms)
     --cached P       the first P percent of each prompt's blocks are cached: on the device, or only in a lower
     tier
                      (--tier), so that they are loaded first
     --no-graphs      steps of few rows launch by launch, like longer ones
     --profile        the time of one more run by kinds of kernels; `idle` is the device's
+    --alone          instead: one prompt at a time in a worker's steps, for each bound of --step-ms MS,MS (of
+                     steps while no short prompts come)
     --fairness       instead: time to first token of short prompts (--short), at 30 % of their sustained rate
                      (Poisson), alone and next to a long one (--long), with a worker's step bounds or those of
                      --step-ms MS,MS, the first of which is also run alone
@@ -46,7 +47,11 @@ def main() -> None:
     arguments = _parser().parse_args()
     os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.fairness:
+        if arguments.alone:
+            from bench.prefill.alone import run_alone
+
+            run_alone(arguments, Path(folder))
+        elif arguments.fairness:
             from bench.prefill.fairness import run_fairness
 
             run_fairness(arguments, Path(folder))
@@ -74,9 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-graphs", action="store_true", help="all steps launch by launch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
+    parser.add_argument("--alone", action="store_true", help="one prompt at a time, in a worker's steps")
     parser.add_argument("--fairness", action="store_true", help="short prompts alongside a long one")
     parser.add_argument(
-        "--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)"
+        "--step-ms",
+        metavar="MS,MS",
+        help="with --fairness and --alone: bounds of a step (default a worker's)",
     )
     parser.add_argument("--short", type=int, default=500, help="with --fairness: tokens")
     parser.add_argument("--long", type=int, default=100_000, help="with --fairness: tokens")

@@ -94,7 +94,8 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     budgets = [float(ms) for ms in arguments.step_ms.split(",")] if arguments.step_ms else [None]
     for budget in budgets:
         step_ms = config.prefill_step_ms if budget is None else budget
-        bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.alignment)
+        alone_s = config.prefill_alone_step_ms_on(arguments.device) / 1e3
+        bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.alignment, alone_s)
         fair = Fairness(
             traffic(engine, bounds), arguments.short, arguments.long, arguments.count, arguments.seed
         )

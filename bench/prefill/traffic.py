@@ -128,6 +128,10 @@ class Traffic:
         self._came: dict[Sequence, float] = {}
         self._long: Sequence | None = None
 
+    def wait(self, seconds: float) -> None:
+        """Lets time pass while nothing runs."""
+        self._time.wait(seconds)
+
     def run(self, load: Load) -> Served:
         """Runs until the load is served or its time is over; cancels the rest."""
         served, begun = Served(), self._time.now()

@@ -1,10 +1,11 @@
 """Which prompt tokens the next prefill step computes. Torch-free.
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
-comes first, so that a long one does not delay the others: it gets what they leave, and while others arrive at
-most half of a step, since an arrival waits for the whole step that runs and for the whole step that it is
-in. The oldest, once it has waited longer than the age cap, is guaranteed a share of the steps, so that none
-starves.
+comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
+arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
+it is in. While no short prompt waits and none has come lately, steps are longer, since a long prompt takes
+less time in fewer steps. The oldest, once it has waited longer than the age cap, is guaranteed a share of the
+steps, so that none starves.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
 starts; and once it has waited for the age cap none starts before it.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,10 +33,12 @@ LEAST_UNITS = 128.0
 # that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
 # Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
-# end in that step, since they wait for all of it, or have come lately, since more may come while it runs.
+# end in that step, since they wait for all of it, or short ones have come lately, since more may come while it
+# runs.
 BESIDE_SHARE = 1 / 2
 LATELY_S = 1.0
-# How much longer a step may be for a prompt to end in it: what it would leave behind is a step of its own.
+# How much longer a step may be for a prompt to end in it, since what it would leave behind is a step of its
+# own, or for a chunk to end at a multiple of the alignment.
 SLACK = 1 / 8
 
 
@@ -64,12 +66,14 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class StepBounds:
     """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
-    chunks that are longer, and not their sequence's last, end at a multiple of it."""
+    chunks that are longer, and not their sequence's last, end at a multiple of it. `alone_seconds`: of a step
+    while no short prompt waits and none has come lately; at least `seconds` in any case."""
 
     tokens: int
     seconds: float = 0.025
     age_cap_s: float = 2.0
     alignment: int = 1
+    alone_seconds: float = 0.0
 
 
 def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
@@ -100,8 +104,8 @@ class PrefillScheduler:
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
         self._passes = 0
-        # The last to come, here or gone.
-        self._last: deque[tuple[Sequence, float]] = deque(maxlen=2)
+        # When the last prompt came that needs no more than one step.
+        self._short_came = -math.inf
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._sequences
@@ -124,7 +128,6 @@ class PrefillScheduler:
         if len(self._sequences) >= self._max_sequences:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
         self._sequences[sequence] = self._clock()
-        self._last.append((sequence, self._clock()))
 
     def plan(self) -> list[Chunk]:
         """The next step's chunks (`step_of` has their data); the caller computes all, then calls `computed`.
@@ -133,13 +136,12 @@ class PrefillScheduler:
         """
         waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
         runnable = self._with_blocks(waiting)
-        step = _Step(self.cost, self._bounds)
+        step = self._empty_step(runnable)
         aged = self._aged(runnable)
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
-        since = self._clock() - LATELY_S
         for sequence in runnable:
-            step.give(sequence, crowded=any(at > since and one is not sequence for one, at in self._last))
+            step.give(sequence)
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
         return step.chunks
@@ -180,6 +182,16 @@ class PrefillScheduler:
         del self._sequences[sequence]
         if sequence.blocks is not None and not sequence.borrowed:
             self._pools.release(sequence.blocks)
+
+    def _empty_step(self, runnable: list[Sequence]) -> _Step:
+        """The next step, as long as short prompts allow."""
+        short = self.cost.units_within(self._bounds.seconds) * (1 + SLACK)
+        for sequence in runnable:
+            is_new = sequence.reached <= sequence.cached
+            if is_new and self.cost.of(sequence.reached, sequence.length - sequence.reached) <= short:
+                self._short_came = max(self._short_came, self._sequences[sequence])
+        crowded = self._clock() - self._short_came < LATELY_S
+        return _Step(self.cost, self._bounds, crowded=crowded)
 
     def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
         """The sequences that have blocks or can be given them, the shortest remaining first."""
@@ -225,13 +237,15 @@ class PrefillScheduler:
 
 
 class _Step:
-    """A step that is being filled with chunks."""
+    """A step that is being filled with chunks. `crowded`: short prompts wait or have come lately."""
 
-    def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
+    def __init__(self, cost: PrefillCost, bounds: StepBounds, *, crowded: bool) -> None:
         self._cost = cost
         self._tokens = bounds.tokens
         self._alignment = bounds.alignment
-        self._whole = max(cost.units_within(bounds.seconds), LEAST_UNITS)
+        self._crowded = crowded
+        seconds = bounds.seconds if crowded else max(bounds.seconds, bounds.alone_seconds)
+        self._whole = max(cost.units_within(seconds), LEAST_UNITS)
         self._used = 0.0
         self.given: dict[Sequence, int] = {}
         self._ends = False
@@ -240,15 +254,14 @@ class _Step:
     def chunks(self) -> list[Chunk]:
         return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
 
-    def give(self, sequence: Sequence, share: float = 1.0, *, crowded: bool = False) -> None:
-        """Gives a sequence what is left of the step, or a share of it, beside what it has already; `crowded`:
-        others have come lately."""
+    def give(self, sequence: Sequence, share: float = 1.0) -> None:
+        """Gives a sequence what is left of the step, or a share of it, beside what it has already."""
         has = self.given.get(sequence, 0)
         start = sequence.reached + has
         left = sequence.length - start
         units = max(0.0, self._whole - self._used) * share
         longest, needed = self._whole * (1 + SLACK), self._cost.of(start, left)
-        if (self._ends or crowded) and needed > longest:
+        if (self._ends or self._crowded) and needed > longest:
             units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
         elif needed <= (longest - self._used) * share:
             units = max(units, needed)
@@ -259,9 +272,19 @@ class _Step:
         elif count < left and units < LEAST_UNITS:
             count = 0  # mostly overhead
         if self._alignment < count < left:
-            count -= (start + count) % self._alignment
+            count = self._aligned(start, count, most, units)
         if count > 0:
             self.given[sequence] = has + count
             self._tokens -= count
             self._used += self._cost.of(start, count)
             self._ends = self._ends or count == left
+
+    def _aligned(self, start: int, count: int, most: int, units: float) -> int:
+        """The chunk's tokens up to the next multiple of the alignment, where they cost little more than
+        `units`, else up to the last one."""
+        down = count - (start + count) % self._alignment
+        up = down + self._alignment
+        fits = self._used + self._cost.of(start, up) <= self._whole * (1 + SLACK)
+        if down < count and up <= most and fits and self._cost.of(start, up) <= units * (1 + SLACK):
+            return up
+        return down

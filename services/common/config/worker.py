@@ -86,8 +86,14 @@ class EngineConfig(StrictModel):
     prefill_step_ms: float = Field(
         25.0,
         gt=0,
-        description="longest expected duration of a prefill step; while others arrive, a prompt that "
-        "needs several steps gets half of each",
+        description="longest expected duration of a prefill step while short prompts wait or have come "
+        "within a second; a prompt that needs several steps then gets half of each",
+    )
+    prefill_alone_step_ms: float | None = Field(
+        None,
+        gt=0,
+        description="longest expected duration of a prefill step while none do; unset: 50 on a GPU, on a CPU "
+        "prefill_step_ms",
     )
     prefill_age_cap_ms: float = Field(
         2000.0,
@@ -141,6 +147,12 @@ class EngineConfig(StrictModel):
     def chunk_tokens_on(self, device: str) -> int:
         """Most tokens of a prefill step on a device type, `cuda` or `cpu`."""
         return self.chunk_tokens or (2048 if device == "cuda" else 256)
+
+    def prefill_alone_step_ms_on(self, device: str) -> float:
+        """The longest prefill step while no short prompt waits, on a device type, `cuda` or `cpu`. A step of
+        a CPU keeps its worker's other work waiting."""
+        unset = 50.0 if device == "cuda" else self.prefill_step_ms
+        return max(self.prefill_step_ms, self.prefill_alone_step_ms or unset)
 
     def with_gpu_links(self, role: Role, prefill: int, decode: int, transfer: TransferConfig) -> EngineConfig:
         """The configuration for a worker among so many prefill and decode workers: where `gpu_links` is

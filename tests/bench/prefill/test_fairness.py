@@ -16,6 +16,7 @@ from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
+from bench.prefill.alone import one_at_a_time, run_alone
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
 from bench.prefill.traffic import Load, Step, StepLog, Traffic
 from services.common.config.worker import EngineConfig
@@ -52,6 +53,18 @@ def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.Capture
         assert sum(part["steps"] for part in found["by_depth"]) >= 600 // 64
 
 
+def test_prompts_alone_for_every_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--alone")
+    more = ("--prompts", "1x200,1x90", "--chunk-tokens", "64", "--step-ms", "500,1000", "--repeats", "1")
+    run_alone(_parser().parse_args([*alone, *more]), tmp_path)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["alone_step_ms"], line["tokens"]) for line in lines] == [
+        (500.0, 90), (500.0, 200), (1000.0, 90), (1000.0, 200)
+    ]  # fmt: skip
+    assert all(sum(line["last_rows"]) == line["tokens"] for line in lines)
+    assert all(line["ttft_p50_ms"] > 0 for line in lines)
+
+
 def test_arrivals_are_poisson_and_the_same_again() -> None:
     load = Load(500, 4000, rate=25.0, seed=3)
     times = list(load.arrivals())
@@ -73,6 +86,11 @@ LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=6
 
 def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     """500-token prompts, beside one of 100K."""
+    return Fairness(modelled_traffic(bounds, gpu, host_s), 500, 100_000, 800, seed=0)
+
+
+def modelled_traffic(bounds: StepBounds, gpu: Gpu, host_s: float) -> Traffic:
+    """A worker's loop and scheduler on that GPU, in virtual time."""
     time = VirtualTime()
     stream = ModelledStream(time)
     cost = WatchedCost(HALF_CONTEXT, LEAST_ROWS_GPU, lambda seconds: log.took(seconds))
@@ -82,8 +100,8 @@ def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     loop = PrefillLoop(
         WatchedPass(ModelledPass(stream, gpu, host_s), log, time.now), scheduler, stream, time.now
     )
-    ids = {count: (0,) * count for count in (500, 100_000)}
-    return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
+    ids = {count: (0,) * count for count in (500, 8192, 100_000)}
+    return Traffic(loop, log, time, ids.__getitem__)
 
 
 def run_modelled(bounds: StepBounds, gpu: Gpu | None = None) -> dict[str, Any]:
@@ -96,7 +114,11 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     """By a worker's own bounds, and what the long one pays for it."""
     config = EngineConfig()
     bounds = StepBounds(
-        config.chunk_tokens_on("cuda"), config.prefill_step_ms / 1e3, config.prefill_age_cap_ms / 1e3, 256
+        config.chunk_tokens_on("cuda"),
+        config.prefill_step_ms / 1e3,
+        config.prefill_age_cap_ms / 1e3,
+        256,
+        config.prefill_alone_step_ms_on("cuda") / 1e3,
     )
     found = run_modelled(bounds)
     assert found["ratio_p99"] <= 1.7, found
@@ -104,6 +126,20 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     assert found["long_ratio"] <= 2
     unbounded = run_modelled(replace(bounds, seconds=1.0))
     assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
+
+
+def test_a_long_prompt_alone_takes_little_more_than_in_one_step() -> None:
+    """One after the other, each soon after the one before, as by `bench.prefill --alone`."""
+
+    def ttft_ms(bounds: StepBounds) -> float:
+        found = one_at_a_time(modelled_traffic(bounds, Gpu(), 1.4e-3), 8192, 3)["ttft_p50_ms"]
+        assert isinstance(found, float)
+        return found
+
+    one_step = ttft_ms(StepBounds(8192, 1.0, 2.0, 256))
+    alone_s = EngineConfig().prefill_alone_step_ms_on("cuda") / 1e3
+    assert ttft_ms(StepBounds(2048, 0.025, 2.0, 256, alone_s)) < 1.08 * one_step
+    assert ttft_ms(StepBounds(2048, 0.0125, 2.0, 256)) > 1.15 * one_step, "as long as steps are short"
 
 
 def test_a_host_that_is_slower_than_the_gpu_starves_no_prompt() -> None:

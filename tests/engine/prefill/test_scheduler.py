@@ -13,6 +13,7 @@ from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.scheduler import (
     AGED_PASSES,
     AGED_SHARE,
+    LATELY_S,
     LEAST_UNITS,
     SLACK,
     PrefillScheduler,
@@ -165,6 +166,53 @@ def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
     for one in (sequence(200), next_but_one):
         scheduler.add(one)
     assert counts()[next_but_one] == 800, "it ends in the next step"
+
+
+def test_steps_are_long_while_no_short_prompt_comes() -> None:
+    clock = Clock()
+    bounds = StepBounds(10_000, seconds=1.0, age_cap_s=1e9, alone_seconds=3.0)
+    _, scheduler = make(30_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+
+    def counts() -> list[int]:
+        chunks = scheduler.plan()
+        for chunk in chunks:
+            scheduler.computed(chunk)
+            if chunk.is_last:
+                scheduler.remove(chunk.sequence)
+        return [chunk.count for chunk in chunks]
+
+    scheduler.add(sequence(50_000))
+    clock.now += 0.1
+    scheduler.add(sequence(50_000))
+    assert counts() == [3000], "a long one that has come lately does not count"
+    short, cached = sequence(300), sequence(5000)
+    scheduler.add(short)
+    assert counts() == [300, 200]
+    assert counts() == [500], "one has come lately"
+    clock.now += LATELY_S
+    assert counts() == [3000]
+    cached.computed = cached.cached = 4900
+    scheduler.add(cached)
+    assert counts() == [100, 400], "what is cached of a prompt does not make it long"
+    clock.now += LATELY_S
+    last = sequence(3500)
+    scheduler.add(last)
+    assert counts() == [3000]
+    assert counts() == [500, 1000], "the rest of a long one is not short, but ends in half a step"
+
+
+def test_a_chunk_ends_at_the_next_multiple_where_that_costs_little() -> None:
+    bounds = StepBounds(10_000, seconds=0.5, alignment=64)
+    _, scheduler = make(1000, bounds, cost=paced(0.001, math.inf))
+    scheduler.add(sequence(3000))
+    assert [chunk.count for chunk in scheduler.plan()] == [512]
+    bounds = StepBounds(10_000, seconds=0.5, alignment=300)
+    _, scheduler = make(1000, bounds, cost=paced(0.001, math.inf))
+    scheduler.add(sequence(3000))
+    assert [chunk.count for chunk in scheduler.plan()] == [300]
+    _, scheduler = make(1000, StepBounds(511, seconds=0.5, alignment=64), cost=paced(0.001, math.inf))
+    scheduler.add(sequence(3000))
+    assert [chunk.count for chunk in scheduler.plan()] == [448], "no more rows than a pass has"
 
 
 def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:

@@ -35,7 +35,11 @@ def prefill_loop(
     if prompts.uncaptured:
         log.warning("prefill_without_graphs", why=prompts.uncaptured)
     bounds = StepBounds(
-        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.alignment
+        chunk_tokens,
+        engine.prefill_step_ms / 1e3,
+        engine.prefill_age_cap_ms / 1e3,
+        prompts.alignment,
+        engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
     cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
     if prompts.timed_passes is not None:
