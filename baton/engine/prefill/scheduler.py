@@ -33,8 +33,8 @@ LEAST_UNITS = 128.0
 # that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
 # Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
-# end in that step, since they wait for all of it, or short ones have come lately, since more may come while it
-# runs.
+# end in that step, since they wait for all of it, or where short ones have come lately, since more may come
+# while it runs.
 BESIDE_SHARE = 1 / 2
 LATELY_S = 1.0
 # How much longer a step may be for a prompt to end in it, since what it would leave behind is a step of its
@@ -184,11 +184,12 @@ class PrefillScheduler:
             self._pools.release(sequence.blocks)
 
     def _empty_step(self, runnable: list[Sequence]) -> _Step:
-        """The next step, as long as short prompts allow."""
+        """The next step, as long as short prompts allow. Which are short is known once steps were timed."""
         short = self.cost.units_within(self._bounds.seconds) * (1 + SLACK)
         for sequence in runnable:
             is_new = sequence.reached <= sequence.cached
-            if is_new and self.cost.of(sequence.reached, sequence.length - sequence.reached) <= short:
+            needed = self.cost.of(sequence.reached, sequence.length - sequence.reached)
+            if is_new and needed <= short < math.inf:
                 self._short_came = max(self._short_came, self._sequences[sequence])
         crowded = self._clock() - self._short_came < LATELY_S
         return _Step(self.cost, self._bounds, crowded=crowded)
