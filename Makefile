@@ -51,8 +51,9 @@ proto: setup
 stubs: setup ## regenerate baton/v1 from proto/
 	tools/generate_stubs.sh
 
-docs: setup ## regenerate the tables of docs/metrics.md
+docs: setup ## regenerate the tables of docs/metrics.md and docs/fields.md
 	PYTHONPATH=. python tools/metrics_page.py
+	PYTHONPATH=. python tools/fields_page.py
 
 images: setup ## images of router and worker in dist/, or pushed (ARGS='--push REGISTRY'); needs docker with buildx
 	@python -m deploy.release.images $(ARGS)

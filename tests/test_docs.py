@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from baton.cli.up.settings import FLAGS
 from services.common.config.up import UpConfig
+from tools import fields_page
 from tools.metrics_page import FAMILIES, PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +91,11 @@ def test_every_flag_is_documented_at_its_setting() -> None:
 def test_the_metrics_page_is_up_to_date() -> None:
     page = PAGE.read_text("utf-8")
     assert page == with_tables(page), "run make docs"
+
+
+def test_the_fields_page_is_up_to_date() -> None:
+    page = fields_page.PAGE.read_text("utf-8")
+    assert page == fields_page.with_table(page), "run make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)

@@ -22,6 +22,7 @@ from services.router.api.http_api import HttpApi, health_routes
 from services.router.auth.api_keys import ApiKeys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
+from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.server import HttpServer, http_app
@@ -127,7 +128,12 @@ class Router:
         model = ServedModel(config.served_model_name, info, self.pools)
         self.admission = Admission(
             model,
-            RequestReader(self.tokenizer, model.limits, self._max_body_bytes),
+            RequestReader(
+                self.tokenizer,
+                model.limits,
+                self._max_body_bytes,
+                IgnoredFields(strict=config.strict_fields),
+            ),
             self.tokenizer,
             self.observations,
             config.request_timeout_s,

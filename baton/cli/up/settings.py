@@ -86,6 +86,7 @@ FLAGS = (
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
+    Flag("router.strict_fields", "true|false", "refuse requests with undocumented fields", bare="true"),
     Flag("engine.slots", "N", "sequences that a decode worker generates at once"),
     Flag("engine.gpu_memory", "FRACTION", "share of a GPU's memory that its workers use together"),
     Flag(

@@ -109,6 +109,11 @@ class RouterSettings(StrictModel):
         description="most numbers in one response: outputs x tokens x (1, or 2 + top logprobs where "
         "asked for)",
     )
+    strict_fields: bool = Field(
+        False,
+        description="refuse requests with fields that no API documents; else such fields are ignored and "
+        "named in the response",
+    )
     allowed_hosts: tuple[str, ...] = Field(
         (),
         description="names that HTTP requests may have in Host, `.example.com` for a domain, `*` for "

@@ -22,6 +22,7 @@ from baton.v1.router_pb2 import (
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
 from services.router.formats.generate_message import MessageT, parse_message
+from services.router.formats.ignored_fields import HEADER, shown
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
@@ -69,6 +70,8 @@ class GrpcApi:
         tokens, cached = 0, 0
         try:
             requests = await self._admission.generate(data, context.time_remaining())
+            if ignored := requests[0].call.ignored_fields:
+                context.set_trailing_metadata(((HEADER, shown(ignored)),))
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
             async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)

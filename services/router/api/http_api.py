@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from starlette.types import Send
 
 from baton.errors import ErrorKind, FieldError
 from services.router.api.openai_response import CompletionResponse, Formatter
+from services.router.formats.ignored_fields import header
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
 from services.router.formats.openai_fields import SamplingBody
@@ -91,8 +93,12 @@ class HttpApi:
 
     async def _convert(self, job: helper_jobs.Job, request: HttpRequest, send: Send) -> None:
         """Responds with the result of a job."""
-        parts = await self._admission.reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
-        response = Response(bytes(parts[0]), media_type="application/json")
+        reader = self._admission.reader
+        answer, names = await reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
+        ignored = json.loads(names)
+        reader.ignored.report(ignored)
+        response = Response(bytes(answer), media_type="application/json")
+        response.raw_headers += header(ignored)
         await response(request.scope, request.receive, send)
 
     async def _respond(

@@ -11,7 +11,8 @@ from starlette.types import Send
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
-from services.router.formats.json_bodies import encode, send_json
+from services.router.formats.ignored_fields import header
+from services.router.formats.json_bodies import Headers, encode, send_json
 from services.router.formats.openai_fields import StreamOptions
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
@@ -56,6 +57,7 @@ class CompletionResponse:
         self._requests = requests
         self._formatter = formatter
         self._options = options or StreamOptions()
+        self._headers = header(requests[0].call.ignored_fields)
         self._id = formatter.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
         # Prompt tokens that each request found in a prefix cache, once it has ended.
@@ -75,7 +77,7 @@ class CompletionResponse:
             for index, (request, delta) in enumerate(zip(self._requests, outputs, strict=True))
         )
         document = {**self._head(self._formatter.whole_object), "choices": choices, "usage": usage}
-        await send_json(send, document)
+        await send_json(send, document, self._headers)
 
     async def stream(self, send: Send) -> None:
         """Sends server-sent events: one for each chunk, then the usage if asked for, then [DONE].
@@ -83,7 +85,7 @@ class CompletionResponse:
         The status is sent with the first event. So an error before any token is raised, and gets its own
         status; a later one ends the stream with an error event.
         """
-        events = _Events(send)
+        events = _Events(send, self._headers)
         tokens = 0
         head = self._head(self._formatter.chunk_object)
         try:
@@ -141,8 +143,9 @@ class CompletionResponse:
 class _Events:
     """A stream of server-sent events. The status is sent with the first event."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, more_headers: Headers) -> None:
         self._send = send
+        self._headers = [*_STREAM_HEADERS, *more_headers]
         self.started = False
 
     async def send(self, document: object) -> None:
@@ -151,5 +154,5 @@ class _Events:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})

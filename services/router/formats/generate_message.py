@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ParsedRequest
+from services.router.formats.ignored_fields import unknown_numbers
+from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ClientCall, ParsedRequest
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -38,5 +39,6 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         ignore_eos=request.ignore_eos,
         echo=request.echo,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        call=ClientCall(ignored_fields=unknown_numbers(request)),
         **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
     )

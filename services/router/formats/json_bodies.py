@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from starlette.types import Send
@@ -21,9 +21,9 @@ encode = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",
 
 
 def parse_json(body: bytes | bytearray) -> object:
-    """Parses a body; FieldError if it is not JSON."""
+    """Parses a body; FieldError if it is not JSON, or an object in it has a key twice."""
     try:
-        document: object = json.loads(body, parse_constant=_no_constant)
+        document: object = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
     return document
@@ -32,6 +32,14 @@ def parse_json(body: bytes | bytearray) -> object:
 def _no_constant(name: str) -> float:
     """Refuses NaN and Infinity, which are not JSON though Python's parser accepts them."""
     raise ValueError(name)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuses a key that comes twice, of which two readers may see different values."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key comes twice")
+    return document
 
 
 def json_pieces(document: object) -> Iterator[str]:
@@ -62,21 +70,24 @@ def _list_pieces(items: Iterator[object]) -> Iterator[str]:
     yield "]" if opening == "," else "[]"
 
 
-async def send_json(send: Send, document: object) -> None:
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def send_json(send: Send, document: object, more_headers: Headers = ()) -> None:
     """Responds with status 200 and the document, encoded while it is sent and other tasks run."""
-    content_type = (b"content-type", b"application/json")
+    common = [(b"content-type", b"application/json"), *more_headers]
     part = bytearray()
     started = False
     for piece in json_pieces(document):
         part += piece.encode()
         if len(part) >= _PART_BYTES:
             if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
+                await send({"type": "http.response.start", "status": 200, "headers": common})
                 started = True
             await send({"type": "http.response.body", "body": bytes(part), "more_body": True})
             await asyncio.sleep(0)
             part.clear()
     if not started:
-        headers = [content_type, (b"content-length", b"%d" % len(part))]
+        headers = [*common, (b"content-length", b"%d" % len(part))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": bytes(part)})

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FailFast
+from pydantic import BaseModel, FailFast
 
 from baton.errors import FieldError
-from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody
+from services.router.formats.field_table import CHAT, FieldTable
+from services.router.formats.openai_fields import Body, Part, SamplingBody
 from services.router.formats.openai_logprobs import chat_logprobs
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
 from services.router.text.token_texts import TokenTexts
 
-_CHAT_NEUTRAL: Neutral = {
-    **NEUTRAL,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "store": (False,),
-    "echo": (False,),
-    "best_of": (1,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (False,),
-    "chat_template": (),
-    "documents": ([],),
-    "include_reasoning": (True,),
-}
 
-
-class MessageBody(Body):
+class MessageBody(Part):
     """One message. Fields that assistant messages of a response have may be sent back empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -58,6 +38,8 @@ Messages = Annotated[list[MessageBody], FailFast()]
 class ChatFields(Body):
     """The fields that define how a conversation is rendered; shared with /tokenize."""
 
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {"messages": MessageBody}
+
     messages: Messages
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -74,7 +56,8 @@ class ChatFields(Body):
 class ChatBody(SamplingBody, ChatFields):
     """The body of POST /v1/chat/completions."""
 
-    neutral: ClassVar[Neutral] = _CHAT_NEUTRAL
+    table: ClassVar[FieldTable] = CHAT
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {**SamplingBody.nested, **ChatFields.nested}
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

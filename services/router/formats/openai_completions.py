@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, ClassVar
 
 from baton.errors import FieldError
-from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id
+from services.router.formats.field_table import COMPLETIONS, FieldTable
+from services.router.formats.openai_fields import SamplingBody, is_token_id
 from services.router.formats.openai_logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
@@ -21,7 +22,7 @@ Prompt = str | list[Any]
 class CompletionBody(SamplingBody):
     """The body of POST /v1/completions."""
 
-    neutral: ClassVar[Neutral] = {**NEUTRAL, "suffix": ("",)}
+    table: ClassVar[FieldTable] = COMPLETIONS
 
     prompt: Prompt
     echo: bool | None = None

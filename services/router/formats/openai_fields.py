@@ -1,8 +1,6 @@
 """The common fields of OpenAI's request bodies, and the extra fields of vLLM's API that Baton supports.
 
-A field that is not supported yet is accepted at its neutral value, since clients send those, and refused at
-any other. Unknown fields are refused too, because ignoring a setting silently is worse than an error. Hints
-change no token of the output, so they are accepted whatever their value.
+`field_table` says which fields there are and what becomes of each; the models here have those that are used.
 """
 
 from __future__ import annotations
@@ -10,49 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.request import OPTIONAL_FIELDS, ParsedRequest
-
-# Field → its neutral values. null is always neutral.
-Neutral = Mapping[str, tuple[object, ...]]
-NEUTRAL: Neutral = {
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-}
-# Labels of a request, and advice on how to run it. Not used.
-HINTS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "priority",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "user",
-    }
-)
+from services.router.formats.field_table import FieldTable, Treatment
+from services.router.formats.ignored_fields import unknown_keys
+from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
 
 Stop = str | list[str]
 
 
 class Body(BaseModel):
-    """Strict validation: no type conversion, no unknown fields."""
+    """Strict validation, without type conversion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    # The fields that are not supported yet.
-    neutral: ClassVar[Neutral] = {}
+    # The fields of the API, used or not.
+    table: ClassVar[FieldTable] = {}
+    # Objects within the body, whose undocumented fields are ignored too.
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The undocumented fields that the body had."""
+        return self._ignored
 
     @classmethod
     def parse(cls, document: object) -> Self:
@@ -62,22 +41,34 @@ class Body(BaseModel):
         """
         if not isinstance(document, dict):
             raise FieldError("the body must be a JSON object")
-        known = {name: value for name, value in document.items() if name not in HINTS}
-        for name, allowed in cls.neutral.items():
-            value = known.pop(name, None)
-            if value is not None and not any(_same(value, one) for one in allowed):
+        used, ignored = {}, []
+        for name, value in document.items():
+            field = cls.table.get(name)
+            if field is None:
+                ignored.append(name)
+            elif field.refuses(value):
                 raise FieldError(f"{name} is not supported yet", param=name, code="unsupported_parameter")
+            elif field.treatment is Treatment.USED:
+                used[name] = value
         try:
-            return cls.model_validate(known)
+            body = cls.model_validate(used)
         except ValidationError as error:
             raise _field_error(error) from None
+        body._ignored = (*ignored, *unknown_keys(used, cls.nested))
+        return body
 
 
-class StreamOptions(Body):
-    """What a stream carries besides its tokens. Unknown options are ignored."""
+class Part(BaseModel):
+    """An object within a body. Its undocumented fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
+
+class StreamOptions(Part):
+    """What a stream carries besides its tokens."""
+
+    # Random padding that hides the length of tokens: accepted, without effect.
+    include_obfuscation: bool | None = None
     # A last chunk with the usage, and the usage so far in every chunk.
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -86,7 +77,7 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """The fields of sampling and output that both kinds of completion have."""
 
-    neutral: ClassVar[Neutral] = NEUTRAL
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {"stream_options": StreamOptions}
 
     model: str
     max_tokens: int | None = None
@@ -117,6 +108,7 @@ class SamplingBody(Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=self.ignore_eos is True,
+            call=ClientCall(ignored_fields=self.ignored),
             **{name: getattr(self, name) for name in OPTIONAL_FIELDS},
         )
 
@@ -132,18 +124,12 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def _same(value: object, allowed: object) -> bool:
-    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-
-
 def _field_error(error: ValidationError) -> BatonError:
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     # The location also has the branches of a union, which pydantic names after their types.
     steps = [step for step in first["loc"] if not (isinstance(step, str) and _is_branch(step))]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)[1:65]
     param = str(steps[0])[:64] if steps else None
-    if first["type"] == "extra_forbidden":
-        return FieldError(f"unknown field {path!r}", param=param, code="unknown_parameter")
     if param is None:
         return BatonError(ErrorKind.INVALID, first["msg"])
     return FieldError(f"{path}: {first['msg']}", param=param)

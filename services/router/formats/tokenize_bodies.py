@@ -7,9 +7,10 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from baton.errors import FieldError
+from services.router.formats.field_table import DETOKENIZE, TOKENIZE, FieldTable
 from services.router.formats.json_bodies import encode
 from services.router.formats.openai_chat import ChatFields, Messages
-from services.router.formats.openai_fields import Body, Neutral
+from services.router.formats.openai_fields import Body
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -19,7 +20,7 @@ from services.router.text.tokenizer import ModelTokenizer
 class TokenizeBody(ChatFields):
     """The body of /tokenize: a prompt or messages."""
 
-    neutral: ClassVar[Neutral] = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
+    table: ClassVar[FieldTable] = TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -36,6 +37,8 @@ class TokenizeBody(ChatFields):
 
 class DetokenizeBody(Body):
     """The body of /detokenize."""
+
+    table: ClassVar[FieldTable] = DETOKENIZE
 
     model: str | None = None
     tokens: list[int]

@@ -43,6 +43,8 @@ class ClientCall:
     next_turn: int = 0
     # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
     in_queue: asyncio.Semaphore | None = None
+    # Undocumented fields that the call had.
+    ignored_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

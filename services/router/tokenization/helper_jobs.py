@@ -16,8 +16,9 @@ from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.generate_message import parse_message, parsed_request
 from services.router.formats.json_bodies import parse_json
-from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_chat import ChatBody, MessageBody
 from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.openai_fields import Body
 from services.router.formats.tokenize_bodies import (
     DetokenizeBody,
     TokenizeBody,
@@ -44,16 +45,16 @@ def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) ->
     document = _document(body, limits)
     prompts = [_prompt(tokenizer, limits, one) for one in CompletionBody.parse(document).parsed_requests()]
     document["prompt"] = [""] * len(prompts)
-    return [_rest(document), *(part for ids, echo in prompts for part in (ids, echo))]
+    return [_rest(document, CompletionBody), *(part for ids, echo in prompts for part in (ids, echo))]
 
 
 def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
     document = _document(body, limits)
     prompt = _prompt(tokenizer, limits, ChatBody.parse(document).parsed_request())
-    document["messages"] = []
+    document["messages"] = _ignored_keys(document["messages"])
     document.pop("chat_template_kwargs", None)
-    return [_rest(document), *prompt]
+    return [_rest(document, ChatBody), *prompt]
 
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
@@ -68,13 +69,15 @@ def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> P
 
 
 def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
-    """POST /tokenize: the JSON response."""
-    return [tokenize_response(tokenizer, limits, TokenizeBody.parse(_document(body, limits)))]
+    """POST /tokenize: the JSON response, and the names of ignored fields as a JSON list."""
+    parsed = TokenizeBody.parse(_document(body, limits))
+    return [tokenize_response(tokenizer, limits, parsed), json.dumps(parsed.ignored).encode()]
 
 
 def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
-    """POST /detokenize: the JSON response."""
-    return [detokenize_response(tokenizer, limits, DetokenizeBody.parse(_document(body, limits)))]
+    """POST /detokenize: the JSON response, and the names of ignored fields as a JSON list."""
+    parsed = DetokenizeBody.parse(_document(body, limits))
+    return [detokenize_response(tokenizer, limits, parsed), json.dumps(parsed.ignored).encode()]
 
 
 def decode(
@@ -109,8 +112,18 @@ def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequ
     return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 
 
-def _rest(document: dict[str, Any]) -> bytes:
-    rest = json.dumps(document).encode()
+def _ignored_keys(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message that stands for all of them, with the undocumented keys of each; none if there is no such
+    key."""
+    keys = {key for message in messages for key in message if key not in MessageBody.model_fields}
+    return [{"role": "user", "content": "", **dict.fromkeys(sorted(keys))}] if keys else []
+
+
+def _rest(document: dict[str, Any], body: type[Body]) -> bytes:
+    """The document, of whose undocumented fields only the names stay."""
+    rest = json.dumps(
+        {name: value if name in body.table else None for name, value in document.items()}
+    ).encode()
     _check_rest(rest)
     return rest
 

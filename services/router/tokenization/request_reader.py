@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.ignored_fields import IgnoredFields
 from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
@@ -31,9 +32,16 @@ class RequestReader:
     BatonError(OVERLOADED) if too many large ones wait.
     """
 
-    def __init__(self, pool: TokenizerPool, limits: Callable[[], RequestLimits], max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: TokenizerPool,
+        limits: Callable[[], RequestLimits],
+        max_body_bytes: int,
+        ignored: IgnoredFields,
+    ) -> None:
         """`limits` returns the present limits of the model."""
         self.max_body_bytes = max_body_bytes
+        self.ignored = ignored
         self._pool = pool
         self._limits = limits
 
@@ -42,9 +50,11 @@ class RequestReader:
         document = self._small(body)
         if document is not None:
             small = CompletionBody.parse(document)
+            self.ignored.report(small.ignored)
             return small, small.parsed_requests()
         rest, *prompts = await self._in_process(helper_jobs.completion, body)
         parsed = CompletionBody.parse(parse_json(rest))
+        self.ignored.report(parsed.ignored)
         return parsed, await self._with_prompts(parsed.parsed_requests(), prompts)
 
     async def chat(self, body: Body) -> tuple[ChatBody, ParsedRequest]:
@@ -52,9 +62,11 @@ class RequestReader:
         document = self._small(body)
         if document is not None:
             small = ChatBody.parse(document)
+            self.ignored.report(small.ignored)
             return small, small.parsed_request()
         rest, *prompt = await self._in_process(helper_jobs.chat, body)
         parsed = ChatBody.parse(parse_json(rest))
+        self.ignored.report(parsed.ignored)
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
 
     async def generate(self, data: bytes) -> ParsedRequest:
@@ -63,9 +75,9 @@ class RequestReader:
             request = parse_message(GenerateRequest, data)
             if len(request.chat.messages) <= sizes.MANY_MESSAGES:
                 sizes.check_message(request, self._limits().max_context_tokens)
-                return parsed_request(request)
+                return self._known(parsed_request(request))
         rest, *prompt = await self._in_process(helper_jobs.generate, data)
-        parsed = parsed_request(parse_message(GenerateRequest, bytes(rest)))
+        parsed = self._known(parsed_request(parse_message(GenerateRequest, bytes(rest))))
         return (await self._with_prompts([parsed], prompt))[0]
 
     async def run(self, job: Job, body: Body, small_bytes: int) -> Sequence[Body]:
@@ -73,6 +85,11 @@ class RequestReader:
         if len(body) > small_bytes:
             return await self._in_process(job, body)
         return await self._pool.run(lambda: job(self._pool.tokenizer, self._limits(), bytes(body)))
+
+    def _known(self, request: ParsedRequest) -> ParsedRequest:
+        """Reports the request's undocumented fields."""
+        self.ignored.report(request.call.ignored_fields)
+        return request
 
     def _small(self, body: Body) -> object | None:
         """Parses a small body, whose sizes are checked; None if a helper process must parse it."""

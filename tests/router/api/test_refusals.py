@@ -85,7 +85,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("min_tokens", -1),
     ("min_tokens", 17),
     ("response_format", {"type": "json_object"}),
-    ("unheard_of", 1),
     ("stream_options", {"include_usage": "yes"}),
     ("stream", "yes"),
 ]
@@ -203,7 +202,6 @@ async def test_broken_bytes(site: SiteMaker) -> None:
             assert response.json()["error"]["type"] == "invalid_request_error"
         halves = (
             ("/v1/completions", '{"model": "fake", "prompt": "\\ud800", "echo": true}'),
-            ("/v1/completions", '{"model": "fake", "prompt": "a", "\\ud800": 1}'),
             (
                 "/v1/chat/completions",
                 '{"model": "fake", "messages": [{"role": "user", "content": "\\udfff"}]}',

@@ -45,6 +45,10 @@ HINTS: list[dict[str, Any]] = [
     {"prediction": {"type": "content", "content": "x"}},
     {"priority": 3},
     {"request_id": "mine"},
+    {"prompt_cache_options": {"ttl": "30m"}},
+    {"watermarking": False},
+    {"stream_interval": 4},
+    {"session_id": "s"},
 ]
 
 

@@ -189,7 +189,7 @@ LIMITS = {"served_name": MODEL, "eos_token_ids": [], "vocab_size": 320, "max_con
 
 async def tokenize(one: HelperProcess, prompt: str) -> Any:
     header = {"job": "tokenize", "limits": LIMITS, "options": {}}
-    (data,) = await one.run(header, [json.dumps({"prompt": prompt}).encode()])
+    data, _ = await one.run(header, [json.dumps({"prompt": prompt}).encode()])
     return json.loads(data)["tokens"]
 
 
