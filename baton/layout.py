@@ -1,21 +1,31 @@
 """What a KV cache looks like in memory: cache groups, their planes, and the fingerprint of both.
 
 A block holds `block_tokens` tokens of one cache group, as one contiguous object in the order
-`[layer][plane][kv head][token][dim]`. Two workers may exchange blocks if and only if their
-fingerprints agree. Torch-free: engine and kvtransfer share it.
+`[layer][plane][kv head][token][dim]`. A quantised cache has a plane of scales for each plane of codes, one
+scale a token and head; it stands behind the codes of its layer. Two workers may exchange blocks if and only
+if their fingerprints agree. Torch-free: engine and kvtransfer share it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+# What weights and activations may be; a cache also FP8.
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+FP8 = "float8_e4m3fn"
+# The dtype of a quantised cache's scales: the range of float32, in two bytes.
+SCALE_DTYPE = "bfloat16"
+_CACHE_BYTES = {**DTYPE_BYTES, FP8: 1}
+# A layer with planes of several dtypes ends at a multiple of so many bytes.
+_ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """One tensor of a layer's cache, such as K or V: shape `(heads, dim)` a token."""
+    """One tensor of a layer's cache, such as K, V or their scales: shape `(heads, dim)` a token."""
 
     name: str
     dtype: str
@@ -24,7 +34,20 @@ class Plane:
 
     @property
     def token_bytes(self) -> int:
-        return self.heads * self.dim * DTYPE_BYTES[self.dtype]
+        return self.heads * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one head of one token."""
+        return self.dim * _CACHE_BYTES[self.dtype]
+
+
+def key_value_planes(dtype: str, heads: int, dim: int) -> tuple[Plane, ...]:
+    """The planes "k" and "v" of a cache of `dtype`; for FP8 also those of their scales."""
+    planes = tuple(Plane(name, dtype, heads, dim) for name in ("k", "v"))
+    if dtype != FP8:
+        return planes
+    return *planes, *(Plane(f"{plane.name}_scale", SCALE_DTYPE, heads, 1) for plane in planes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +60,33 @@ class CacheGroup:
     window: int | None = None
 
     @property
+    def values(self) -> Plane:
+        """The shape of the planes that hold K and V; all of them have one."""
+        return self.planes[0]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether K and V are codes, and planes of scales stand behind theirs."""
+        return self.values.dtype == FP8
+
+    @property
     def block_bytes(self) -> int:
-        return len(self.layers) * self.block_tokens * sum(plane.token_bytes for plane in self.planes)
+        return len(self.layers) * self.layer_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a block. With scales it ends, after padding, at a whole number of rows of
+        codes, so that all rows of all blocks are equally far apart."""
+        used = self.block_tokens * sum(plane.token_bytes for plane in self.planes)
+        step = math.lcm(self.values.row_bytes, _ALIGNED_BYTES) if self.quantised else 1
+        return -(-used // step) * step
+
+    def plane_offsets(self) -> Iterator[tuple[Plane, int]]:
+        """Each plane, and the byte of a layer at which it begins."""
+        offset = 0
+        for plane in self.planes:
+            yield plane, offset
+            offset += self.block_tokens * plane.token_bytes
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -55,8 +103,8 @@ class Layout:
 
     @property
     def cache_dtype(self) -> str:
-        """The dtypes of all planes."""
-        return ",".join(sorted({plane.dtype for group in self.groups for plane in group.planes}))
+        """The dtype of K and V."""
+        return ",".join(sorted({group.values.dtype for group in self.groups}))
 
     def fingerprint(self, model: bytes) -> bytes:
         """SHA-256 over length-prefixed fields: what must agree before any byte is exchanged.

@@ -66,7 +66,7 @@ class StagedScatter:
         from kvtransfer.device.scatter import DeviceScatter
 
         device = device or CudaLinkDevice(engine.decoder.device)
-        blocks = DeviceBlocks(device, engine.model.cache.groups)
+        blocks = DeviceBlocks(device, engine.model.cache.storage)
         if engine.decoder.device.type == "cuda":
             warm(blocks)
         sink = DeviceSink(blocks, decode.sink.place, steps_run=lambda: True)

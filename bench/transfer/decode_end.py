@@ -120,7 +120,7 @@ class DecodingEnd:
 
         if device is None:
             return None
-        blocks = DeviceBlocks(device, self.engine.model.cache.groups)
+        blocks = DeviceBlocks(device, self.engine.model.cache.storage)
         if device.tensors_on.type == "cuda":
             warm(blocks)
         return DeviceSink(blocks, self._spare.place, steps_run=lambda: self.engine.loop.has_work)

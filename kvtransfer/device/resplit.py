@@ -6,15 +6,17 @@ A rank of n holds heads / n consecutive KV heads of every layer and plane, so it
 
 and what sender rank s of S and receiver rank r of R have in common is, for each layer and plane, one run of
 heads that is contiguous on both sides. Between the two only their common part travels, packed: run after run,
-layer after layer, in pieces as any block. Rank counts must divide the number of heads; more ranks than heads,
-which would need replicated heads, are refused.
+layer after layer, in pieces as any block. Planes of scales are planes like all others; what pads a layer
+behind them does not travel. Rank counts must divide the number of heads; more ranks than heads, which would
+need replicated heads, are refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from baton.layout import DTYPE_BYTES, CacheGroup
+from baton.layout import CacheGroup, Plane
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
 from kvtransfer.device.reference import Run
 
@@ -43,10 +45,11 @@ class Common:
     receiver: Split
 
     def __post_init__(self) -> None:
-        if len({(plane.dtype, plane.heads, plane.dim) for plane in self.group.planes}) != 1:
-            raise ValueError("the planes of a cache group must have one shape and dtype")
-        if self._head_bytes % WORD_BYTES:
-            raise ValueError(f"a head of {self._head_bytes} bytes is not a whole number of words")
+        if len({plane.heads for plane in self.group.planes}) != 1:
+            raise ValueError("the planes of a cache group must have equally many heads")
+        for plane in self.group.planes:
+            if (size := self._head_bytes(plane)) % WORD_BYTES:
+                raise ValueError(f"a head of {size} bytes is not a whole number of words")
 
     @property
     def heads(self) -> range:
@@ -58,7 +61,8 @@ class Common:
     @property
     def words(self) -> int:
         """Words of one block's packed common part."""
-        return self._rows * len(self.heads) * self._head_words
+        a_head = sum(self._head_bytes(plane) for plane in self.group.planes) // WORD_BYTES
+        return len(self.group.layers) * len(self.heads) * a_head
 
     def gather(self, block: int, staging: int, piece_words: int, first_piece: int) -> list[Run]:
         """Runs from the sender's `block` into staging from word `staging` on, cut into pieces of at most
@@ -69,31 +73,32 @@ class Common:
         """Runs from staging into the receiver's `block`; the arguments are those of `gather`."""
         return self._runs(block, self.receiver, staging, piece_words, first_piece, to_staging=False)
 
-    @property
-    def _head_bytes(self) -> int:
-        plane = self.group.planes[0]
-        return self.group.block_tokens * plane.dim * DTYPE_BYTES[plane.dtype]
+    def _head_bytes(self, plane: Plane) -> int:
+        return self.group.block_tokens * plane.row_bytes
 
-    @property
-    def _head_words(self) -> int:
-        return self._head_bytes // WORD_BYTES
+    def _local(self, side: Split) -> CacheGroup:
+        """The group as one side has it: with its heads alone."""
+        heads = len(side.heads(self.group.planes[0].heads))
+        return replace(self.group, planes=tuple(replace(plane, heads=heads) for plane in self.group.planes))
 
-    @property
-    def _rows(self) -> int:
-        return len(self.group.layers) * len(self.group.planes)
+    def _common_runs(self, side: Split) -> Iterator[tuple[int, int]]:
+        """Where, in words of one side's block, the common heads of each layer and plane begin, and how many
+        words they are."""
+        group, skipped = self._local(side), self.heads.start - side.heads(self.group.planes[0].heads).start
+        for layer in range(len(group.layers)):
+            for plane, offset in group.plane_offsets():
+                head = self._head_bytes(plane)
+                begins = layer * group.layer_bytes + offset + skipped * head
+                yield begins // WORD_BYTES, len(self.heads) * head // WORD_BYTES
 
     def _runs(
         self, block: int, side: Split, staging: int, piece_words: int, first_piece: int, *, to_staging: bool
     ) -> list[Run]:
-        own, common = side.heads(self.group.planes[0].heads), self.heads
-        row_words = len(own) * self._head_words
-        skipped = (common.start - own.start) * self._head_words
-        length = len(common) * self._head_words
-        runs = []
-        for row in range(self._rows):
-            place = (block * self._rows + row) * row_words + skipped
-            # A row that crosses the end of a piece is two runs, or more.
-            packed, end = row * length, (row + 1) * length
+        group = self._local(side)
+        runs, packed = [], 0
+        for begins, length in self._common_runs(side):
+            place, end = block * group.block_bytes // WORD_BYTES + begins, packed + length
+            # A run that crosses the end of a piece is two runs, or more.
             while packed < end:
                 piece, within = divmod(packed, piece_words)
                 part = min(end - packed, piece_words - within)

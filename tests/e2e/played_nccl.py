@@ -27,7 +27,7 @@ def install() -> None:
     made = WatchedEndpoint(device)
 
     def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(device, model.cache.groups)
+        return DeviceBlocks(device, model.cache.storage)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
         return made if transport == "nccl" else None

@@ -23,13 +23,20 @@ class Passes:
     """Runs pieces of up to `sequences` sequences. Their blocks are dealt out in a shuffled order."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, block_tokens: int = 16, sequences: int = 8, length: int = 512
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        block_tokens: int = 16,
+        sequences: int = 8,
+        length: int = 512,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        config = load_config(folder)
-        layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
+        """`cache_dtype`: where it is not `dtype`."""
+        config, cache_dtype = load_config(folder), cache_dtype or dtype
+        layout = config.layout(block_tokens, str(cache_dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
         weights = load_weights(config, folder, "cpu", dtype)
-        self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype)))
+        self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype, cache_dtype)))
         self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")
         generator = torch.Generator().manual_seed(block_tokens)
         self.tables = [

@@ -8,14 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.layout import CacheGroup, Layout
+from baton.layout import CacheGroup, Layout, Plane
 
 
 class KVCache:
-    """`groups[i]` is [blocks, layers, planes, kv heads, block tokens, dim], contiguous and zeroed.
+    """The blocks of every cache group, zeroed. All three are views of one memory, by cache group:
 
-    So one block is one run of bytes, which is what a handoff ships. Block 0 is scratch: padding rows
-    write there, and no sequence owns it.
+    `storage[i]` uint8 [blocks, block bytes]: a block is one run of bytes, which is what a handoff ships.
+    `groups[i]` [blocks, layers, planes, kv heads, block tokens, dim]: K and V, or their codes.
+    `scales[i]` [blocks, layers, planes, kv heads, block tokens]: factors of codes, or None.
+
+    Block 0 is scratch: padding rows write there, and no sequence owns it.
     """
 
     def __init__(self, layout: Layout, num_blocks: int | Sequence[int], device: torch.device | str) -> None:
@@ -24,14 +27,17 @@ class KVCache:
         if len(counts) != len(layout.groups):
             raise ValueError(f"{len(counts)} block counts for {len(layout.groups)} cache groups")
         self.layout = layout
-        self.groups: list[Tensor] = [
-            _allocate(group, count, torch.device(device))
+        self.storage: list[Tensor] = [
+            torch.zeros(count, group.block_bytes, dtype=torch.uint8, device=device)
             for group, count in zip(layout.groups, counts, strict=True)
         ]
+        views = [_views(group, pool) for group, pool in zip(layout.groups, self.storage, strict=True)]
+        self.groups: list[Tensor] = [values for values, _ in views]
+        self.scales: list[Tensor | None] = [scales for _, scales in views]
 
     def block_bytes_view(self, group: int, block: int) -> Tensor:
         """The block as a 1-D uint8 view of `block_bytes` bytes; writing to it writes the cache."""
-        return self.groups[group][block].view(-1).view(torch.uint8)
+        return self.storage[group][block]
 
     def read_block(self, group: int, block: int, offset: int, length: int) -> memoryview:
         """Bytes of a block on the host: a view of them on a CPU, a copy from any other device."""
@@ -47,9 +53,23 @@ class KVCache:
             place.copy_(torch.from_numpy(source.copy()))
 
 
-def _allocate(group: CacheGroup, blocks: int, device: torch.device) -> Tensor:
-    plane = group.planes[0]
-    if any((p.dtype, p.heads, p.dim) != (plane.dtype, plane.heads, plane.dim) for p in group.planes):
+def _views(group: CacheGroup, storage: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`groups` and `scales` of one cache group. Raises ValueError where its planes have several shapes."""
+    planes = list(group.plane_offsets())
+    if not group.quantised:
+        return _view(group, storage, planes), None
+    half = len(planes) // 2
+    return _view(group, storage, planes[:half]), _view(group, storage, planes[half:])[..., 0]
+
+
+def _view(group: CacheGroup, storage: Tensor, planes: Sequence[tuple[Plane, int]]) -> Tensor:
+    """[blocks, layers, planes, heads, block tokens, dim] of planes that lie one behind another."""
+    (plane, offset), *_ = planes
+    if any((p.dtype, p.heads, p.dim) != (plane.dtype, plane.heads, plane.dim) for p, _ in planes):
         raise ValueError("the planes of a cache group must have one shape and dtype")
-    shape = (blocks, len(group.layers), len(group.planes), plane.heads, group.block_tokens, plane.dim)
-    return torch.zeros(shape, dtype=getattr(torch, plane.dtype), device=device)
+    dtype: torch.dtype = getattr(torch, plane.dtype)
+    tokens, size = group.block_tokens, dtype.itemsize
+    shape = (len(storage), len(group.layers), len(planes), plane.heads, tokens, plane.dim)
+    head = tokens * plane.dim
+    strides = (group.block_bytes // size, group.layer_bytes // size, plane.heads * head, head, plane.dim, 1)
+    return storage.view(-1).view(dtype).as_strided(shape, strides, offset // size)

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 
 from baton.engine.model.rope_config import LATER_FIELDS, RopeConfig
-from baton.layout import CacheGroup, Layout, Plane
+from baton.layout import CacheGroup, Layout, key_value_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class ModelConfig:
         return int(self.window_rope is not None and self.layer_windows[layer] is not None)
 
     def layout(self, block_tokens: int, dtype_name: str, rank: int = 0, rank_count: int = 1) -> Layout:
-        """One cache group for each distinct window, with planes "k" and "v" of this rank's heads.
+        """One cache group for each distinct window, with the planes of this rank's heads. `dtype_name`: of
+        the cache, which may be `baton.layout.FP8`.
 
         Raises ValueError when the KV heads do not divide evenly among the ranks.
         """
@@ -93,7 +94,7 @@ class ModelConfig:
         if self.num_kv_heads % rank_count:
             raise ValueError(f"{self.num_kv_heads} KV heads do not divide among {rank_count} ranks")
         heads = self.num_kv_heads // rank_count
-        planes = tuple(Plane(name, dtype_name, heads, self.head_dim) for name in ("k", "v"))
+        planes = key_value_planes(dtype_name, heads, self.head_dim)
         layers_of: dict[int | None, list[int]] = {}
         for layer, window in enumerate(self.layer_windows):
             layers_of.setdefault(window, []).append(layer)

@@ -22,16 +22,16 @@ from baton.layout import Layout
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`weights`: of the matrices; `activations`: of what layers pass on, biases and norms; `cache`: of keys
-    and values."""
+    and values, or float8_e4m3fn where they are quantised."""
 
     weights: torch.dtype
     activations: torch.dtype
     cache: torch.dtype
 
     @classmethod
-    def of(cls, dtype: torch.dtype) -> Precision:
-        """One dtype for all three."""
-        return cls(dtype, dtype, dtype)
+    def of(cls, dtype: torch.dtype, cache: torch.dtype | None = None) -> Precision:
+        """One dtype for all three, or for all but the cache."""
+        return cls(dtype, dtype, cache or dtype)
 
 
 @dataclass(frozen=True, slots=True)

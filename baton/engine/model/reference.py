@@ -102,9 +102,10 @@ class ReferenceModel:
             )
         rotary = shared.rotary[attention.rope]
         query, key = apply_rope(query, *rotary), apply_rope(key, *rotary)
-        group, index, count = cache.groups[attention.group], attention.index, shared.rows
-        cache_write(group, index, key[:count], value[:count], shared.cache_rows[attention.group])
-        attn_out = paged_attention(query, group, index, shared.plans[attention.group], config.attention_scale)
+        number, index, count = attention.group, attention.index, shared.rows
+        group, scales = cache.groups[number], cache.scales[number]
+        cache_write(group, index, key[:count], value[:count], shared.cache_rows[number], scales)
+        attn_out = paged_attention(query, group, index, shared.plans[number], config.attention_scale, scales)
         return _product(attention.output, attn_out.view(hidden.shape[0], -1))
 
     def _mlp(self, mlp: DenseMlp, hidden: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ def _dtype_name(value: object) -> object:
 
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
+KVDType = Literal["auto", "fp8"]
 Numerics = Literal["auto", "exact", "fast"]
 Transport = Literal["auto", "grpc", "ipc", "nccl"]
 KVWire = Literal["native", "fp8", "int8"]
@@ -39,6 +40,11 @@ class EngineConfig(StrictModel):
         description="index among the GPUs that CUDA shows; unset: round robin, the first for a single worker",
     )
     dtype: DType = "auto"
+    kv_dtype: KVDType = Field(
+        "auto",
+        description="format of the KV cache: auto: the dtype of the model; fp8: e4m3 with a scale for each "
+        "token and head, half the memory of 16 bits. Prefill and decode workers must agree",
+    )
     numerics: Numerics = "auto"
     weights: Weights = "file"
     weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
@@ -257,6 +263,12 @@ class WorkerConfig(StrictModel):
     )
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running requests may go on at a stop")
     log_level: LogLevel = "info"
+
+    @model_validator(mode="after")
+    def _quantised_once(self) -> WorkerConfig:
+        if self.engine.kv_dtype == "fp8" and self.transfer.kv_wire != "native":
+            raise ValueError(f"kv_wire {self.transfer.kv_wire} is for a cache that is not quantised itself")
+        return self
 
     @property
     def served_name(self) -> str:

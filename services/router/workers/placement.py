@@ -99,7 +99,12 @@ class Placement:
             return "no decode worker is ready"
         if not any(worker.prefills_for_others for worker in members):
             return "no prefill worker is ready"
-        return "no prefill worker matches a decode worker"
+        reason = "no prefill worker matches a decode worker"
+        prefill = {worker.described.pool.kv_format for worker in members if worker.prefills_for_others}
+        decode = {worker.described.pool.kv_format for worker in members if worker.decodes}
+        if prefill.isdisjoint(decode):
+            reason += f": their KV formats are {', '.join(sorted(prefill))} and {', '.join(sorted(decode))}"
+        return reason
 
     def pick(
         self,

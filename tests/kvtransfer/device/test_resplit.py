@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from baton.layout import CacheGroup, Plane
+from baton.engine.memory.kv_cache import KVCache
+from baton.layout import FP8, CacheGroup, Layout, Plane, key_value_planes
 from kvtransfer.device.reference import Run
 from kvtransfer.device.resplit import Common, Split
 from kvtransfer.protocol.checksum import PieceChecksum
@@ -72,6 +75,40 @@ def _send(how: str, common: Common, source: Tensor, target: Tensor, blocks: list
             places.append(Place(3, 0, number, offset, data.nbytes))
             expected.append(checksum.of(data, 3, 0, number, offset))
     assert piece_checksums(sums, places) == expected
+
+
+QUANTISED = replace(GROUP, planes=key_value_planes(FP8, HEADS, DIM))
+
+
+def quantised_cache(seed: int, split: Split) -> KVCache:
+    """What `split` holds of a cache of random codes and scales."""
+    heads = split.heads(HEADS)
+    planes = key_value_planes(FP8, len(heads), DIM)
+    cache = KVCache(Layout((replace(GROUP, planes=planes),)), BLOCKS, "cpu")
+    generator, here = torch.Generator().manual_seed(seed), slice(heads.start, heads.stop)
+    codes = torch.randint(0, 127, (BLOCKS, LAYERS, 2, HEADS, TOKENS, DIM), generator=generator)
+    cache.groups[0].view(torch.uint8).copy_(codes[:, :, :, here])
+    scales = cache.scales[0]
+    assert scales is not None
+    scales.copy_(torch.randn(BLOCKS, LAYERS, 2, HEADS, TOKENS, generator=generator)[:, :, :, here])
+    return cache
+
+
+@pytest.mark.parametrize("how", ["reference", KERNEL])
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 2), (4, 2)])
+def test_scales_travel_with_their_heads(how: str, senders: int, receivers: int) -> None:
+    blocks = [(4, 1), (0, 2)]
+    for rank in range(receivers):
+        receiver = Split(rank, receivers)
+        landed, expected = (quantised_cache(2, receiver).storage[0] for _ in range(2))
+        theirs_whole = quantised_cache(1, receiver).storage[0]
+        for other in range(senders):
+            common = Common(QUANTISED, Split(other, senders), receiver)
+            if common.heads:
+                _send(how, common, quantised_cache(1, common.sender).storage[0], landed, blocks)
+        for ours, theirs in blocks:
+            expected[theirs] = theirs_whole[ours]
+        assert torch.equal(landed, expected)
 
 
 def test_ranks_that_share_no_head_have_nothing_to_send() -> None:

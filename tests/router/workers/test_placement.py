@@ -247,6 +247,16 @@ def test_workers_of_other_pools_or_models_do_not_make_a_router_usable() -> None:
     assert (none.usable(), none.unusable_reason()) == (False, reason)
 
 
+def test_a_pair_whose_kv_formats_differ_is_refused_with_both() -> None:
+    prefill, decode = bare_worker(PREFILL, fingerprint=b"other"), bare_worker(DECODE)
+    prefill.described.pool.kv_format = "bfloat16/64/native"
+    decode.described.pool.kv_format = "float8_e4m3fn/64/native"
+    assert placement_of([prefill, decode]).unusable_reason() == (
+        "no prefill worker matches a decode worker: "
+        "their KV formats are bfloat16/64/native and float8_e4m3fn/64/native"
+    )
+
+
 def grouped(**groups: str) -> list[Worker]:
     """Workers by name, `prefill_0="a"` for one of the group a."""
     workers = workers_of(*(name.replace("_", "-") for name in groups))

@@ -40,7 +40,7 @@ def pump(monkeypatch: pytest.MonkeyPatch, devices: list[FakeDevice]) -> Pump:
 
     def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks:
         devices.append(FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1")))
-        return DeviceBlocks(devices[-1], model.cache.groups)
+        return DeviceBlocks(devices[-1], model.cache.storage)
 
     monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device_blocks)
     return pump
@@ -55,9 +55,28 @@ def pair(tmp_path: Path, truth: SteppedEngine, pump: Pump) -> Iterator[Pair]:
     made.close()
 
 
+@pytest.fixture
+def quantised(tmp_path: Path) -> Iterator[SteppedEngine]:
+    """One engine with a cache in fp8; to be built before the fake devices are."""
+    made = SteppedEngine(tmp_path, prefix_cache=False, kv_dtype="fp8")
+    yield made
+    made.close()
+
+
 def words(count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 97) for _ in range(count)]
+
+
+def test_codes_and_scales_are_moved(tmp_path: Path, quantised: SteppedEngine, pump: Pump) -> None:
+    pair = Pair(tmp_path, source={"kv_dtype": "fp8"}, kv_dtype="fp8")
+    pair.each_turn = pump.some
+    for length in (3, 9, 30):
+        prompt = words(length, seed=length)
+        assert pair.generate(prompt, most=12)[0] == ask(quantised, prompt, most=12)[0]
+    assert pump.steps > 0
+    pair.assert_free()
+    pair.close()
 
 
 def test_prompts_of_every_length(pair: Pair, truth: SteppedEngine, pump: Pump) -> None:

@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: SteppedEngine) -> list[WatchedE
     pump, names = Pump(None), itertools.count()
 
     def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.groups)
+        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.storage)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint:
         assert blocks is not None

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.reference.cache_write import head_offsets, plane_offset, token_rows
+from baton.engine.kernels.reference.cache_write import (
+    flat_rows,
+    flat_scales,
+    head_offsets,
+    plane_offset,
+    token_rows,
+)
+from baton.engine.kernels.reference.kv_codes import restore
 from baton.engine.kernels.reference.linear import pad_inner
 
 QUERY_TILE = 4
@@ -110,20 +117,31 @@ def _tile_batch(
     return TileBatch(query_rows, token_rows(group, tables, tokens.clamp(first, last)), visible)
 
 
-def paged_attention(query: Tensor, group: Tensor, layer: int, plan: list[TileBatch], scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor,
+    group: Tensor,
+    layer: int,
+    plan: list[TileBatch],
+    scale: float,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
     """query [N, heads, D] → [N, heads, D] in its dtype; rows that no sequence owns come out as zeros.
 
-    `group` is the cache group's tensor, whose dtype is the query's; `layer` counts within the group.
+    `group` is the cache group's tensor, whose dtype is the query's; or codes, with their scales `kv_scales`
+    (`KVCache.scales`), which are restored in the dtype of the products, so without rounding. `layer` counts
+    within the group.
     """
     out = torch.zeros_like(query)
     for batch in plan:
-        attn_out = _attend(query, group, layer, batch, scale)
+        attn_out = _attend(query, group, kv_scales, layer, batch, scale)
         # A repeated row has the same result wherever it stands: writing it twice is harmless.
         out.index_copy_(0, batch.query_rows.view(-1), attn_out.to(out.dtype))
     return out
 
 
-def _attend(query: Tensor, group: Tensor, layer: int, batch: TileBatch, scale: float) -> Tensor:
+def _attend(
+    query: Tensor, group: Tensor, kv_scales: Tensor | None, layer: int, batch: TileBatch, scale: float
+) -> Tensor:
     """→ [T · QUERY_TILE, heads, D], in the dtype of the products."""
     tiles, steps = batch.query_rows.shape[0], batch.visible.shape[1]
     kv_heads = group.shape[3]
@@ -136,7 +154,9 @@ def _attend(query: Tensor, group: Tensor, layer: int, batch: TileBatch, scale: f
     q = q.view(tiles, QUERY_TILE, kv_heads, grouped, dim)
     q = q.permute(0, 2, 1, 3, 4).reshape(tiles, kv_heads, 1, height, dim)
     q = q.expand(tiles, kv_heads, steps, height, dim).reshape(-1, height, dim)
-    keys, values = (pad_inner(_gather(group, layer, plane, batch.cache_rows).to(wide)) for plane in (0, 1))
+    keys, values = (
+        pad_inner(_gather(group, kv_scales, layer, plane, batch.cache_rows, wide)) for plane in (0, 1)
+    )
 
     scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale).float()
     scores = scores.view(tiles, kv_heads, steps, QUERY_TILE, grouped, KV_TILE)
@@ -177,9 +197,16 @@ def softmax_in_lanes(scores: Tensor) -> Tensor:
     return exps * total.reciprocal()
 
 
-def _gather(group: Tensor, layer: int, plane: int, cache_rows: Tensor) -> Tensor:
-    """cache_rows [T, J · KV_TILE] → [T · kv heads · J, KV_TILE, D]."""
+def _gather(
+    group: Tensor, kv_scales: Tensor | None, layer: int, plane: int, cache_rows: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """cache_rows [T, J · KV_TILE] → [T · kv heads · J, KV_TILE, D] of `dtype`."""
     offsets = head_offsets(group) + plane_offset(group, layer, plane)
-    rows = cache_rows[:, None] + offsets[:, None]
-    dim = group.shape[-1]
-    return group.view(-1, dim).index_select(0, rows.view(-1)).view(-1, KV_TILE, dim)
+    rows = (cache_rows[:, None] + offsets[:, None]).view(-1)
+    found = flat_rows(group).index_select(0, rows)
+    if kv_scales is None:
+        found = found.to(dtype)
+    else:
+        run, places = flat_scales(kv_scales, group, rows)
+        found = restore(found, run.index_select(0, places), dtype)
+    return found.view(-1, KV_TILE, group.shape[-1])

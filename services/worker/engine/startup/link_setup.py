@@ -35,7 +35,7 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
     if model.device.type != "cuda" or transfer.through_host:
         return None
     try:
-        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)
+        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.storage)
         warm(blocks)
         return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:

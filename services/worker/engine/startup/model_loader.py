@@ -21,7 +21,7 @@ from baton.engine.model.weights import (
 )
 from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
-from baton.layout import Layout
+from baton.layout import FP8, Layout
 from baton.model_files import TokenizerFiles
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.kernel_tuning import tune_products
@@ -64,7 +64,8 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     device = device_of(engine)
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
-    layout = config.layout(engine.block_tokens_on(device.type), dtype_name)
+    cache_name = _cache_dtype_name(engine, dtype_name, device)
+    layout = config.layout(engine.block_tokens_on(device.type), cache_name)
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
@@ -83,7 +84,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
     return LoadedModel(
         config=config,
-        decoder=Model(config, weights, layout, device, Precision.of(dtype)),
+        decoder=Model(config, weights, layout, device, Precision.of(dtype, getattr(torch, cache_name))),
         cache=KVCache(layout, plan.kv_blocks, device),
         pools=BlockPools(layout, [plan.kv_blocks] * len(layout.groups)),
         slots=plan.slots,
@@ -118,6 +119,14 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
     if name != "auto":
         return name
     return config.dtype if device.type == "cuda" else "float32"
+
+
+def _cache_dtype_name(engine: EngineConfig, dtype_name: str, device: torch.device) -> str:
+    if engine.kv_dtype == "auto":
+        return dtype_name
+    if device.type == "cuda":
+        raise BatonError(ErrorKind.INVALID, "kv_dtype fp8 is for device cpu: GPU kernels cannot read it yet")
+    return FP8
 
 
 def _gpu(device: torch.device) -> Gpu | None:

@@ -52,7 +52,7 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
         return
     free, total = torch.cuda.mem_get_info(model.device)
     weights = weight_bytes(model.config, model.decoder.precision.weights)
-    blocks = sum(group.nbytes for group in model.cache.groups)
+    blocks = sum(pool.nbytes for pool in model.cache.storage)
     known = weights + blocks
     used = {
         "weights_gb": weights,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.errors import BatonError, ErrorKind
+from baton.layout import FP8
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.memory_plan import (
     CPU_KV_BYTES,
@@ -71,6 +74,21 @@ def test_kv_blocks_fill_the_share_of_a_single_worker(config: ModelConfig, plan: 
     left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), 256)
     assert plan(slots=256) == left // BLOCK
     assert plan(slots=256) > 6800  # 435,000 tokens
+
+
+@pytest.mark.parametrize(("head_dim", "share"), [(128, 130 / 256), (64, 66 / 128), (256, 258 / 512)])
+def test_fp8_takes_half_the_memory_of_16_bits(config: ModelConfig, head_dim: int, share: float) -> None:
+    config = replace(config, head_dim=head_dim)
+    engine = EngineConfig(slots=256)
+    counts, sizes = [], []
+    for name in ("bfloat16", FP8):
+        layout = config.layout(64, name)
+        planner = MemoryPlanner(config, engine, layout, 131_072, WEIGHTS, H100)
+        counts.append(planner.plan().kv_blocks)
+        sizes.append(sum(group.block_bytes for group in layout.groups))
+        assert KVCache(layout, 2, "cpu").storage[0].shape == (2, sizes[-1])
+    assert sizes[1] == sizes[0] * share <= 0.52 * sizes[0]
+    assert counts[1] == pytest.approx(counts[0] / share, abs=2)
 
 
 def test_weights_and_buffers_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
