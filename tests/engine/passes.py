@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
+from baton.engine.model.quantization.held import held_formats
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import load_weights
 
@@ -30,12 +31,14 @@ class Passes:
         sequences: int = 8,
         length: int = 512,
         cache_dtype: torch.dtype | None = None,
+        quantization: str | None = None,
     ) -> None:
         """`cache_dtype`: where it is not `dtype`."""
         config, cache_dtype = load_config(folder), cache_dtype or dtype
         layout = config.layout(block_tokens, str(cache_dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
-        weights = load_weights(config, folder, "cpu", dtype)
+        formats = held_formats(config, quantization)
+        weights = load_weights(config, folder, "cpu", dtype, formats=formats)
         self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype, cache_dtype)))
         self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")
         generator = torch.Generator().manual_seed(block_tokens)

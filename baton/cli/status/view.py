@@ -168,6 +168,7 @@ COLUMNS = (
     Column("role", lambda worker: role_name(worker.worker.identity.role), left=True),
     Column("state", state_name, left=True),
     Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
+    Column("weights", lambda worker: worker.weight_format or _NONE, width=150, left=True),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
     Column("queue", *_figures(queued, prefills)),

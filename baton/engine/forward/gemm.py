@@ -18,6 +18,7 @@ from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
+from baton.engine.kernels.quantized_weight import dense
 from baton.engine.model.modules import Model, Product
 
 
@@ -31,8 +32,8 @@ Choice = GemvTuning | SkinnyTuning | WideTuning | Library
 
 @dataclass(frozen=True, slots=True)
 class ProductKey:
-    """What a choice depends on: the product's name, the rows of x, W's shape [n, k], and the dtypes of W and
-    x as torch spells them."""
+    """What a choice depends on: the product's name, the rows of x, W's shape [n, k], W's format
+    (`Linear.format`) and the dtype of x as torch spells it."""
 
     product: str
     rows: int
@@ -43,9 +44,8 @@ class ProductKey:
 
     @classmethod
     def of(cls, product: Product, rows: int, activations: torch.dtype) -> ProductKey:
-        weight = product.linear.weight
-        n, k = weight.shape
-        return cls(product.name, rows, n, k, dtype_name(weight.dtype), dtype_name(activations))
+        n, k = product.linear.weight.shape
+        return cls(product.name, rows, n, k, product.linear.format, dtype_name(activations))
 
 
 class Scratch:
@@ -118,21 +118,22 @@ def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratc
 
 def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
     """`run_product` but for the norm of the result."""
-    linear, epilogue, norm = product.linear, product.epilogue, product.norm
+    bias, epilogue, norm = product.linear.bias, product.epilogue, product.norm
+    weight = dense(product.linear.weight, x.dtype)
     if isinstance(choice, GemvTuning):
-        gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)
+        gemv(out, x, weight, bias, epilogue, norm, choice)
         return
     if norm is not None:
         normed = scratch.normed[: x.numel()].view(x.shape)
         norm_rows(normed, x, norm)
         x = normed
     if isinstance(choice, SkinnyTuning):
-        skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
+        skinny_linear(out, x, weight, bias, epilogue, choice, scratch.space)
         return
-    if isinstance(choice, WideTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
-        wide_product(out, x, linear.weight, epilogue, choice, scratch.space)
+    if isinstance(choice, WideTuning) and bias is None and epilogue in WIDE_EPILOGUES:
+        wide_product(out, x, weight, epilogue, choice, scratch.space)
         return
-    _by_library(out, x, product, scratch)
+    _by_library(out, x, weight.t(), product, scratch)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -140,8 +141,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _by_library(out: Tensor, x: Tensor, product: Product, scratch: Scratch) -> None:
-    weight, bias, epilogue = product.linear.weight.t(), product.linear.bias, product.epilogue
+def _by_library(out: Tensor, x: Tensor, weight: Tensor, product: Product, scratch: Scratch) -> None:
+    """`weight` [K, N]."""
+    bias, epilogue = product.linear.bias, product.epilogue
     if epilogue is Epilogue.RESIDUAL:
         out.addmm_(x, weight)
         if bias is not None:

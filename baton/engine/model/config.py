@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from baton.engine.model.quantization.scheme import Scheme
 from baton.engine.model.rope_config import LATER_FIELDS, RopeConfig
 from baton.layout import CacheGroup, Layout, key_value_planes
 
@@ -65,6 +66,8 @@ class ModelConfig:
     norm_offset: bool = False
     # Whether checkpoints store q, k, v and gate, up as one tensor each.
     fused_projections: bool = False
+    # How the checkpoint's matrices are quantised.
+    quantization: Scheme | None = None
 
     def for_context(self, tokens: int) -> ModelConfig:
         """The configuration of a worker whose sequences have up to `tokens` tokens."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.rope import RopeTable
 from baton.engine.model.weights import packed
@@ -21,8 +22,8 @@ from baton.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`weights`: of the matrices; `activations`: of what layers pass on, biases and norms; `cache`: of keys
-    and values, or float8_e4m3fn where they are quantised."""
+    """`weights`: of embedding, head and matrices that are not quantised; `activations`: of what layers pass
+    on, biases and norms; `cache`: of keys and values, or float8_e4m3fn where they are quantised."""
 
     weights: torch.dtype
     activations: torch.dtype
@@ -36,11 +37,18 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight [N, K], bias [N] or None. `scale`: of a quantized weight; None where the weight is as it is."""
+    """weight [N, K], as it is or in fewer bits; bias [N] or None."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
-    scale: Tensor | None = None
+
+    @property
+    def format(self) -> str:
+        """The weight's dtype as torch spells it, or the name of its format."""
+        weight = self.weight
+        if isinstance(weight, QuantizedWeight):
+            return weight.format.name
+        return str(weight.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +120,7 @@ class Layer:
 
 
 class Model:
-    """Owns a model's weights on a device; the caller owns the cache and may drop `weights`.
+    """Owns a model's weights on a device, `nbytes` in all; the caller owns the cache and may drop `weights`.
 
     Weights that `weight_places` laid out are packed without a copy. `head` norms its input.
     """
@@ -120,7 +128,7 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         layout: Layout,
         device: torch.device | str,
         precision: Precision,
@@ -134,11 +142,12 @@ class Model:
             for number, group in enumerate(layout.groups)
             for index, layer in enumerate(group.layers)
         }
-        tensors = packed(config, weights)
+        tensors = _Tensors(packed(config, weights))
+        self.nbytes = sum(tensor.nbytes for tensor in tensors.weights.values())
         self.layers = [_layer(config, tensors, i, *place[i]) for i in range(config.num_layers)]
-        self.embedding = tensors["model.embed_tokens.weight"]
-        self.norm = Norm(_gain(config, tensors["model.norm.weight"]), config.rms_norm_eps)
-        head = self.embedding if config.tied_head else tensors["lm_head.weight"]
+        self.embedding = tensors.dense("model.embed_tokens.weight")
+        self.norm = Norm(_gain(config, tensors.dense("model.norm.weight")), config.rms_norm_eps)
+        head = self.embedding if config.tied_head else tensors.weights["lm_head.weight"]
         self.head = Product("head", Linear(head, None), norm=self.norm)
         self.ropes = [RopeTable(rope, config.head_dim, self.device) for rope in config.ropes]
         scale = torch.tensor(config.embedding_scale, dtype=torch.float32)
@@ -151,28 +160,46 @@ class Model:
         yield self.head
 
     def product_kinds(self) -> list[Product]:
-        """One product for each distinct name, shape, dtype and presence of a bias, in the order of
+        """One product for each distinct name, shape, format and presence of a bias, in the order of
         `products`."""
         kinds: dict[tuple[object, ...], Product] = {}
         for product in self.products():
             linear = product.linear
-            key = product.name, linear.weight.shape, linear.weight.dtype, linear.bias is None
+            key = product.name, tuple(linear.weight.shape), linear.format, linear.bias is None
             kinds.setdefault(key, product)
         return list(kinds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """A model's tensors by name."""
+
+    weights: Mapping[str, Weight]
+
+    def dense(self, name: str) -> Tensor:
+        """One that is never quantised."""
+        found = self.weights[name]
+        if not isinstance(found, Tensor):
+            raise TypeError(f"{name} is quantised")
+        return found
+
+    def linear(self, name: str) -> Linear:
+        bias = f"{name}.bias"
+        return Linear(self.weights[f"{name}.weight"], self.dense(bias) if bias in self.weights else None)
 
 
 def _gain(config: ModelConfig, stored: Tensor) -> Tensor:
     return 1 + stored if config.norm_offset else stored
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
+def _layer(config: ModelConfig, tensors: _Tensors, number: int, group: int, index: int) -> Layer:
     prefix = f"model.layers.{number}."
 
     def linear(name: str) -> Linear:
-        return Linear(tensors[f"{prefix}{name}.weight"], tensors.get(f"{prefix}{name}.bias"))
+        return tensors.linear(prefix + name)
 
     def norm(name: str) -> Norm:
-        return Norm(_gain(config, tensors[f"{prefix}{name}.weight"]), config.rms_norm_eps)
+        return Norm(_gain(config, tensors.dense(f"{prefix}{name}.weight")), config.rms_norm_eps)
 
     def residual(product: str, name: str, post_norm: str | None) -> Product:
         """The product whose result joins the residual stream: added by its kernel, or normed first."""

@@ -19,7 +19,15 @@ from baton.errors import BatonError, ErrorKind
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CODES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+_DTYPES = {**FLOATS, **_CODES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,11 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
+
+    @property
+    def kind(self) -> str:
+        """The dtype as the format spells it."""
+        return next(name for name, dtype in _DTYPES.items() if dtype is self.dtype)
 
     def error(self, text: str) -> BatonError:
         return BatonError(ErrorKind.INVALID, f"{self.path}: tensor {self.name} {text}")

@@ -57,10 +57,15 @@ def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Rows and columns of every matrix that the layers multiply by, packed ones as one, by name."""
     matrices: dict[str, tuple[int, int]] = {}
     for spec in tensor_specs(config):
-        if len(spec.shape) == 2 and spec.name.startswith(_LAYERS):
+        if in_layers(spec):
             rows, columns = spec.shape
             matrices[spec.key] = matrices.get(spec.key, (0, 0))[0] + rows, columns
     return matrices
+
+
+def in_layers(spec: TensorSpec) -> bool:
+    """Whether it is a matrix that a layer multiplies by."""
+    return len(spec.shape) == 2 and spec.name.startswith(_LAYERS)
 
 
 _LAYERS = "model.layers."

@@ -3,64 +3,85 @@ takes, by the names of published checkpoints (`model.layers.0.self_attn.q_proj.w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight, dense
 from baton.engine.kernels.reference.philox import philox, seed_key
+from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.model.checkpoint import names_read, read_headers
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.safetensors_file import StoredTensor, stored_tensors
+from baton.engine.model.quantization.held import stored_format
+from baton.engine.model.quantization.quantize import quantize
+from baton.engine.model.quantization.unpack import UnpackError, unpack
+from baton.engine.model.safetensors_file import StoredTensor
 from baton.engine.model.tensors import TensorSpec, tensor_specs
 from baton.engine.model.weight_reader import Progress, read_tensors
-from baton.errors import BatonError, ErrorKind
-from baton.model_files import ConfigFile
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-# Old checkpoints hold rope tables as tensors; they follow from the configuration.
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
-# Of each tensor, for its checkpoint's digest.
-_SAMPLE_RUNS = 16
-_SAMPLE_BYTES = 64
+# Tensors as stored that are on the device at once, beside the model, to be unpacked or quantised.
+_UNPACKED_BYTES = 1 << 30
+
+Formats = Mapping[str, WeightFormat]
+"""The matrices in fewer bits, as `held_formats` lists them."""
+UNQUANTIZED: Formats = MappingProxyType({})
 
 
 def _ignore_progress(done: int, total: int) -> None:
     pass
 
 
-def weight_places(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+def weight_places(
+    config: ModelConfig, device: torch.device | str, dtype: torch.dtype, formats: Formats = UNQUANTIZED
+) -> dict[str, Weight]:
     """Uninitialised memory for every tensor. Those of one pack lie one behind another, so that `packed`
     needs no copy: a model is in memory once, from the first byte on."""
     packs: dict[str, list[TensorSpec]] = {}
     specs = tensor_specs(config)
     for spec in specs:
         packs.setdefault(spec.key, []).append(spec)
-    places: dict[str, Tensor] = {}
-    for parts in packs.values():
+    places: dict[str, Weight] = {}
+    for key, parts in packs.items():
         rows = [part.shape[0] for part in parts]
-        shape = (sum(rows), *parts[0].shape[1:])
-        whole = torch.empty(shape, device=device, dtype=_dtype_of(parts[0], dtype))
-        places.update(zip((part.name for part in parts), torch.split(whole, rows), strict=True))
+        views: Sequence[Weight]
+        if key in formats:
+            views = QuantizedWeight.empty(formats[key], sum(rows), parts[0].shape[1], device).split(rows)
+        else:
+            shape = (sum(rows), *parts[0].shape[1:])
+            whole = torch.empty(shape, device=device, dtype=_dtype_of(parts[0], dtype))
+            views = torch.split(whole, rows)
+        places.update(zip((part.name for part in parts), views, strict=True))
     return {spec.name: places[spec.name] for spec in specs}
 
 
-def packed(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def packed(config: ModelConfig, weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """A model's tensors as its layers take them: those of one pack as one tensor, by its name, without a copy
     where they lie as `weight_places` lays them; all others by their own names."""
-    packs: dict[str, list[Tensor]] = {}
+    packs: dict[str, list[Weight]] = {}
     for spec in tensor_specs(config):
         packs.setdefault(spec.key, []).append(weights[spec.name])
-    return {name: parts[0] if len(parts) == 1 else joined(parts) for name, parts in packs.items()}
+    return {name: parts[0] if len(parts) == 1 else _one(parts) for name, parts in packs.items()}
+
+
+def _one(parts: Sequence[Weight]) -> Weight:
+    """All parts, of one format, as one matrix."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    codes = [part for part in parts if isinstance(part, QuantizedWeight)]
+    return joined(tensors) if tensors else joined_codes(codes)
+
+
+def joined_codes(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """The rows of all parts, which are of one format, as `joined` joins them."""
+    first = parts[0]
+    tensors = [joined(tensors) for tensors in zip(*(part.tensors() for part in parts), strict=True)]
+    return QuantizedWeight(first.format, first.columns, *tensors)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -82,21 +103,98 @@ def load_weights(
     device: torch.device | str,
     dtype: torch.dtype,
     progress: Progress = _ignore_progress,
-) -> dict[str, Tensor]:
+    formats: Formats = UNQUANTIZED,
+) -> dict[str, Weight]:
     """Reads the folder's safetensors, one file or several with an index, and casts them on the device.
 
     All headers are checked before memory is taken, and the host holds no more of the data than a few small
-    buffers. `progress` is called with bytes read and bytes in all. Raises BatonError(INVALID) for a file
-    that is missing or broken and for a tensor that is missing, of another shape, or unknown.
+    buffers. What is stored in fewer bits is unpacked on the device, and dequantised where `formats` does not
+    have it; what `formats` has besides is quantised. `progress` is called with bytes read and bytes in all.
+    Raises BatonError(INVALID) for a file that is missing or broken and for a tensor that is missing, of
+    another shape, of another dtype, or unknown.
     """
-    stored = _stored(config, Path(folder))
-    places = weight_places(config, device, dtype)
-    read_tensors(stored, places, torch.device(device), progress)
+    headers, device = read_headers(config, Path(folder)), torch.device(device)
+    places = weight_places(config, device, dtype, formats)
+    total, done = sum(tensor.nbytes for tensor in headers.values()), 0
+
+    def read(tensors: Sequence[StoredTensor], into: Mapping[str, Tensor]) -> None:
+        nonlocal done
+        read_tensors(tensors, into, device, lambda bytes_done, _: progress(done + bytes_done, total))
+        done += sum(tensor.nbytes for tensor in tensors)
+
+    direct: dict[str, Tensor] = {}
+    converted: list[TensorSpec] = []
     for spec in tensor_specs(config):
-        if spec.order is not None:
-            place = places[spec.name]
-            place.copy_(place[torch.tensor(spec.order, device=place.device)])
+        place = places[spec.name]
+        if isinstance(place, Tensor) and stored_format(config, spec) is None:
+            direct[spec.name] = place
+        else:
+            converted.append(spec)
+    read([headers[name] for name in headers if name in direct], direct)
+    for specs in _batches(config, converted, headers):
+        names = {name for spec in specs for name in names_read(config, spec).values() if name in headers}
+        tensors = [header for name, header in headers.items() if name in names]
+        raw = {one.name: torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors}
+        read(tensors, raw)
+        for spec in specs:
+            _convert(config, spec, places[spec.name], raw, headers)
+    progress(total, total)
+    for spec in tensor_specs(config):
+        if spec.order is not None and spec.name in direct:
+            direct[spec.name].copy_(direct[spec.name][torch.tensor(spec.order, device=device)])
     return places
+
+
+def _batches(
+    config: ModelConfig, specs: Sequence[TensorSpec], headers: Mapping[str, StoredTensor]
+) -> Iterator[list[TensorSpec]]:
+    """The tensors to be unpacked or quantised, those of a batch together as large as may be at once."""
+    batch: list[TensorSpec] = []
+    size = 0
+    for spec in specs:
+        needs = sum(headers[n].nbytes for n in names_read(config, spec).values() if n in headers)
+        if batch and size + needs > _UNPACKED_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(spec)
+        size += needs
+    if batch:
+        yield batch
+
+
+def _convert(
+    config: ModelConfig,
+    spec: TensorSpec,
+    place: Weight,
+    raw: dict[str, Tensor],
+    headers: Mapping[str, StoredTensor],
+) -> None:
+    """Unpacks or quantises a matrix from its stored tensors, which are taken out of `raw`."""
+    names = {suffix: name for suffix, name in names_read(config, spec).items() if name in raw}
+    parts = {suffix: raw.pop(name) for suffix, name in names.items()}
+    stored, (rows, columns) = stored_format(config, spec), spec.shape
+    weight: Weight
+    try:
+        weight = parts["weight"] if stored is None else unpack(stored, parts, rows, columns)
+    except UnpackError as error:
+        raise headers[names[error.suffix]].error(str(error)) from None
+    if spec.order is not None:
+        order = torch.tensor(spec.order, device=weight.device)
+        weight = weight.reordered(order) if isinstance(weight, QuantizedWeight) else weight[order]
+    try:
+        _put(place, weight)
+    except ValueError as error:
+        raise headers[names["weight"]].error(str(error)) from None
+
+
+def _put(place: Weight, weight: Weight) -> None:
+    """Copies a matrix to its place, quantised or dequantised as that is."""
+    if isinstance(place, Tensor):
+        place.copy_(dense(weight, place.dtype))
+    elif isinstance(weight, Tensor):
+        place.copy_(quantize(weight, place.format))
+    else:
+        place.copy_(weight if weight.format == place.format else weight.with_row_scales())
 
 
 def random_weights(
@@ -105,104 +203,54 @@ def random_weights(
     device: torch.device | str,
     dtype: torch.dtype,
     progress: Progress = _ignore_progress,
-) -> dict[str, Tensor]:
+    formats: Formats = UNQUANTIZED,
+) -> dict[str, Weight]:
     """Weights as a function of configuration, seed and tensor name alone: the same on every device.
 
-    Norms are 1, biases small; matrices are uniform with a gain at which greedy text varies rather than loops.
-    `progress` is called with bytes drawn and bytes in all.
+    Norms are 1, biases small; matrices are uniform with a gain at which greedy text varies rather than loops,
+    and then quantised where `formats` has them. `progress` is called with bytes drawn and bytes in all.
     """
-    weights = weight_places(config, device, dtype)
+    weights = weight_places(config, device, dtype, formats)
     done, total = 0, sum(weight.nbytes for weight in weights.values())
     for spec in tensor_specs(config):
-        weight = weights[spec.name]
-        if spec.constant is not None:
-            weight.fill_(spec.constant)
+        place = weights[spec.name]
+        if isinstance(place, Tensor):
+            _draw(place, spec, seed)
         else:
-            spread = 0.1 if len(spec.shape) == 1 else 2.0 / math.sqrt(spec.shape[1])
-            _draw_uniform(weight.view(-1), spec.name, seed, math.sqrt(3) * spread)
-        if weight.is_cuda:
-            torch.cuda.synchronize(weight.device)
-        done += weight.nbytes
+            drawn = torch.empty(spec.shape, device=device, dtype=dtype)
+            _draw(drawn, spec, seed)
+            _put(place, drawn)
+        if place.device.type == "cuda":
+            torch.cuda.synchronize(place.device)
+        done += place.nbytes
         progress(done, total)
     return weights
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def _draw(weight: Tensor, spec: TensorSpec, seed: int) -> None:
+    if spec.constant is not None:
+        weight.fill_(spec.constant)
+    else:
+        spread = 0.1 if len(spec.shape) == 1 else 2.0 / math.sqrt(spec.shape[1])
+        _draw_uniform(weight.view(-1), spec.name, seed, math.sqrt(3) * spread)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, formats: Formats = UNQUANTIZED) -> int:
     """Bytes of all tensors."""
-    return sum(math.prod(spec.shape) * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
-
-
-def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:
-    """SHA-256 of a checkpoint as it is stored, whatever it is cast to and however it is cut into files.
-
-    Covers the configuration, and of each tensor its name, dtype, shape and a sample of its bytes: reading all
-    of a large model again would cost its start-up seconds. Raises BatonError(INVALID) as `load_weights` does.
-    """
-    digest = hashlib.sha256(config.digest())
-    with contextlib.ExitStack() as stack:
-        files: dict[Path, BinaryIO] = {}
-        for stored in sorted(_stored(config, Path(folder)), key=lambda tensor: tensor.name):
-            if stored.path not in files:
-                files[stored.path] = stack.enter_context(stored.path.open("rb"))
-            digest.update(f"{stored.name} {stored.dtype} {stored.shape}\0".encode())
-            digest.update(_sample(stored, files[stored.path]))
-    return digest.digest()
+    total = 0
+    packs: dict[str, tuple[int, int]] = {}
+    for spec in tensor_specs(config):
+        if spec.key in formats:
+            rows, columns = spec.shape
+            packs[spec.key] = packs.get(spec.key, (0, 0))[0] + rows, columns
+        else:
+            total += math.prod(spec.shape) * _dtype_of(spec, dtype).itemsize
+    return total + sum(formats[key].nbytes(*shape) for key, shape in packs.items())
 
 
 def random_digest(config: ModelConfig, seed: int) -> bytes:
     """`checkpoint_digest` of the weights that `random_weights` draws."""
     return hashlib.sha256(config.digest() + f"random {seed}".encode()).digest()
-
-
-def _sample(stored: StoredTensor, file: BinaryIO) -> bytes:
-    """Short runs of a tensor's bytes, at equal distances; all of them where they are few."""
-    if stored.nbytes <= _SAMPLE_RUNS * _SAMPLE_BYTES:
-        starts, length = [0], stored.nbytes
-    else:
-        last = stored.nbytes - _SAMPLE_BYTES
-        starts, length = [last * run // (_SAMPLE_RUNS - 1) for run in range(_SAMPLE_RUNS)], _SAMPLE_BYTES
-    return b"".join(os.pread(file.fileno(), length, stored.offset + start) for start in starts)
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    if not (folder / INDEX_FILE).is_file():
-        raise BatonError(ErrorKind.INVALID, f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE}")
-    index = ConfigFile.read(folder / INDEX_FILE)
-    shards = index.get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise index.error("weight_map", "expected an object of tensor names and files")
-    names = sorted({str(name) for name in shards.values()})
-    for name in names:
-        if Path(name).name != name:
-            raise index.error("weight_map", f"{json.dumps(name)} is not a file of this folder")
-        if not (folder / name).is_file():
-            raise BatonError(ErrorKind.INVALID, f"{folder / name}: no such file (named in {INDEX_FILE})")
-    return [folder / name for name in names]
-
-
-def _stored(config: ModelConfig, folder: Path) -> list[StoredTensor]:
-    """Where the folder's files keep the model's tensors, file by file."""
-    shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
-    ignored = (*_IGNORED_SUFFIXES, "lm_head.weight") if config.tied_head else _IGNORED_SUFFIXES
-    found: dict[str, StoredTensor] = {}
-    files = _files(folder)
-    for path in files:
-        for tensor in stored_tensors(path, ignored):
-            if tensor.name not in shapes:
-                raise tensor.error("is not part of the configured model")
-            if tensor.shape != shapes[tensor.name]:
-                raise tensor.error(f"has shape {list(tensor.shape)}, expected {list(shapes[tensor.name])}")
-            if tensor.name in found:
-                raise tensor.error(f"is in {found[tensor.name].path.name} as well")
-            found[tensor.name] = tensor
-    missing = sorted(shapes.keys() - found.keys())
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        where = files[0] if len(files) == 1 else folder
-        raise BatonError(ErrorKind.INVALID, f"{where}: no tensor {missing[0]}{more} in the safetensors")
-    return list(found.values())
 
 
 def _dtype_of(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:

@@ -25,6 +25,7 @@ Numerics = Literal["auto", "exact", "fast"]
 Transport = Literal["auto", "grpc", "ipc", "nccl"]
 KVWire = Literal["native", "fp8", "int8"]
 Weights = Literal["file", "random"]
+Quantization = Literal["fp8", "int8", "int4"]
 
 # Default slots of a decode worker: on a CPU, and the most on a GPU.
 CPU_SLOTS, MOST_DEFAULT_SLOTS = 16, 256
@@ -46,6 +47,11 @@ class EngineConfig(StrictModel):
         "token and head, half the memory of 16 bits. Prefill and decode workers must agree",
     )
     numerics: Numerics = "auto"
+    quantization: Quantization | None = Field(
+        None,
+        description="quantise the layers' matrices while they are loaded: fp8 (e4m3) and int8 by rows, int4 "
+        "by groups of 128 columns; unset: as the checkpoint stores them",
+    )
     weights: Weights = "file"
     weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
     kernel_cache: str | None = Field(

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.weights import load_weights, random_weights
 from bench.shapes import SHAPES
+from tests.engine.dense_weights import load_weights, random_weights
 from tests.engine.forced import decoded_logits, relative_rms
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case
 from tests.support.reference import load_reference

@@ -16,6 +16,7 @@ from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
 from baton.errors import BatonError, ErrorKind
+from tests.engine.model.quantization.packing import compressed
 from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, Case
 
 LLAMA: dict[str, Any] = {
@@ -194,7 +195,21 @@ def test_the_digest_is_the_same_in_every_release(tmp_path: Path) -> None:
         ({"dtype": "int8"}, "dtype"),
         ({"eos_token_id": 320}, "eos_token_id"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quant_method"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "bits"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}},
+            "checkpoint_format",
+        ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "version"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}, "weight_block_size"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fmt"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quant_algo"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups"),
+        ({"quantization_config": compressed("pack-quantized", num_bits=8, type="int")}, "weights"),
+        ({"quantization_config": compressed("nvfp4-pack-quantized", num_bits=4, type="float")}, "weights"),
+        ({"quantization_config": compressed("int-quantized", ignore=("re:(",), num_bits=8)}, "ignore"),
         ({"rope_theta": 0}, "rope_theta"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type"),

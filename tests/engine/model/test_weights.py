@@ -11,24 +11,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from baton.engine.model.checkpoint import checkpoint_digest
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors
-from baton.engine.model.weights import (
-    checkpoint_digest,
-    joined,
-    load_weights,
-    packed,
-    random_digest,
-    random_weights,
-    weight_bytes,
-    weight_places,
-)
+from baton.engine.model.weights import joined, random_digest, weight_bytes
 from baton.errors import BatonError, ErrorKind
+from tests.engine.dense_weights import load_weights, packed, random_weights, weight_places
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
 
@@ -161,9 +155,11 @@ def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:
         qkv, _, gate_up, down = (product.linear for product in layer.products())
         for linear, names in ((qkv, of_qkv), (gate_up, of_gate_up)):
             parts = [loaded[f"{prefix}{name}.weight"] for name in names]
+            assert isinstance(linear.weight, Tensor)
             assert linear.weight.data_ptr() == parts[0].data_ptr()  # no copy
             assert torch.equal(linear.weight, torch.cat(parts))
         assert qkv.bias is not None
+        assert isinstance(down.weight, Tensor)
         assert qkv.bias.data_ptr() == loaded[f"{prefix}{of_qkv[0]}.bias"].data_ptr()
         assert down.weight.data_ptr() == loaded[f"{prefix}mlp.down_proj.weight"].data_ptr()
 
@@ -252,8 +248,11 @@ def test_broken_headers_are_refused(tmp_path: Path) -> None:
     path.write_bytes((4).to_bytes(8, "little") + b"{nay")
     assert f"{path.name}: its header is not JSON" in refused(tmp_path)
     path.write_bytes(content)
-    edit_header(path, lambda header: header[name].update(dtype="I8"))
-    assert f"{path.name}: tensor {name} is stored as I8" in refused(tmp_path)
+    edit_header(path, lambda header: header[name].update(dtype="U16"))
+    assert f"{path.name}: tensor {name} is stored as U16" in refused(tmp_path)
+    path.write_bytes(content)
+    edit_header(path, lambda header: header[name].update(dtype="I32"))
+    assert f"{path.name}: tensor {name} is stored as I32, expected F64 or F32" in refused(tmp_path)
     path.write_bytes(content)
     edit_header(path, lambda header: header[name]["data_offsets"].reverse())
     assert f"{path.name}: tensor {name} has " in refused(tmp_path)

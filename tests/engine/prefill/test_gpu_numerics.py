@@ -25,7 +25,6 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention import library_rule
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.factory import prompt_pass
@@ -35,6 +34,7 @@ from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import prefill_step, take
+from tests.engine.dense_weights import random_weights
 from tests.engine.forced import relative_rms
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, SMALL_TUNING

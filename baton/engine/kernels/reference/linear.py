@@ -10,16 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.quantized_weight import Weight, dense
+
 ROW_TILE = 16
 # Elements. Measured: with rows at addresses that are not multiples of 16 bytes, MKL's result for a row
 # changes with its place in the tile; lengths in multiples of 8 elements rule that out for every dtype.
 INNER_TILE = 8
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [N, K], weight [M, K], bias [M], all of one dtype → x · weightᵀ + bias, [N, M], in that dtype."""
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x [N, K], weight [M, K], bias [M], all of one dtype → x · weightᵀ + bias, [N, M], in that dtype.
+
+    A weight in fewer bits is dequantised to that dtype first.
+    """
     padded = pad_rows(pad_inner(x).contiguous())
-    transposed = pad_inner(weight).t()
+    transposed = pad_inner(dense(weight, x.dtype)).t()
     out = x.new_empty(padded.shape[0], weight.shape[0])
     for start in range(0, padded.shape[0], ROW_TILE):
         tile, result = padded[start : start + ROW_TILE], out[start : start + ROW_TILE]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.engine.model.config import ModelConfig
+from baton.engine.model.quantization.read import read_scheme
 from baton.engine.model.rope_config import RopeConfig
 from baton.layout import DTYPE_BYTES
 from baton.model_files import ConfigFile, ModelLimits
@@ -29,8 +30,6 @@ def read_decoder(
 
     `activation`: the key that names it, and the only one that the family has; `tied_head`: the default.
     """
-    if file.get("quantization_config") is not None:
-        raise file.error("quantization_config", "quantised checkpoints are not supported")
     key, expected = activation
     if (found := file.text(key, expected)) != expected:
         raise file.error(key, f"only {expected} is supported, got {found!r}")
@@ -60,6 +59,7 @@ def read_decoder(
         eos_token_ids=limits.eos_token_ids,
         dtype=_dtype_name(file),
         activation=expected,
+        quantization=read_scheme(file),
     )
 
 

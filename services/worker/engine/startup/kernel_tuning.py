@@ -9,7 +9,7 @@ import torch
 from baton.engine.forward.gemm_table import ProductTable, tuned_file
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.modules import Model, Precision, Product
-from baton.engine.model.tensors import tensor_specs
+from baton.engine.model.weights import UNQUANTIZED, Formats, weight_places
 from baton.engine.tuning.tuner import LIMIT_S, missing, save, tune, tuning_lock
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
@@ -20,18 +20,23 @@ _LINE_S = 5.0
 
 
 def tune_products(
-    config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    engine: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    formats: Formats = UNQUANTIZED,
 ) -> None:
     """Completes this machine's table for the decode steps of a model, before its weights are loaded.
 
     Returns at once where nothing is to be measured: on a CPU, in mode `exact`, with `tune` off, in float64,
-    or where a table has all shapes. Of several workers that start on one machine, one measures and the others
-    wait for it. Where the folder of compiled kernels cannot be written it measures nothing.
+    with weights in fewer bits, or where a table has all shapes. Of several workers that start on one machine,
+    one measures and the others wait for it. Where the folder of compiled kernels cannot be written it
+    measures nothing.
     """
     exact = engine.numerics == "exact"
-    if device.type != "cuda" or exact or engine.tune == "off" or dtype == torch.float64:
+    if device.type != "cuda" or exact or engine.tune == "off" or dtype == torch.float64 or formats:
         return
-    products, gpu = product_shapes(config, dtype), torch.cuda.get_device_name(device)
+    products, gpu = product_shapes(config, dtype, formats), torch.cuda.get_device_name(device)
     full = engine.tune == "full"
     try:
         if full or _missing(products, engine, dtype, ProductTable.for_gpu(gpu)):
@@ -61,11 +66,9 @@ def _missing(
     return missing(products, engine.most_slots, dtype, table)
 
 
-def product_shapes(config: ModelConfig, dtype: torch.dtype) -> list[Product]:
+def product_shapes(config: ModelConfig, dtype: torch.dtype, formats: Formats = UNQUANTIZED) -> list[Product]:
     """The distinct products of a model, whose weights have shapes and no memory."""
-    weights = {
-        spec.name: torch.empty(spec.shape, device="meta", dtype=dtype) for spec in tensor_specs(config)
-    }
+    weights = weight_places(config, "meta", dtype, formats)
     layout = config.layout(16, str(dtype).removeprefix("torch."))
     return Model(config, weights, layout, "meta", Precision.of(dtype)).product_kinds()
 

@@ -8,17 +8,13 @@ import torch
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.checkpoint import checkpoint_digest
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
+from baton.engine.model.quantization.held import format_name, held_formats
 from baton.engine.model.source import resolve_model
-from baton.engine.model.weights import (
-    checkpoint_digest,
-    load_weights,
-    random_digest,
-    random_weights,
-    weight_bytes,
-)
+from baton.engine.model.weights import load_weights, random_digest, random_weights, weight_bytes
 from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
 from baton.layout import FP8, Layout
@@ -47,7 +43,7 @@ class LoadedModel:
     # SHA-256 of the source checkpoint, and of the tokenizer's files.
     checkpoint: bytes
     tokenizer: bytes
-    # The dtype of its weights, such as bfloat16.
+    # Of its weights: their dtype, such as bfloat16, or the formats of those in fewer bits.
     weight_format: str
 
     @property
@@ -70,15 +66,16 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
-    tune_products(config, engine, device, dtype)
-    weights_need = weight_bytes(config, dtype)
+    formats = held_formats(config, engine.quantization)
+    tune_products(config, engine, device, dtype, formats)
+    weights_need = weight_bytes(config, dtype, formats)
     plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()
     with LoadingProgress() as progress:
         if engine.weights == "random":
-            weights = random_weights(config, engine.weights_seed, device, dtype, progress)
+            weights = random_weights(config, engine.weights_seed, device, dtype, progress, formats)
             checkpoint = random_digest(config, engine.weights_seed)
         else:
-            weights = load_weights(config, folder, device, dtype, progress)
+            weights = load_weights(config, folder, device, dtype, progress, formats)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
@@ -95,7 +92,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         exact=engine.numerics == "exact" or (engine.numerics == "auto" and device.type == "cpu"),
         checkpoint=checkpoint,
         tokenizer=TokenizerFiles.read(folder).digest,
-        weight_format=dtype_name,
+        weight_format=format_name(formats, dtype_name),
     )
 
 

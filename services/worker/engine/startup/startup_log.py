@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 
 from baton.device.kernel_cache import counted_kernels, kernel_cache
-from baton.engine.model.weights import weight_bytes
 from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
@@ -51,7 +50,7 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
     if model.device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(model.device)
-    weights = weight_bytes(model.config, model.decoder.precision.weights)
+    weights = model.decoder.nbytes
     blocks = sum(pool.nbytes for pool in model.cache.storage)
     known = weights + blocks
     used = {
@@ -66,4 +65,5 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
         used["other_gb"] = total - free - known
         used["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
     figures = {name: round(count / 1e9, 2) for name, count in used.items()}
-    log.info("memory", gpu=model.device.index, slots=model.slots, **figures)
+    gpu, weight_format = model.device.index, model.weight_format
+    log.info("memory", gpu=gpu, slots=model.slots, weight_format=weight_format, **figures)

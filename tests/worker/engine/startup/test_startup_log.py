@@ -75,3 +75,14 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
         assert line["other_gb"] == pytest.approx(10 - known, abs=0.02)
     else:
         assert "other_gb" not in line
+
+
+def test_quantised_weights_are_planned_held_and_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    full, fp8 = (
+        load(str(tmp_path), EngineConfig(device="cpu", weights="random", kv_memory_mb=1, quantization=name))
+        for name in (None, "fp8")
+    )
+    assert (full.weight_format, fp8.weight_format) == ("float32", "fp8")
+    assert fp8.decoder.nbytes < full.decoder.nbytes
+    assert (full.checkpoint, full.fingerprint) == (fp8.checkpoint, fp8.fingerprint)  # they may be a pair

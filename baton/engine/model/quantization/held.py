@@ -1,0 +1,59 @@
+"""Which of a model's matrices the engine holds in fewer bits, and how. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.quantization.scheme import StoredFormat
+from baton.engine.model.tensors import TensorSpec, in_layers, tensor_specs
+from baton.errors import BatonError, ErrorKind
+
+_WEIGHT = ".weight"
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def stored_format(config: ModelConfig, spec: TensorSpec) -> StoredFormat | None:
+    """How the checkpoint stores a tensor in fewer bits; None: as it is."""
+    if config.quantization is None or len(spec.shape) != 2 or spec.name == _EMBEDDING:
+        return None
+    return config.quantization.stored(spec.name.removesuffix(_WEIGHT))
+
+
+def held_formats(config: ModelConfig, quantization: str | None = None) -> dict[str, WeightFormat]:
+    """The format of each matrix in fewer bits by the name under which a model finds it (`TensorSpec.key`).
+
+    `quantization`: one of FORMATS, for the layers' matrices of a checkpoint that is not quantised.
+    Projections that the engine multiplies as one matrix, but that are stored differently, are held at full
+    width. Raises BatonError(INVALID) for a quantised checkpoint with `quantization`.
+    """
+    if config.quantization is not None and quantization is not None:
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"quantization {quantization} is for checkpoints that are not quantised, and this one is "
+            f"({config.quantization.method})",
+        )
+    packs: dict[str, list[TensorSpec]] = {}
+    for spec in tensor_specs(config):
+        packs.setdefault(spec.key, []).append(spec)
+    held: dict[str, WeightFormat] = {}
+    for key, parts in packs.items():
+        if quantization is not None and in_layers(parts[0]):
+            held[key] = FORMATS[quantization]
+            continue
+        stored = [stored_format(config, part) for part in parts]
+        formats = {one.held for one in stored if one is not None}
+        if None not in stored and len(formats) == 1:
+            held[key] = _of_pack(formats.pop(), parts)
+    return held
+
+
+def format_name(held: dict[str, WeightFormat], dtype: str) -> str:
+    """Of a model's weights: the dtype where none is held in fewer bits, else the names of the formats."""
+    return ",".join(sorted({one.name for one in held.values()})) or dtype
+
+
+def _of_pack(held: WeightFormat, parts: Sequence[TensorSpec]) -> WeightFormat:
+    whole = all(part.shape[0] % held.scale_rows == 0 and part.order is None for part in parts)
+    return held if whole or (len(parts) == 1 and parts[0].order is None) else held.by_row()

@@ -1,0 +1,132 @@
+"""What a checkpoint's configuration says about its quantised matrices: which of them are, and how they are
+stored. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from baton.engine.kernels.weight_format import WeightFormat
+
+Container = Literal["scaled", "scaled-inverse", "packed", "gptq", "awq"]
+"""Which tensors a matrix is stored as; `stored_parts` lists them for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """How a checkpoint stores a matrix. `zeros_less_one`: GPTQ's first version stores zeros less 1."""
+
+    container: Container
+    held: WeightFormat
+    zeros_less_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The modules that are stored in a format: `targets` are patterns as `Scheme.matching` reads them."""
+
+    targets: tuple[str, ...]
+    stored: StoredFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The first rule that matches a module is its own; modules that `ignored` matches are not quantised.
+
+    `matching`: how patterns are read. "names": a whole name, or `re:` and a regular expression, or the class
+    Linear. "parts": a part of the name between dots. "wildcards": `*` and `?`.
+    """
+
+    method: str
+    rules: tuple[Rule, ...]
+    ignored: tuple[str, ...]
+    matching: Literal["names", "parts", "wildcards"]
+
+    def stored(self, module: str) -> StoredFormat | None:
+        """How the matrix of a projection is stored, such as that of `model.layers.0.mlp.up_proj`; None: as it
+        is."""
+        matches = _MATCHING[self.matching]
+        if any(matches(module, pattern) for pattern in self.ignored):
+            return None
+        for rule in self.rules:
+            if any(pattern == "Linear" or matches(module, pattern) for pattern in rule.targets):
+                return rule.stored
+        return None
+
+
+def _by_name(module: str, pattern: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return module == pattern
+
+
+def _by_parts(module: str, pattern: str) -> bool:
+    return f".{pattern}." in f".{module}."
+
+
+_MATCHING: dict[str, Callable[[str, str], bool]] = {
+    "names": _by_name,
+    "parts": _by_parts,
+    "wildcards": fnmatchcase,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One tensor of a stored matrix: `suffix` replaces `weight` in its name. `dtypes` as safetensors spells
+    them; `shapes`: those that it may have. An `optional` one may be missing; one that is not `read` is
+    checked and left alone."""
+
+    suffix: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    optional: bool = False
+    read: bool = True
+
+
+_FLOATS = ("F32", "BF16", "F16")
+_CODE_DTYPES = {"fp8": "F8_E4M3", "int8": "I8"}
+
+
+def stored_parts(stored: StoredFormat, rows: int, columns: int) -> list[StoredPart]:
+    """The tensors that a checkpoint stores for W [rows, columns], eight codes of 4 bits an int32."""
+    held = stored.held
+    count, groups = held.scale_shape(rows, columns)
+    eighth = -(-columns // 8)
+    if stored.container == "packed":
+        group_scales = (rows, groups)
+        parts = [
+            StoredPart("weight_packed", ("I32",), ((rows, eighth),)),
+            StoredPart("weight_scale", _FLOATS, (group_scales,)),
+            StoredPart("weight_shape", ("I64", "I32"), ((2,),), optional=True, read=False),
+            StoredPart("weight_g_idx", ("I32", "I64"), ((columns,),), optional=True),
+        ]
+        if held.zeros:
+            parts.append(StoredPart("weight_zero_point", ("I32",), ((-(-rows // 8), groups),)))
+        return parts
+    if stored.container in ("gptq", "awq"):
+        shape = (eighth, rows) if stored.container == "gptq" else (columns, -(-rows // 8))
+        parts = [
+            StoredPart("qweight", ("I32",), (shape,)),
+            StoredPart("qzeros", ("I32",), ((groups, -(-rows // 8)),)),
+            StoredPart("scales", _FLOATS, ((groups, rows),)),
+        ]
+        if stored.container == "gptq":
+            parts.append(StoredPart("g_idx", ("I32", "I64"), ((columns,),), optional=True))
+        return parts
+    scale = "weight_scale" if stored.container == "scaled" else "weight_scale_inv"
+    shapes: tuple[tuple[int, ...], ...] = ((count, groups),)
+    if not held.scale_columns:
+        shapes = ((rows, 1), (rows,), (), (1,))  # of each row, or of the whole matrix
+    inputs = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
+    ignored = (
+        StoredPart(name, (*_FLOATS, "I8", "I32"), ((), (1,)), optional=True, read=False) for name in inputs
+    )
+    return [
+        StoredPart("weight", (_CODE_DTYPES[held.codes],), ((rows, columns),)),
+        StoredPart(scale, _FLOATS, shapes),
+        *ignored,
+    ]

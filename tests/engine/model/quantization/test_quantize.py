@@ -1,0 +1,97 @@
+"""Checkpoints that are quantised while they are loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from baton.engine.kernels.quantized_weight import QuantizedWeight, pack_int4
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
+from baton.engine.model.quantization.held import held_formats
+from baton.engine.model.quantization.quantize import quantize
+from baton.engine.model.weights import load_weights, random_weights, weight_bytes
+from baton.errors import BatonError
+from tests.engine.passes import Passes
+from tests.support.checkpoints import make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+# Half a step of e4m3, of an element; half a step of int8, of the largest; int4 may cut off the largest ones.
+WORST = {"fp8": 2.0**-4, "int8": 0.5 / 127, "int4": 0.25}
+
+
+@pytest.mark.parametrize(
+    "held", [*FORMATS.values(), WeightFormat("fp8", 32, 48), WeightFormat("int4", 1, 32, zeros=True)],
+    ids=lambda held: held.name,
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(64, 128), (37, 100), (5, 260)], ids=str)
+def test_codes_are_close_to_what_they_stand_for(held: WeightFormat, shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    weight[3] = 0
+    quantized = quantize(weight, held)
+    assert quantized.shape == shape
+    assert quantized.nbytes == held.nbytes(*shape)
+    error = (quantized.dequantized(torch.float32) - weight).abs()
+    if held.codes == "fp8":
+        smallest = weight.abs().amax() / 448 * 2.0**-9
+        assert bool((error <= WORST["fp8"] * weight.abs() + smallest).all())
+    else:
+        assert float(error.max()) <= WORST[held.codes] * float(weight.abs().max())
+    assert float(error.square().mean().sqrt() / weight.square().mean().sqrt()) < 0.12
+
+
+def test_places_of_int4_codes() -> None:
+    codes = torch.arange(260).remainder(16).to(torch.uint8)[None]
+    packed = pack_int4(codes)
+    assert packed.shape == (1, 3, 64)
+    assert packed[0, 1, 5] == int(codes[0, 128 + 5]) | int(codes[0, 192 + 5]) << 4
+    assert packed[0, 2, 4] == 8 | 8 << 4  # beyond the last column
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_is_that_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
+    """`transformers` runs what the codes stand for."""
+    folder = make_checkpoint(tmp_path / "model", "qwen2")
+    config = load_config(folder)
+    formats = held_formats(config, name)
+    tensors = load_file(folder / "model.safetensors")
+    weights = load_weights(config, folder, "cpu", torch.float32, formats=formats)
+    held = {key: weight for key, weight in weights.items() if isinstance(weight, QuantizedWeight)}
+    assert len(held) == 14
+    restored = {key: weight.dequantized(torch.float32) for key, weight in held.items()}
+    assert all(not torch.equal(restored[key], tensors[key]) for key in held)
+    passes = Passes(folder, torch.float32, quantization=name)
+    prompt = list(range(5, 60))
+    output = passes.greedy(0, prompt, 16)
+    save_file({**tensors, **restored}, folder / "model.safetensors", metadata={"format": "pt"})
+    greedy_matches(load_reference(folder, torch.float32), prompt, output)
+
+
+def test_an_element_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    folder, name = make_checkpoint(tmp_path), "model.layers.1.mlp.down_proj.weight"
+    tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    tensors[name][3, 4] = math.inf
+    save_file(tensors, folder / "model.safetensors")
+    config = load_config(folder)
+    with pytest.raises(BatonError, match=f"tensor {name} has elements that are not finite"):
+        load_weights(config, folder, "cpu", torch.bfloat16, formats=held_formats(config, "fp8"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_are_those_that_are_planned(name: str, tmp_path: Path) -> None:
+    config = load_config(make_checkpoint(tmp_path, hidden_size=256, intermediate_size=512))
+    formats = held_formats(config, name)
+    weights = random_weights(config, 3, "cpu", torch.bfloat16, formats=formats)
+    model = Model(config, weights, config.layout(16, "bfloat16"), "cpu", Precision.of(torch.bfloat16))
+    assert model.nbytes == weight_bytes(config, torch.bfloat16, formats)
+    layers = sum(product.linear.weight.nbytes for layer in model.layers for product in layer.products())
+    full = sum(
+        2 * math.prod(product.linear.weight.shape) for layer in model.layers for product in layer.products()
+    )
+    assert layers / full < {"fp8": 0.515, "int8": 0.515, "int4": 0.285}[name]
