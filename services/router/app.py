@@ -177,8 +177,8 @@ class Router:
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
-        http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        app = HttpAuth(http_api.app, self._keys) if self._keys else http_api.app
+        self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
+        app = HttpAuth(self.http_api.app, self._keys) if self._keys else self.http_api.app
         self.http = HttpServer(app, self.connections, config.allowed_hosts, files)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import time
 from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Send
 
 from baton.errors import ErrorKind, FieldError
+from services.router.api.docs_page import docs_page
 from services.router.api.openai_response import CompletionResponse, Formatter
+from services.router.api.openapi import installed_version, openapi_document
 from services.router.formats.ignored_fields import header
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
@@ -27,6 +28,8 @@ from services.router.lifecycle.readiness import Readiness
 from services.router.request import sizes
 from services.router.request.request import Request
 from services.router.tokenization import helper_jobs
+
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 
 class HttpApi:
@@ -55,7 +58,9 @@ class HttpApi:
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             *health_routes(readiness),
-            Route("/version", JSONResponse({"version": _installed_version()}), methods=["GET"]),
+            Route("/version", JSONResponse({"version": installed_version()}), methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
+            Route("/docs", self.docs, methods=["GET"]),
             *more_routes,
         ]
         self.app = http_app(routes, HANDLERS)
@@ -82,6 +87,14 @@ class HttpApi:
             message = "the model does not exist"
             raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
         return JSONResponse(self._model())
+
+    async def openapi(self, request: HttpRequest) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(openapi_document())
+
+    async def docs(self, request: HttpRequest) -> Response:
+        """GET /docs: a page for people, which loads nothing."""
+        return HTMLResponse(docs_page(), headers={"content-security-policy": _PAGE_POLICY})
 
     async def tokenize(self, request: HttpRequest, send: Send) -> None:
         """POST /tokenize: the tokens of a text, without any worker."""
@@ -124,7 +137,10 @@ class HttpApi:
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
+            "root": model.name,
+            "parent": None,
             "max_model_len": model.max_context_tokens,
+            "vocab_size": model.limits().vocab_size,
         }
 
 
@@ -145,10 +161,3 @@ def health_routes(readiness: Readiness) -> list[Route]:
         Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
     ]
-
-
-def _installed_version() -> str:
-    try:
-        return importlib.metadata.version("baton-serve")
-    except importlib.metadata.PackageNotFoundError:  # run from a bare checkout
-        return "unknown"

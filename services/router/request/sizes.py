@@ -16,13 +16,9 @@ from collections.abc import Sequence, Sized
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
+from services.router.request.bounds import LENGTHS
 from services.router.request.request import Request
-from services.router.request.validate import (
-    MAX_LOGIT_BIASES,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    context_exceeded,
-)
+from services.router.request.validate import context_exceeded
 
 LARGE_BYTES = 64 * 1024
 # For /tokenize and /detokenize, whose responses are several times as large as their bodies.
@@ -37,11 +33,6 @@ MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
-_LIMITS = {
-    "logit_bias": MAX_LOGIT_BIASES,
-    "stop": MAX_STOP_STRINGS,
-    "stop_token_ids": MAX_STOP_TOKEN_IDS,
-}
 
 
 def max_body_bytes(context_tokens: int) -> int:
@@ -61,7 +52,7 @@ def check_document(document: object, context: int) -> None:
         return
     if len(document) > MAX_FIELDS:
         raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
-    for name, limit in _LIMITS.items():
+    for name, limit in LENGTHS.items():
         _check_count(name, document.get(name), limit)
     _check_messages(document.get("messages"), context)
     _check_prompt(document.get("prompt"), context)
@@ -69,7 +60,7 @@ def check_document(document: object, context: int) -> None:
 
 def check_message(request: GenerateRequest, context: int) -> None:
     """The same checks for a gRPC message."""
-    for name, limit in _LIMITS.items():
+    for name, limit in LENGTHS.items():
         _check_count(name, getattr(request, name), limit)
     _check_message_count(len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:

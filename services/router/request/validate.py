@@ -15,24 +15,19 @@ from typing import TypeVar
 
 from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
+from services.router.request.bounds import (
+    DEFAULT_MAX_TOKENS,
+    MAX_LOGIT_BIASES,
+    MAX_MODEL_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    U32,
+)
 from services.router.request.request import Chat, ParsedRequest
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
-DEFAULT_MAX_TOKENS = 16
-MAX_TEMPERATURE = 100.0
-MAX_PENALTY = 2.0
-# Beyond these a float32 logit may overflow.
-LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
-MAX_LOGIT_BIAS = 100.0
-MAX_LOGIT_BIASES = 300
-MAX_LOGPROBS = 20
-MAX_CHOICES = 128
-MAX_STOP_TOKEN_IDS = 8
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 1024
-_U32 = 2**32 - 1
-_U64 = 2**64 - 1
-
 
 # The roles that chat templates know. Others are refused: a template may copy the role into the prompt.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -102,7 +97,10 @@ def check_prompt(
 
 
 def check_model(parsed: ParsedRequest, served: str) -> None:
-    """Raises FieldError (NOT_FOUND) if the request names another model than the served one."""
+    """Raises FieldError if the request names another model than the served one (NOT_FOUND), or none that a
+    model could have."""
+    if len(parsed.model) > MAX_MODEL_CHARS:
+        raise FieldError(f"the model's name has more than {MAX_MODEL_CHARS} characters", param="model")
     if parsed.model != served:
         raise FieldError(
             f"the model {_shorten(parsed.model)!r} does not exist",
@@ -117,20 +115,19 @@ def _sampling(parsed: ParsedRequest, vocab_size: int) -> Sampling:
 
     Neutral values stay unset in the message, so that workers see at once which features a request needs.
     """
-    top_k = _whole("top_k", parsed.top_k, 0, _U32, default=0)
+    top_k = _whole("top_k", parsed.top_k, 0)
     sampling = Sampling(
-        temperature=_number("temperature", parsed.temperature, 0.0, MAX_TEMPERATURE, default=1.0),
+        temperature=_number("temperature", parsed.temperature),
         top_k=min(top_k, vocab_size),
-        top_p=_above_zero("top_p", parsed.top_p),
-        min_p=_number("min_p", parsed.min_p, 0.0, 1.0, default=0.0),
-        presence_penalty=_penalty("presence_penalty", parsed.presence_penalty),
-        frequency_penalty=_penalty("frequency_penalty", parsed.frequency_penalty),
+        top_p=_number("top_p", parsed.top_p),
+        min_p=_number("min_p", parsed.min_p),
+        presence_penalty=_number("presence_penalty", parsed.presence_penalty),
+        frequency_penalty=_number("frequency_penalty", parsed.frequency_penalty),
         logit_bias=_logit_bias(parsed, vocab_size),
         logprobs=_logprobs(parsed),
-        seed=_whole("seed", parsed.seed, 0, _U64, default=secrets.randbits(64)),
+        seed=_whole("seed", parsed.seed, secrets.randbits(64)),
     )
-    name, given = "repetition_penalty", parsed.repetition_penalty
-    repetition = _number(name, given, LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1.0)
+    repetition = _number("repetition_penalty", parsed.repetition_penalty)
     if repetition != 1:
         sampling.repetition_penalty = repetition
     return sampling
@@ -148,7 +145,7 @@ def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
 
 def _choices(parsed: ParsedRequest) -> int:
     """The number of outputs of the prompt."""
-    n = _whole("n", parsed.n, 1, MAX_CHOICES, default=1)
+    n = _whole("n", parsed.n, 1)
     if parsed.best_of is not None and parsed.best_of != n:
         raise FieldError("best_of other than n is not supported", param="best_of")
     return n
@@ -196,8 +193,10 @@ def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
 
 
 def _max_tokens(parsed: ParsedRequest) -> int:
-    name, least = parsed.api_name("max_tokens"), 0 if parsed.echo else 1
-    return _whole(name, parsed.max_tokens, least, _U32, default=_default_max_tokens(parsed))
+    name = parsed.api_name("max_tokens")
+    if parsed.max_tokens is None:
+        return _default_max_tokens(parsed)
+    return _integer(name, parsed.max_tokens, 0 if parsed.echo else 1, U32)
 
 
 def _min_tokens(parsed: ParsedRequest) -> int:
@@ -205,11 +204,11 @@ def _min_tokens(parsed: ParsedRequest) -> int:
     if parsed.min_tokens is not None and parsed.min_tokens > most:
         message = f"min_tokens must not exceed {parsed.api_name('max_tokens')}, which is {most}"
         raise FieldError(message, param="min_tokens")
-    return _whole("min_tokens", parsed.min_tokens, 0, _U32, default=0)
+    return _whole("min_tokens", parsed.min_tokens, 0)
 
 
 def _default_max_tokens(parsed: ParsedRequest) -> int:
-    return _U32 if parsed.fills_context else DEFAULT_MAX_TOKENS
+    return U32 if parsed.fills_context else DEFAULT_MAX_TOKENS
 
 
 def _empty_prompt(parsed: ParsedRequest) -> FieldError:
@@ -226,7 +225,7 @@ def _check_roles(chat: Chat) -> None:
 def _logprobs(parsed: ParsedRequest) -> int | None:
     if parsed.logprobs is None:
         return None
-    return _whole_within(parsed.api_name("logprobs"), parsed.logprobs, 0, MAX_LOGPROBS)
+    return _whole("logprobs", parsed.logprobs, 0, parsed.api_name("logprobs"))
 
 
 def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
@@ -236,31 +235,24 @@ def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
     ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
     if len(set(ids)) < len(ids):
         raise FieldError("logit_bias names a token twice", param=name)
-    narrow = [(token, _within(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)) for token, bias in biases]
+    narrow = [(token, _within(name, bias)) for token, bias in biases]
     return [LogitBias(token_id=token, bias=bias) for token, bias in narrow if bias]
 
 
-def _penalty(name: str, value: float | None) -> float:
-    return _number(name, value, -MAX_PENALTY, MAX_PENALTY, default=0.0)
+def _number(name: str, value: float | None) -> float:
+    """The number, or its default, rounded to float32."""
+    default = NUMBERS[name].default
+    assert default is not None
+    return default if value is None else _within(name, value)
 
 
-def _above_zero(name: str, value: float | None) -> float:
-    if value is None:
-        return 1.0
+def _within(name: str, value: float) -> float:
+    bounds = NUMBERS[name]
     narrow = _finite(name, value)
-    if not 0 < narrow <= 1:
-        raise FieldError(f"{name} must be above 0 and at most 1", param=name)
-    return narrow
-
-
-def _number(name: str, value: float | None, least: float, most: float, default: float) -> float:
-    return default if value is None else _within(name, value, least, most)
-
-
-def _within(name: str, value: float, least: float, most: float) -> float:
-    narrow = _finite(name, value)
-    if not _float32(least) <= narrow <= most:
-        raise FieldError(f"{name} must be from {least:g} to {most:g}", param=name)
+    if bounds.above and not bounds.least < narrow <= bounds.most:
+        raise FieldError(f"{name} must be above {bounds.least:g} and at most {bounds.most:g}", param=name)
+    if not _float32(bounds.least) <= narrow <= bounds.most:
+        raise FieldError(f"{name} must be from {bounds.least:g} to {bounds.most:g}", param=name)
     return narrow
 
 
@@ -280,11 +272,15 @@ def _float32(value: float) -> float:
         return math.inf
 
 
-def _whole(name: str, value: int | None, least: int, most: int, default: int) -> int:
-    return default if value is None else _whole_within(name, value, least, most)
+def _whole(name: str, value: int | None, default: int, api_name: str | None = None) -> int:
+    """The integer, or the default. `api_name`: the API's name of the field, where it differs."""
+    bounds = NUMBERS[name]
+    return (
+        default if value is None else _integer(api_name or name, value, int(bounds.least), int(bounds.most))
+    )
 
 
-def _whole_within(name: str, value: int, least: int, most: int) -> int:
+def _integer(name: str, value: int, least: int, most: int) -> int:
     if not least <= value <= most:
         raise FieldError(f"{name} must be from {least} to {most}", param=name)
     return value

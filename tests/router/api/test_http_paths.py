@@ -16,7 +16,7 @@ from tests.router.conftest import MODEL, SiteMaker, until
 from tests.router.fake_model import VOCAB
 from tests.router.http_client import complete, http
 
-GETS = ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}")
+GETS = ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}", "/openapi.json", "/docs")
 POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
 

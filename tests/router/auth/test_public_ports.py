@@ -23,7 +23,7 @@ from tests.router.http_client import complete, http
 
 KEY = "sk-of-a-caller"
 POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
-GETS = ("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/nothing")
+GETS = ("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/nothing", "/openapi.json", "/docs")
 
 
 @pytest.fixture

@@ -1,0 +1,122 @@
+"""JSON schemas of the HTTP API's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.router.formats.body_schemas import REFERENCES, Schema
+
+_STRING: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_IDS: Schema = {"type": "array", "items": _COUNT}
+_FINISH: Schema = {"enum": ["stop", "length", None]}
+_NULLABLE: Schema = {"type": ["string", "null"]}
+
+
+def _object(required: Mapping[str, Schema], **optional: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _is(value: str) -> Schema:
+    return {"const": value}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": REFERENCES + name}
+
+
+def _many(name: str) -> Schema:
+    return {"type": "array", "items": _reference(name)}
+
+
+def _or_null(name: str) -> Schema:
+    return {"anyOf": [_reference(name), {"type": "null"}]}
+
+
+def _completion(kind: str, choice: str, usage: Schema, *, whole: bool) -> Schema:
+    required = {
+        "id": _STRING,
+        "object": _is(kind),
+        "created": _COUNT,
+        "model": _STRING,
+        "system_fingerprint": {"type": "null"},
+        "choices": _many(choice),
+    }
+    return _object({**required, "usage": usage}) if whole else _object(required, usage=usage)
+
+
+# By name, for `components/schemas`.
+ANSWERS: Mapping[str, Schema] = {
+    "Error": _object(
+        {"error": _object({"message": _STRING, "type": _STRING, "param": _NULLABLE, "code": _NULLABLE})}
+    ),
+    "State": _object({"status": _STRING}, reason=_STRING),
+    "Version": _object({"version": _STRING}),
+    "Model": _object(
+        {
+            "id": _STRING,
+            "object": _is("model"),
+            "created": _COUNT,
+            "owned_by": _STRING,
+            "root": _STRING,
+            "parent": {"type": "null"},
+            "max_model_len": _COUNT,
+            "vocab_size": _COUNT,
+        }
+    ),
+    "ModelList": _object({"object": _is("list"), "data": _many("Model")}),
+    "Tokens": _object(
+        {
+            "count": _COUNT,
+            "max_model_len": _COUNT,
+            "tokens": _IDS,
+            "token_strs": {"type": ["array", "null"], "items": _STRING},
+        }
+    ),
+    "Text": _object({"prompt": _STRING}),
+    "Usage": _object(
+        {
+            "prompt_tokens": _COUNT,
+            "completion_tokens": _COUNT,
+            "total_tokens": _COUNT,
+            "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+        }
+    ),
+    "Completion": _completion("text_completion", "CompletionChoice", _or_null("Usage"), whole=False),
+    "CompletionChoice": _object(
+        {
+            "index": _COUNT,
+            "text": _STRING,
+            "logprobs": {"type": ["object", "null"]},
+            "finish_reason": _FINISH,
+        },
+        token_ids=_IDS,
+    ),
+    "ChatCompletion": _completion("chat.completion", "ChatChoice", _reference("Usage"), whole=True),
+    "ChatChoice": _object(
+        {
+            "index": _COUNT,
+            "message": _object({"role": _is("assistant"), "content": _NULLABLE, "refusal": {"type": "null"}}),
+            "logprobs": {"type": ["object", "null"]},
+            "finish_reason": _FINISH,
+        },
+        token_ids=_IDS,
+    ),
+    "ChatCompletionChunk": _completion(
+        "chat.completion.chunk", "ChatChunkChoice", _or_null("Usage"), whole=False
+    ),
+    "ChatChunkChoice": _object(
+        {
+            "index": _COUNT,
+            "delta": _object({}, role=_is("assistant"), content=_STRING),
+            "logprobs": {"type": ["object", "null"]},
+            "finish_reason": _FINISH,
+        },
+        token_ids=_IDS,
+    ),
+}

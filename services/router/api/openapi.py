@@ -1,0 +1,156 @@
+"""The OpenAPI document of the public HTTP API."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.router.api.answer_schemas import ANSWERS
+from services.router.formats.body_schemas import REFERENCES, Schema, body_schema
+from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.openai_fields import Body
+from services.router.formats.tokenize_bodies import DetokenizeBody, TokenizeBody
+
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+# Status → when.
+_ERRORS: Mapping[str, str] = {
+    "400": "a field is invalid, or not supported",
+    "401": "no valid API key",
+    "404": "an unknown model",
+    "413": "the body is too large",
+    "415": "the body is not declared as JSON",
+    "429": "a limit of requests is exceeded; Retry-After says when to try again",
+    "503": "no worker, or a full queue; Retry-After says when to try again",
+    "504": "the request did not end in time",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path. `answer`: a schema of `ANSWERS`; `stream`: that of its server-sent events."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    answer: str
+    body: type[Body] | None = None
+    stream: str | None = None
+    errors: Sequence[str] = ("401",)
+
+
+_POST_ERRORS = ("400", "401", "404", "413", "415", "429", "503", "504")
+_CONVERSION_ERRORS = ("400", "401", "404", "413", "415", "503")
+
+OPERATIONS = (
+    Operation(
+        *("post", "/v1/chat/completions", "createChatCompletion", "Continues a conversation"),
+        answer="ChatCompletion",
+        body=ChatBody,
+        stream="ChatCompletionChunk",
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        *("post", "/v1/completions", "createCompletion", "Continues texts or token ids"),
+        answer="Completion",
+        body=CompletionBody,
+        stream="Completion",
+        errors=_POST_ERRORS,
+    ),
+    Operation("get", "/v1/models", "listModels", "The served model", "ModelList"),
+    Operation("get", "/v1/models/{model}", "getModel", "One model", "Model", errors=("401", "404")),
+    Operation(
+        *(
+            "post",
+            "/tokenize",
+            "tokenize",
+            "The token ids of a text or a conversation",
+            "Tokens",
+            TokenizeBody,
+        ),
+        errors=_CONVERSION_ERRORS,
+    ),
+    Operation(
+        *("post", "/detokenize", "detokenize", "The text of token ids", "Text", DetokenizeBody),
+        errors=_CONVERSION_ERRORS,
+    ),
+    Operation("get", "/health", "health", "Liveness: whether the router answers", "State", errors=()),
+    Operation(
+        "get", "/ready", "ready", "Readiness: whether a request would be served", "State", errors=("503",)
+    ),
+    Operation("get", "/version", "version", "The version of Baton", "Version", errors=()),
+)
+
+
+def installed_version() -> str:
+    """The version of the installed package."""
+    try:
+        return importlib.metadata.version("baton-serve")
+    except importlib.metadata.PackageNotFoundError:  # run from a bare checkout
+        return "unknown"
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    """The document, in version 3.1 of OpenAPI. Do not change it."""
+    schemas: dict[str, Schema] = dict(ANSWERS)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Baton",
+            "version": installed_version(),
+            "summary": "OpenAI-compatible completions by separate prefill and decode workers",
+        },
+        "security": [{}, {"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, Any]:
+    """The operation; adds the schemas of its body."""
+    content = {_JSON: _reference(operation.answer)}
+    if operation.stream is not None:
+        content[_EVENTS] = _reference(operation.stream)
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": "the answer", "content": content},
+            **{status: _error(operation, status) for status in operation.errors},
+        },
+    }
+    if not operation.errors or operation.path == "/ready":
+        described["security"] = []
+    if "{model}" in operation.path:
+        described["parameters"] = [
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if operation.body is not None:
+        schema, parts = body_schema(operation.body)
+        schemas |= {operation.body.__name__: schema, **parts}
+        described["requestBody"] = {
+            "required": True,
+            "content": {_JSON: _reference(operation.body.__name__)},
+        }
+    return described
+
+
+def _error(operation: Operation, status: str) -> dict[str, Any]:
+    schema = "State" if operation.path == "/ready" else "Error"
+    return {"description": _ERRORS[status], "content": {_JSON: _reference(schema)}}
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"schema": {"$ref": REFERENCES + name}}

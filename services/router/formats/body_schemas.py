@@ -1,0 +1,73 @@
+"""JSON schemas of request bodies, made of what validates them: models, bounds and the table of fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.router.formats.field_table import Treatment
+from services.router.formats.openai_fields import Body
+from services.router.request.bounds import LENGTHS, MAX_MODEL_CHARS, MAX_STOP_STRING_CHARS, NUMBERS, Bounds
+
+Schema = dict[str, Any]
+# Fields whose bounds are those of a field with another name.
+_BOUNDS_OF = {
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+    "best_of": "n",
+}
+_CHARS = {"model": MAX_MODEL_CHARS, "stop": MAX_STOP_STRING_CHARS}
+REFERENCES = "#/components/schemas/"
+
+
+def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
+    """The schema of a body, and those of the objects in it by name. Refused fields are left out; fields
+    without effect may have any value."""
+    schema = _untitled(body.model_json_schema(ref_template=REFERENCES + "{model}"))
+    parts: dict[str, Schema] = schema.pop("$defs", {})
+    for name, field in schema["properties"].items():
+        _bound(name, field)
+        if name == "max_tokens" and "echo" in schema["properties"]:
+            field["anyOf"][0]["minimum"] = 0  # the echo alone
+    no_effect = (name for name, field in body.table.items() if field.treatment is Treatment.NO_EFFECT)
+    schema["properties"] |= {name: {"description": "accepted, no effect"} for name in sorted(no_effect)}
+    schema.pop("additionalProperties", None)
+    return schema, parts
+
+
+def _untitled(schema: Schema) -> Schema:
+    """Without the titles and null defaults that pydantic writes."""
+    kept = {
+        key: value
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)
+    }
+    for key, value in kept.items():
+        if isinstance(value, dict):
+            kept[key] = _untitled(value)
+        elif isinstance(value, list):
+            kept[key] = [_untitled(item) if isinstance(item, dict) else item for item in value]
+    return kept
+
+
+def _bound(name: str, field: Schema) -> None:
+    """Adds the bounds of a field to each type that it may have."""
+    bounds, most = NUMBERS.get(_BOUNDS_OF.get(name, name)), LENGTHS.get(name)
+    for one in field.get("anyOf", [field]):
+        match one.get("type"):
+            case "integer" | "number" if bounds is not None:
+                one |= _numeric(bounds)
+            case "string" if name in _CHARS:
+                one["maxLength"] = _CHARS[name]
+            case "array" if most is not None:
+                one["maxItems"] = most
+                if name in _CHARS:
+                    one["items"] |= {"minLength": 1, "maxLength": _CHARS[name]}
+            case "object" if most is not None and bounds is not None:
+                one["maxProperties"] = most
+                one["additionalProperties"] |= _numeric(bounds)
+    if bounds is not None and bounds.default is not None and name in NUMBERS and name not in LENGTHS:
+        field["default"] = bounds.default
+
+
+def _numeric(bounds: Bounds) -> Schema:
+    return {"exclusiveMinimum" if bounds.above else "minimum": bounds.least, "maximum": bounds.most}
