@@ -33,6 +33,7 @@ UNTIMED = tuple(
         "demo_model",
         "exact_tokens",
         "flat_memory",
+        "guided",
         "ipc_transport",
         "kv_wire",
         "metrics",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.engine.memory.blocks import BlockTables
+from baton.engine.rings.mask_board import Mask
 from baton.engine.rings.output_ring import Finish
 
 MAX_LOGIT_BIAS = 300
@@ -67,6 +68,8 @@ class Sequence:
     prompt_logprobs: bool = False
     hashes: tuple[bytes, ...] = ()
     canary: bool = False
+    # Which tokens may come next, as in `baton.engine.rings.mask_board`; None: all.
+    mask: Mask | None = None
     # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None

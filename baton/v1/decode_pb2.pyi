@@ -140,6 +140,9 @@ class ReserveRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
@@ -159,6 +162,16 @@ class ReserveRequest(_message.Message):
         cached need not be sent.
         """
 
+    @_builtins.property
+    def grammar(self) -> _types_pb2.Grammar:
+        """What the output must match: each token is sampled among those that may continue it."""
+
+    @_builtins.property
+    def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With a grammar: the output of earlier attempts, and what ends the output."""
+
+    @_builtins.property
+    def limits(self) -> _types_pb2.Limits: ...
     def __init__(
         self,
         *,
@@ -170,10 +183,13 @@ class ReserveRequest(_message.Message):
         ttl_ms: _builtins.int = ...,
         block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         tenant: _builtins.str = ...,
+        grammar: _types_pb2.Grammar | None = ...,
+        output_ids: _abc.Iterable[_builtins.int] | None = ...,
+        limits: _types_pb2.Limits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,6 +319,7 @@ class SequenceOutput(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     first_number: _builtins.int
     finish_reason: _types_pb2.FinishReason.ValueType
     @_builtins.property
@@ -313,6 +330,10 @@ class SequenceOutput(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
         """Empty, or one per token."""
 
+    @_builtins.property
+    def failure(self) -> _types_pb2.Failure:
+        """Why the worker ended the sequence with FINISH_REASON_CANCELLED, where it was not asked to."""
+
     def __init__(
         self,
         *,
@@ -321,10 +342,11 @@ class SequenceOutput(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_types_pb2.Logprobs] | None = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
+        failure: _types_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish_reason", b"finish_reason", "first_number", b"first_number", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failure", b"failure", "finish_reason", b"finish_reason", "first_number", b"first_number", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,41 +23,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _ErrorKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ERROR_KIND_UNSPECIFIED: _ErrorKind.ValueType  # 0
-    ERROR_KIND_INVALID: _ErrorKind.ValueType  # 1
-    ERROR_KIND_UNAUTHENTICATED: _ErrorKind.ValueType  # 2
-    ERROR_KIND_FORBIDDEN: _ErrorKind.ValueType  # 3
-    ERROR_KIND_NOT_FOUND: _ErrorKind.ValueType  # 4
-    ERROR_KIND_CONFLICT: _ErrorKind.ValueType  # 5
-    ERROR_KIND_RATE_LIMITED: _ErrorKind.ValueType  # 6
-    ERROR_KIND_OVERLOADED: _ErrorKind.ValueType  # 7
-    ERROR_KIND_DEADLINE: _ErrorKind.ValueType  # 8
-    ERROR_KIND_QUARANTINED: _ErrorKind.ValueType  # 9
-    ERROR_KIND_UNAVAILABLE: _ErrorKind.ValueType  # 10
-    ERROR_KIND_INTERNAL: _ErrorKind.ValueType  # 11
-
-class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper): ...
-
-ERROR_KIND_UNSPECIFIED: ErrorKind.ValueType  # 0
-ERROR_KIND_INVALID: ErrorKind.ValueType  # 1
-ERROR_KIND_UNAUTHENTICATED: ErrorKind.ValueType  # 2
-ERROR_KIND_FORBIDDEN: ErrorKind.ValueType  # 3
-ERROR_KIND_NOT_FOUND: ErrorKind.ValueType  # 4
-ERROR_KIND_CONFLICT: ErrorKind.ValueType  # 5
-ERROR_KIND_RATE_LIMITED: ErrorKind.ValueType  # 6
-ERROR_KIND_OVERLOADED: ErrorKind.ValueType  # 7
-ERROR_KIND_DEADLINE: ErrorKind.ValueType  # 8
-ERROR_KIND_QUARANTINED: ErrorKind.ValueType  # 9
-ERROR_KIND_UNAVAILABLE: ErrorKind.ValueType  # 10
-ERROR_KIND_INTERNAL: ErrorKind.ValueType  # 11
-Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
 @_typing.final
 class EngineCommand(_message.Message):
@@ -75,8 +39,13 @@ class EngineCommand(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     PROVIDE_TICKET_FIELD_NUMBER: _builtins.int
     CANARY_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_MASK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the front and repeated in the event that answers; all events of a prefill have it."""
+    first_token_mask: _builtins.bytes
+    """With a prefill whose output must match a grammar: which tokens may be its first, bit t % 8 of byte t / 8 for
+    token t, in whole words of 32 bits.
+    """
     @_builtins.property
     def reserve(self) -> _decode_pb2.ReserveRequest: ...
     @_builtins.property
@@ -113,10 +82,11 @@ class EngineCommand(_message.Message):
         stop: Global___StopCommand | None = ...,
         provide_ticket: _prefill_pb2.ProvideTicketRequest | None = ...,
         canary: Global___CanaryCommand | None = ...,
+        first_token_mask: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "first_token_mask", b"first_token_mask", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "provide_ticket", "canary"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
@@ -429,12 +399,12 @@ class FailedEvent(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
-    kind: Global___ErrorKind.ValueType
+    kind: _types_pb2.ErrorKind.ValueType
     message: _builtins.str
     def __init__(
         self,
         *,
-        kind: Global___ErrorKind.ValueType = ...,
+        kind: _types_pb2.ErrorKind.ValueType = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

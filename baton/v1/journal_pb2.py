@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/journal.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\xa2\x01\n\x0f\x41\x63\x63\x65ptedRequest\x12$\n\x08sampling\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x02 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x1b\n\x13skip_special_tokens\x18\x04 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/journal.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\xc6\x01\n\x0f\x41\x63\x63\x65ptedRequest\x12$\n\x08sampling\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x02 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x1b\n\x13skip_special_tokens\x18\x04 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\x12\"\n\x07grammar\x18\x07 \x01(\x0b\x32\x11.baton.v1.Grammarb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.journal_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACCEPTEDREQUEST']._serialized_start=59
-  _globals['_ACCEPTEDREQUEST']._serialized_end=221
+  _globals['_ACCEPTEDREQUEST']._serialized_end=257
 # @@protoc_insertion_point(module_scope)

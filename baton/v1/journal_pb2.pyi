@@ -31,6 +31,7 @@ class AcceptedRequest(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     skip_special_tokens: _builtins.bool
     echo: _builtins.bool
     """The output begins with the prompt."""
@@ -42,6 +43,8 @@ class AcceptedRequest(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def grammar(self) -> _types_pb2.Grammar: ...
     def __init__(
         self,
         *,
@@ -51,10 +54,11 @@ class AcceptedRequest(_message.Message):
         skip_special_tokens: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         choice: _builtins.int = ...,
+        grammar: _types_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "echo", b"echo", "limits", b"limits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "echo", b"echo", "grammar", b"grammar", "limits", b"limits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,7 @@ class PrefillRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TICKET_FOLLOWS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Length of the prompt within token_ids; the first token's number is the number of the others."""
     prompt_logprobs: _builtins.bool
@@ -57,6 +58,10 @@ class PrefillRequest(_message.Message):
     def ticket(self) -> _decode_pb2.Ticket:
         """Unset where it follows, and where limits.max_tokens is 0: the prompt is computed for its logprobs only."""
 
+    @_builtins.property
+    def grammar(self) -> _types_pb2.Grammar:
+        """What the output must match; the first token is sampled among those that may continue it."""
+
     def __init__(
         self,
         *,
@@ -69,10 +74,11 @@ class PrefillRequest(_message.Message):
         prompt_logprobs: _builtins.bool = ...,
         ticket_follows: _builtins.bool = ...,
         tenant: _builtins.str = ...,
+        grammar: _types_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

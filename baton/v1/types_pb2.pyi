@@ -65,6 +65,41 @@ FINISH_REASON_PREEMPTED: FinishReason.ValueType  # 4
 """The worker had no free blocks; the router recomputes the sequence elsewhere."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _ErrorKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ERROR_KIND_UNSPECIFIED: _ErrorKind.ValueType  # 0
+    ERROR_KIND_INVALID: _ErrorKind.ValueType  # 1
+    ERROR_KIND_UNAUTHENTICATED: _ErrorKind.ValueType  # 2
+    ERROR_KIND_FORBIDDEN: _ErrorKind.ValueType  # 3
+    ERROR_KIND_NOT_FOUND: _ErrorKind.ValueType  # 4
+    ERROR_KIND_CONFLICT: _ErrorKind.ValueType  # 5
+    ERROR_KIND_RATE_LIMITED: _ErrorKind.ValueType  # 6
+    ERROR_KIND_OVERLOADED: _ErrorKind.ValueType  # 7
+    ERROR_KIND_DEADLINE: _ErrorKind.ValueType  # 8
+    ERROR_KIND_QUARANTINED: _ErrorKind.ValueType  # 9
+    ERROR_KIND_UNAVAILABLE: _ErrorKind.ValueType  # 10
+    ERROR_KIND_INTERNAL: _ErrorKind.ValueType  # 11
+
+class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper): ...
+
+ERROR_KIND_UNSPECIFIED: ErrorKind.ValueType  # 0
+ERROR_KIND_INVALID: ErrorKind.ValueType  # 1
+ERROR_KIND_UNAUTHENTICATED: ErrorKind.ValueType  # 2
+ERROR_KIND_FORBIDDEN: ErrorKind.ValueType  # 3
+ERROR_KIND_NOT_FOUND: ErrorKind.ValueType  # 4
+ERROR_KIND_CONFLICT: ErrorKind.ValueType  # 5
+ERROR_KIND_RATE_LIMITED: ErrorKind.ValueType  # 6
+ERROR_KIND_OVERLOADED: ErrorKind.ValueType  # 7
+ERROR_KIND_DEADLINE: ErrorKind.ValueType  # 8
+ERROR_KIND_QUARANTINED: ErrorKind.ValueType  # 9
+ERROR_KIND_UNAVAILABLE: ErrorKind.ValueType  # 10
+ERROR_KIND_INTERNAL: ErrorKind.ValueType  # 11
+Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
+
 @_typing.final
 class Attempt(_message.Message):
     """One attempt at one request. A retry keeps the id and takes the next number."""
@@ -338,3 +373,94 @@ class Logprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What the text of an output must match; it ends with an end-of-sequence token once it does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    WHITESPACE_PATTERN_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema, as JSON text."""
+    regex: _builtins.str
+    """A regular expression in the syntax of Rust's regex crate, which the whole text matches."""
+    grammar: _builtins.str
+    """A context-free grammar in the Lark syntax of llguidance, or in GBNF."""
+    whitespace_pattern: _builtins.str
+    """With json_schema: a regular expression of the white space between JSON tokens. Unset: at most one space."""
+    @_builtins.property
+    def choice(self) -> Global___Choices:
+        """The text is one of these."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choices | None = ...,
+        grammar: _builtins.str = ...,
+        whitespace_pattern: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__whitespace_pattern: _TypeAlias = _typing.Literal["whitespace_pattern"]  # noqa: Y015
+    _WhichOneofArgType__whitespace_pattern: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "choice", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__whitespace_pattern) -> _WhichOneofReturnType__whitespace_pattern | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
+class Failure(_message.Message):
+    """Why a sequence or a command failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___ErrorKind.ValueType
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: Global___ErrorKind.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failure: _TypeAlias = Failure  # noqa: Y015

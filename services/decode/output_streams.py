@@ -17,7 +17,7 @@ from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import Position, SubscribeResponse
-from baton.v1.types_pb2 import Attempt, FinishReason
+from baton.v1.types_pb2 import Attempt, Failure, FinishReason
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.logprobs import logprobs_message
 
@@ -47,6 +47,8 @@ class OutputStream:
     # The watermark: how many of token_ids the router has been sent, and whether the finish reason.
     sent: int = 0
     sent_finish: bool = False
+    # Why this worker gave the sequence up by itself.
+    failure: Failure | None = None
 
     @property
     def has_unsent(self) -> bool:
@@ -110,6 +112,15 @@ class OutputStreams:
         if stream is not None and stream.finish is Finish.NONE:
             self._finish(stream, Finish.CANCELLED)
             self._mark(stream)
+
+    def fail(self, slot: int, generation: int, failure: Failure) -> Attempt | None:
+        """Records why a sequence cannot continue: its cancellation will report it. Returns its attempt,
+        for the caller to cancel; None where the slot has ended."""
+        stream = self._by_slot.get((slot, generation))
+        if stream is None:
+            return None
+        stream.failure = failure
+        return stream.attempt
 
     def attach(self, attempt: Attempt, router_id: bytes, next_number: int) -> None:
         """Moves a stream to another router, which receives it from `next_number` on. Raises BatonError:
@@ -244,5 +255,7 @@ def _add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> 
     stream.sent = until
     if until == len(stream.token_ids) and stream.finish is not Finish.NONE:
         output.finish_reason = FinishReason.ValueType(stream.finish.value)
+        if stream.failure is not None and stream.finish is Finish.CANCELLED:
+            output.failure.CopyFrom(stream.failure)
         stream.sent_finish = True
     return taken

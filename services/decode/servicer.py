@@ -21,15 +21,19 @@ from baton.v1.engine_pb2 import (
     CancelCommand,
     EngineCommand,
     EngineEvent,
+    ReservedEvent,
     SlotEndedCommand,
 )
-from baton.v1.types_pb2 import WorkerRole
+from baton.v1.types_pb2 import Attempt, Failure, Grammar, WorkerRole
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.histogram import Histogram
+from services.common.observability.logs import get_log
 from services.common.processes.drain import Drain
 from services.decode.canary import CanaryOutput
 from services.decode.output_streams import OutputStreams
+from services.masks.client import MaskClient
+from services.masks.strip import without_grammar
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,17 +44,21 @@ _SWEEP_S = 0.2
 # Heartbeat interval of a router's stream without output; distinguishes an idle worker from a hung one.
 _HEARTBEAT_S = 0.5
 
+log = get_log(__name__)
+
 
 @dataclass(eq=False)
 class DecodeServicer(DecodeServiceServicer):
     """Owns the output streams; `run` reads the output ring for the lifetime of the worker. `reports_output`:
-    whether the engine receives the output of each sequence at its end, for its prefix cache."""
+    whether the engine receives the output of each sequence at its end, for its prefix cache. `masks`:
+    computes those of guided sequences; None: there are none."""
 
     incarnation: bytes
     engine: EngineClient
     ring: RingReader
     drain: Drain
     reports_output: bool
+    masks: MaskClient | None = None
     # Delay of each poll of the ring, in seconds.
     poll_lag: Histogram = field(default_factory=Histogram, init=False)
     # Sequences of requests that have ended by themselves.
@@ -63,6 +71,8 @@ class DecodeServicer(DecodeServiceServicer):
     # By router id, of open streams.
     _news: dict[bytes, asyncio.Event] = field(default_factory=dict, init=False)
     _ended: bool = field(default=False, init=False)
+    # Attempts whose masks failed, to be cancelled.
+    _cancels: list[Attempt] = field(default_factory=list, init=False)
 
     @property
     def live(self) -> int:
@@ -79,8 +89,19 @@ class DecodeServicer(DecodeServiceServicer):
     def on_event(self, event: EngineEvent) -> None:
         """Handles an event of the engine that answers no command."""
         if event.WhichOneof("event") == "ticket_ended":
-            self._streams.end_unused(event.ticket_ended.attempt)
+            ended = event.ticket_ended
+            self._streams.end_unused(ended.attempt)
+            if self.masks is not None:
+                self.masks.close((ended.slot, ended.generation))
             self._wake()
+
+    def on_mask_failed(self, slot: int, generation: int, error: BatonError) -> None:
+        """Ends a guided sequence whose next mask cannot be computed; its router is told why."""
+        failure = Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+        attempt = self._streams.fail(slot, generation, failure)
+        if attempt is not None:
+            log.warning("guided_sequence_failed", kind=error.kind.name, reason=error.message)
+            self._cancels.append(attempt)
 
     async def run_canary(self) -> None:
         """Decodes a canary generation, apart from all streams. Raises BatonError where the engine refuses
@@ -109,10 +130,27 @@ class DecodeServicer(DecodeServiceServicer):
             self.drain.check()
             _check_ids(request)
             command = EngineCommand(reserve=request)
+            grammar = without_grammar(command.reserve)
             event = await self.engine.call(command, on_answer=partial(self._register, request))
+            if grammar is not None:
+                await self._guide(request, grammar, event.reserved)
             return decode_pb2.ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
             await abort(context, error)
+
+    async def _guide(
+        self, request: decode_pb2.ReserveRequest, grammar: Grammar, reserved: ReservedEvent
+    ) -> None:
+        """Has the masks of a reserved slot computed. Raises BatonError where that is not possible; the
+        reservation then ends."""
+        try:
+            if self.masks is None:
+                raise BatonError(ErrorKind.UNAVAILABLE, "this worker computes no grammar masks")
+            key = reserved.slot, reserved.generation
+            await self.masks.follow(key, request.token_count, grammar, request.limits, request.output_ids)
+        except BatonError:
+            await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
+            raise
 
     def _register(self, request: decode_pb2.ReserveRequest, event: EngineEvent) -> None:
         reserved = event.reserved
@@ -202,14 +240,21 @@ class DecodeServicer(DecodeServiceServicer):
         output = self._streams.emit(record)
         if output is None:
             return None
+        if self.masks is not None:
+            self.masks.ended((record.slot, record.generation))
         self.sequences_finished += record.finish in (Finish.STOP, Finish.LENGTH)
         return output if self.reports_output else ()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            for attempt in self._streams.sweep():
+            for attempt in (*self._streams.sweep(), *self._take_cancels()):
                 await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
+
+    def _take_cancels(self) -> list[Attempt]:
+        """Attempts that this worker gave up since the last call."""
+        taken, self._cancels = self._cancels, []
+        return taken
 
     def _wake(self) -> None:
         for news in self._news.values():

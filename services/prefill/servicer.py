@@ -16,6 +16,8 @@ from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.processes.drain import Drain
+from services.masks.client import MaskClient
+from services.masks.strip import without_grammar
 from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -24,7 +26,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PrefillServicer(PrefillServiceServicer):
     """Forwards calls to the engine, which validates them."""
 
-    def __init__(self, engine: EngineClient, drain: Drain) -> None:
+    def __init__(self, engine: EngineClient, drain: Drain, masks: MaskClient | None = None) -> None:
+        """`masks`: computes those of first tokens; None: no output can be guided."""
+        self._masks = masks
         self._engine = engine
         self._drain = drain
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
@@ -39,11 +43,13 @@ class PrefillServicer(PrefillServiceServicer):
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
             self._drain.check()
+            mask = await self._first_mask(request)
             if (ticket := self._early.take(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
-            async for event in self._engine.stream(EngineCommand(prefill=request)):
+            command = EngineCommand(prefill=request, first_token_mask=mask)
+            async for event in self._engine.stream(command):
                 await context.write(event.prefill)
             finished = True
         except BatonError as error:
@@ -65,6 +71,18 @@ class PrefillServicer(PrefillServiceServicer):
         except BatonError as error:
             await abort(context, error)
         return ProvideTicketResponse()
+
+    async def _first_mask(self, request: PrefillRequest) -> bytes:
+        """The mask of the prompt's first output token; empty where its output is not guided. Takes the
+        grammar out of the request. Raises BatonError where the grammar cannot be used."""
+        grammar = without_grammar(request)
+        if grammar is None:
+            return b""
+        if self._masks is None:
+            raise BatonError(ErrorKind.UNAVAILABLE, "this worker computes no grammar masks")
+        return await self._masks.next_mask(
+            grammar, request.limits, request.token_ids[request.prompt_length :]
+        )
 
     async def _stop(self, attempt: Attempt) -> None:
         """Stops the prefill between two chunks, once the router has cancelled or disconnected."""

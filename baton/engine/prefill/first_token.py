@@ -1,21 +1,24 @@
 """Draws first tokens: the same sampler as the decode step's, its arrays made anew from the sequences.
 
-Nothing here waits for the device, except for what few requests use: logprobs, penalties, stop ids held back.
+Nothing here waits for the device, except for what few requests use: logprobs, penalties, stop ids held
+back, masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton.device.upload import put_values
 from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Penalties
+from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Masks, Penalties
 from baton.engine.sampling.logprobs import logprobs_of
 from baton.engine.sampling.reference import Filters, Sampling, sample
 from baton.engine.sampling.slot_sampler import TokenCounts
+from baton.engine.sampling.token_bits import allowed_tokens
 from baton.engine.sequence import SamplingParams, Sequence
 
 # Prompt positions whose logits stand in memory at a time; each is as wide as the vocabulary.
@@ -89,10 +92,12 @@ def _edits(sequences: list[Sequence], logits: Tensor) -> LogitEdits:
     held = [
         row for row, s in enumerate(sequences) if s.length < s.stops_from and len(s.limits.stop_token_ids)
     ]
+    masked = [row for row, s in enumerate(sequences) if s.mask is not None]
     return LogitEdits(
         bias=_bias(biased, sequences, logits.device) if biased else None,
         penalties=_penalties(penalized, sequences, logits) if penalized else None,
         held_stops=_held_stops(held, sequences, logits.device) if held else None,
+        masks=_masks(masked, sequences, logits) if masked else None,
     )
 
 
@@ -132,3 +137,9 @@ def _held_stops(rows: list[int], sequences: list[Sequence], device: torch.device
     width = max(len(mine) for mine in ids)
     padded = [mine + [-1] * (width - len(mine)) for mine in ids]
     return HeldStops(torch.tensor(rows, device=device), torch.tensor(padded, device=device))
+
+
+def _masks(rows: list[int], sequences: list[Sequence], logits: Tensor) -> Masks:
+    bits = np.stack([mask for row in rows if (mask := sequences[row].mask) is not None])
+    words = torch.from_numpy(bits.view(np.int32)).to(logits.device)
+    return Masks(torch.tensor(rows, device=logits.device), allowed_tokens(words, logits.shape[1]))

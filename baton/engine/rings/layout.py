@@ -8,7 +8,13 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.engine.rings.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
 from baton.engine.rings.mailbox import HEADER_BYTES, Mailbox, mailbox_bytes
-from baton.engine.rings.output_ring import RING_HEADER_BYTES, RingReader, RingWriter, ring_bytes
+from baton.engine.rings.output_ring import (
+    RING_HEADER_BYTES,
+    RingObserver,
+    RingReader,
+    RingWriter,
+    ring_bytes,
+)
 from baton.engine.rings.step_shape import StepShape
 
 _PAGE = 4096
@@ -77,6 +83,9 @@ class SharedRings:
 
     def reader(self, memory: SharedMemory) -> RingReader:
         return RingReader(memory, self._ring_offset, self.ring_words, self._records(memory))
+
+    def observer(self, memory: SharedMemory) -> RingObserver:
+        return RingObserver(memory, self._ring_offset, self.ring_words)
 
     def heartbeat(self, memory: SharedMemory) -> Heartbeat:
         return Heartbeat(memory, self._heartbeat_offset)

@@ -84,6 +84,13 @@ class _Ring:
         self.device_counters: npt.NDArray[np.uint64] = counters[4 * line : 5 * line]
         self.words: npt.NDArray[np.uint64] = memory.region(offset + RING_HEADER_BYTES, capacity, np.uint64)
 
+    def _valid_words(self, limit: int) -> list[int]:
+        """The next words that stand, at most `limit`, none beyond the ring's end."""
+        lap, index = divmod(self._next, self.capacity)
+        words: list[int] = self.words[index : index + limit].tolist()
+        lap = lap % LAPS + 1
+        return list(takewhile(lambda word: word >> 56 == lap, words))
+
     @property
     def steps(self) -> int:
         """Steps that ran."""
@@ -162,12 +169,25 @@ class RingReader(_Ring):
             self._tail[0] = self._next
         return records
 
-    def _valid_words(self, limit: int) -> list[int]:
-        """The next words that stand, at most `limit`, none beyond the ring's end."""
-        lap, index = divmod(self._next, self.capacity)
-        words: list[int] = self.words[index : index + limit].tolist()
-        lap = lap % LAPS + 1
-        return list(takewhile(lambda word: word >> 56 == lap, words))
+
+class RingObserver(_Ring):
+    """A second reader, which the producer does not wait for."""
+
+    def start(self) -> None:
+        """Continues with the first word that the ring's reader has not taken."""
+        self._next = self.tail
+
+    def read(self, limit: int = 4096) -> list[Record]:
+        """The next valid words, at most `limit`, without logprobs. Raises OverflowError where the producer
+        has overwritten some of them."""
+        records: list[Record] = []
+        while len(records) < limit and (words := self._valid_words(min(_RUN, limit - len(records)))):
+            records += [_decode(word, None) for word in words]
+            self._next += len(words)
+        # The producer is never more than the ring's capacity ahead of the reader's tail.
+        if self.tail > self._next and not self._valid_words(1):
+            raise OverflowError("the ring was overwritten")
+        return records
 
 
 def _decode(word: int, logprobs: Logprobs | None) -> Record:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.engine.sampling.token_bits import allowed_tokens
+
 _NO_TOKEN = -1
 
 
@@ -83,6 +85,4 @@ class SlotMasks:
 
     def allowed(self, slots: Tensor) -> Tensor:
         """slots [B] → [B, V] bool."""
-        shifts = torch.arange(32, dtype=torch.int32, device=self.bits.device)
-        bits = self.bits[slots][:, :, None] >> shifts & 1
-        return bits.view(slots.shape[0], -1)[:, : self._vocab_size].bool()
+        return allowed_tokens(self.bits[slots], self._vocab_size)

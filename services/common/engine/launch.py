@@ -8,13 +8,14 @@ from services.common.config.worker import WorkerConfig
 
 
 class EngineLaunch(StrictModel):
-    """Configuration, identity, and the two file descriptors that the engine inherits."""
+    """Configuration, identity, and the file descriptors that the engine inherits."""
 
     worker: WorkerConfig
     incarnation: str  # 32 hex digits, shared by front and engine
     started_ns: int  # the front's start, by the wall clock
     channel_fd: int
     memory_fd: int
+    masks_fd: int | None = None  # of the mask board; None: no output is guided
 
 
 def identity_of(config: WorkerConfig, incarnation: bytes, started_ns: int) -> WorkerIdentity:

@@ -38,6 +38,7 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
         echo=request.echo,
+        grammar=request.grammar if request.HasField("grammar") else None,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         call=ClientCall(ignored_fields=unknown_numbers(request)),
         **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},

@@ -67,8 +67,8 @@ class ChatBody(SamplingBody, ChatFields):
         """Converts the body. An unset max_tokens means the rest of the context."""
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        api_names = {"prompt": "messages", "logprobs": "top_logprobs"}
         parsed = self.sampling()
+        api_names = {**parsed.api_names, "prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             api_names["max_tokens"] = "max_completion_tokens"
             parsed = dataclasses.replace(parsed, max_tokens=self.max_completion_tokens)

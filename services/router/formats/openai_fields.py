@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import FieldTable, Treatment
+from services.router.formats.grammar_fields import grammar_of
 from services.router.formats.ignored_fields import unknown_keys
 from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
 
@@ -99,9 +101,17 @@ class SamplingBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
     def sampling(self) -> ParsedRequest:
         """Converts these fields; the caller adds the prompt and the fields of its API."""
+        grammar, asking = self._grammar()
         return ParsedRequest(
             model=self.model,
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
@@ -109,8 +119,15 @@ class SamplingBody(Body):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=self.ignore_eos is True,
             call=ClientCall(ignored_fields=self.ignored),
+            grammar=grammar,
+            api_names={"grammar": asking},
             **{name: getattr(self, name) for name in OPTIONAL_FIELDS},
         )
+
+    def _grammar(self) -> tuple[Grammar | None, str]:
+        older = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+        guided = {name: getattr(self, f"guided_{name}") for name in older}
+        return grammar_of(self.response_format, self.structured_outputs, guided)
 
 
 def is_token_id(item: object) -> bool:

@@ -147,6 +147,7 @@ class Admission:
                 deadline=arrival.deadline,
                 min_tokens=limits.min_tokens,
                 echo=echo,
+                grammar=parsed.grammar,
                 choice=choice,
                 call=parsed.call,
             )

@@ -118,7 +118,7 @@ class Attempt:
             return Incomplete.MOVED
         if ending == FinishReason.FINISH_REASON_CANCELLED:
             dropped = BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")
-            raise self._calls.prefill.error or dropped
+            raise self._calls.prefill.error or output.attempt_error or dropped
         return await self._finish(Finish.STOP if output.stopped else Finish(ending))
 
     async def _finish(self, finish: Finish) -> Finish:

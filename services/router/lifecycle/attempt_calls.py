@@ -77,6 +77,10 @@ class AttemptCalls:
             ttl_ms=int(remaining_s(self._request) * 1000),
             block_hashes=self._block_hashes,
         )
+        if self._request.grammar is not None:
+            request.grammar.CopyFrom(self._request.grammar)
+            request.limits.CopyFrom(self._request.limits)
+            request.output_ids.extend(self._output.emitted[: self._first_number])
         decode.outputs[self._request.id] = self._output
         call = decode.peer.decode.Reserve(request, timeout=RESERVE_S)
         try:

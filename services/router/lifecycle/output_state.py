@@ -17,7 +17,7 @@ from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Finish, Request
 from services.router.text.output_text import OutputText
-from services.router.workers.worker_error import internal_error
+from services.router.workers.worker_error import WorkerError, internal_error
 
 # Finish reasons that a later report does not replace.
 _FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
@@ -145,6 +145,9 @@ class OutputState:
             self.decode_started |= bool(ids)
             self.ended_by_decode |= bool(ending)
             self.decoding |= output.first_number + len(ids) > len(self.emitted)
+            if output.HasField("failure") and self.attempt_error is None:
+                failure = output.failure
+                self.attempt_error = WorkerError(ErrorKind(failure.kind), "decode", failure.message)
         self.accept(attempt, output.first_number, ids, ending, output.logprobs)
 
     def accept(

@@ -52,6 +52,7 @@ class PrefillCall:
             ticket=ticket,
             prompt_logprobs=not output.prompt_complete,
             ticket_follows=ticket is None and request.max_tokens > 0,
+            grammar=request.grammar if request.max_tokens > 0 else None,
         )
         worker = self._claim.prefill
         self._call = worker.peer.prefill.Prefill(message, timeout=remaining_s(request))

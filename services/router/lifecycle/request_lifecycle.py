@@ -235,5 +235,6 @@ def _record_of(request: Request) -> JournalRecord:
         skip_special_tokens=request.skip_special_tokens,
         echo=request.echo is not None,
         choice=request.choice,
+        grammar=request.grammar,
     )
     return JournalRecord(request.id, _TENANT, request.prompt_ids, details=details.SerializeToString())

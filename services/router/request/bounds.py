@@ -27,6 +27,7 @@ MAX_STOP_TOKEN_IDS = 8
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_MODEL_CHARS = 1024
+MAX_GRAMMAR_BYTES = 128 * 1024
 
 # Field → the bounds of its number. Those of repetition_penalty keep a float32 logit finite.
 NUMBERS: Mapping[str, Bounds] = {

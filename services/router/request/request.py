@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
-from baton.v1.types_pb2 import FinishReason, Limits, Sampling
+from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class ParsedRequest:
     echo: bool = False
     n: int | None = None
     best_of: int | None = None
+    # What the output must match; None: anything.
+    grammar: Grammar | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
     # Shared by the prompts of one client call.
@@ -144,6 +146,8 @@ class Request:
     # Output tokens before which neither a stop id nor a stop string ends it.
     min_tokens: int = 0
     echo: Echo | None = None
+    # What the output's text must match.
+    grammar: Grammar | None = None
     # Index among the outputs of its prompt.
     choice: int = 0
     # Shared by all requests of the client's call.

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.errors import ErrorKind, FieldError
-from baton.v1.types_pb2 import LogitBias, Sampling
+from baton.v1.types_pb2 import Grammar, LogitBias, Sampling
 from services.router.request.bounds import (
     DEFAULT_MAX_TOKENS,
+    MAX_GRAMMAR_BYTES,
     MAX_LOGIT_BIASES,
     MAX_MODEL_CHARS,
     MAX_STOP_STRING_CHARS,
@@ -68,6 +69,8 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
     check_model(parsed, limits.served_name)
     if parsed.chat is not None:
         _check_roles(parsed.chat)
+    if parsed.grammar is not None:
+        _check_grammar(parsed, parsed.grammar)
     fields = Fields(
         choices=_choices(parsed),
         sampling=_sampling(parsed, limits.vocab_size),
@@ -209,6 +212,19 @@ def _min_tokens(parsed: ParsedRequest) -> int:
 
 def _default_max_tokens(parsed: ParsedRequest) -> int:
     return U32 if parsed.fills_context else DEFAULT_MAX_TOKENS
+
+
+def _check_grammar(parsed: ParsedRequest, grammar: Grammar) -> None:
+    """Checks sizes, and what a grammar excludes. Whether it compiles is the worker's to say."""
+    name = parsed.api_name("grammar")
+    size = grammar.ByteSize()
+    if size > MAX_GRAMMAR_BYTES:
+        raise FieldError(f"{name} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed", param=name)
+    if grammar.WhichOneof("kind") is None or (grammar.HasField("choice") and not grammar.choice.choices):
+        raise FieldError(f"{name} is empty", param=name)
+    if parsed.ignore_eos:
+        message = f"ignore_eos cannot be combined with {name}: the output ends where the grammar does"
+        raise FieldError(message, param="ignore_eos")
 
 
 def _empty_prompt(parsed: ParsedRequest) -> FieldError:

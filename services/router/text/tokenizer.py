@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
+from baton.byte_tokenizer import byte_tokenizer_json
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.request.request import Chat, ParsedRequest
 from services.router.text.chat_template import ChatTemplate
@@ -24,7 +25,11 @@ class ModelTokenizer:
 
     def __init__(self, folder: Path, info: ModelInfo, *, bytes_only: bool = False) -> None:
         """BatonError(INVALID) if tokenizer.json is unusable. `bytes_only`: use the byte tokenizer instead."""
-        self.tokenizer = _byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
+        self.tokenizer = (
+            Tokenizer.from_str(byte_tokenizer_json())
+            if bytes_only
+            else _load_tokenizer(folder / "tokenizer.json")
+        )
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         control = ControlTokens.of(self.tokenizer)
@@ -103,17 +108,6 @@ class ModelTokenizer:
         written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
         if sum(token_id in self._normalised for token_id in ids) > written:
             raise FieldError("messages: the text spells a special token of the model", param="messages")
-
-
-def _byte_tokenizer() -> Tokenizer:
-    """A tokenizer for models without one: every byte is a token, with ids 0 to 255; others have no text."""
-    vocabulary = {
-        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

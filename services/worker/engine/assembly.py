@@ -21,6 +21,8 @@ from baton.engine.decode.slots import SlotPool
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.mask_board import MaskBoard
+from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineEvent
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.protocol.addresses import Endpoint
@@ -81,6 +83,7 @@ def build_engine(
         receiver=receiver,
         endpoints=endpoints,
         certificates=None if links.tls is None else links.tls.certificates,
+        masks=_mask_board(launch, model),
     )
     sender = links.sender(model, config.transfer)
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
@@ -161,6 +164,17 @@ class _Links:
                 transfer.transport, self.wake, self.device, self.nccl, self.auth, self.tls
             ),
         )
+
+
+def _mask_board(launch: EngineLaunch, model: LoadedModel) -> MaskBoard | None:
+    """Where the mask process leaves grammar masks. Raises BatonError(INTERNAL) where the front has made it
+    for another vocabulary."""
+    if launch.masks_fd is None:
+        return None
+    memory, slots = SharedMemory.attach(launch.masks_fd), launch.worker.engine.most_slots
+    if memory.size != MaskBoard.size(slots, model.config.vocab_size):
+        raise BatonError(ErrorKind.INTERNAL, "the mask board is for another vocabulary")
+    return MaskBoard(memory, slots, model.config.vocab_size)
 
 
 def _step_loops(

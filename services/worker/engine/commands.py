@@ -75,7 +75,7 @@ class Commands:
                 return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve))
             case "prefill":
                 self._require("prefill")
-                self.prefill.jobs.start(command.id, command.prefill)
+                self.prefill.jobs.start(command.id, command.prefill, command.first_token_mask)
                 return None
             case "provide_ticket":
                 self.prefill.jobs.provide_ticket(command.provide_ticket)

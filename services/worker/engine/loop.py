@@ -87,6 +87,7 @@ class EngineLoop:
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended
         self.decode.allocation.step()
+        worked |= self.decode.take_masks()
         worked |= self.decode.clock.timed(self._decode_step)
         self._report_prefixes()
         self._report_restart_needed()

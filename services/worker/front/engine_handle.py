@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.device_watchdog import DeviceWatchdog
+from baton.engine.model.source import resolve_model
 from baton.engine.rings.heartbeat import Heartbeat
 from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.mask_board import MaskBoard
+from baton.errors import BatonError
+from baton.model_files import ConfigFile, ModelLimits
 from baton.parent_death import tied
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
 from services.common.engine.launch import EngineLaunch
+from services.masks.client import MaskSetup
 
 ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
 _STOP_S = 5.0
@@ -29,11 +34,13 @@ _HEARTBEAT_POLL_S = 0.1
 
 @dataclass(slots=True)
 class EngineHandle:
-    """A started engine: its process, the channel to it, and the memory both map."""
+    """A started engine: its process, the channel to it, and the memory that both map."""
 
     process: subprocess.Popen[bytes]
     channel: FrontEnd
     memory: SharedMemory
+    # What masks are computed with; None where the model's folder cannot be read.
+    masks: MaskSetup | None
 
     def abort(self) -> None:
         """Kills the engine: while it loads it reads no commands, and one that hangs would never end."""
@@ -57,8 +64,9 @@ async def start_engine(
     config: WorkerConfig, identity: WorkerIdentity, program: Sequence[str]
 ) -> EngineHandle:
     """Starts the engine process; it sends a ready or a failed event on the channel."""
-    rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
-    memory = SharedMemory.create(f"baton-{config.name}", rings.size)
+    slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
+    memory = SharedMemory.create(f"baton-{config.name}", SharedRings(slots, logprobs).size)
+    masks = await asyncio.to_thread(_mask_setup, config, memory)  # it may download the model
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         launch = EngineLaunch(
@@ -67,9 +75,23 @@ async def start_engine(
             started_ns=identity.started_ns,
             channel_fd=theirs.fileno(),
             memory_fd=memory.fd,
+            masks_fd=None if masks is None else masks.board.fd,
         )
         process = _spawn(program, launch)
-    return EngineHandle(process, await FrontEnd.open(ours), memory)
+    return EngineHandle(process, await FrontEnd.open(ours), memory, masks)
+
+
+def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
+    """The mask board and all else that the mask process needs; None where the model's folder cannot be read,
+    which the engine reports."""
+    try:
+        folder = resolve_model(config.model)
+        vocab_size = ModelLimits.read(ConfigFile.read(folder / "config.json")).vocab_size
+    except BatonError:
+        return None
+    slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
+    _, board = MaskBoard.create(slots, vocab_size)
+    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board)
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:
@@ -77,7 +99,7 @@ def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[byt
         tied(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
-        pass_fds=(launch.channel_fd, launch.memory_fd),
+        pass_fds=tuple(fd for fd in (launch.channel_fd, launch.memory_fd, launch.masks_fd) if fd is not None),
         env={**os.environ, **ENVIRONMENT},
     )
     assert process.stdin is not None

@@ -38,6 +38,7 @@ from services.common.processes.child_protocol import RestartNeededError, StopSig
 from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
+from services.masks.client import MaskClient
 from services.prefill.servicer import PrefillServicer
 from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
@@ -128,6 +129,8 @@ class _Front:
         self._decode = DecodeServicer(
             identity.incarnation, self._engine, rings.reader(handle.memory), self._drain, reports_output
         )
+        self._masks = None if handle.masks is None else MaskClient(handle.masks, self._decode.on_mask_failed)
+        self._decode.masks = self._masks
         canary = Canary(config.role, self._engine, self._decode, INTERVAL_S) if config.canary else None
         self._probes = WorkerProbes(self._drain, registration, canary)
         self._registry = CollectorRegistry()
@@ -170,6 +173,8 @@ class _Front:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:
                 await self._registration.close()
+            if self._masks is not None:
+                await self._masks.stop()
             await self._metrics.stop()
             await self._admin.stop()
             started = (polling, stopping, engine, excluded, watching, probing)
@@ -235,7 +240,9 @@ class _Front:
         )
         add_WorkerServiceServicer_to_server(servicer, server.server)
         if self._config.role in ("prefill", "both"):
-            add_PrefillServiceServicer_to_server(PrefillServicer(self._engine, self._drain), server.server)
+            add_PrefillServiceServicer_to_server(
+                PrefillServicer(self._engine, self._drain, self._masks), server.server
+            )
         if self._config.role in ("decode", "both"):
             add_DecodeServiceServicer_to_server(self._decode, server.server)
         address = await server.start(self._config.host, self._config.port)

@@ -26,6 +26,8 @@ UNSAID = {
     "logit_bias",
     "suffix",
     "response_format",
+    "structured_outputs",
+    "guided_regex",
     "best_of",
     "min_tokens",
     "max_tokens",

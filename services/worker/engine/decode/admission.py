@@ -74,6 +74,7 @@ class AdmissionChecks:
             end=reservation.end,
             sampling=sampling,
             limits=limits,
+            masked=reservation.masked,
         )
         return Admission(entry, sampling, block_hashes)
 

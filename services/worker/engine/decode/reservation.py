@@ -49,6 +49,8 @@ class Reservation:
     tenant: str = ""
     block_hashes: tuple[bytes, ...] = ()
     resident_blocks: int = 0
+    # Whether each token is sampled by a mask of its own.
+    masked: bool = False
     # A cancellation or preemption was posted to its slot; its blocks will be free soon.
     ending: bool = False
     token_ids: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.rings.mask_board import MaskBoard
 from baton.v1.engine_pb2 import EngineEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
@@ -42,10 +43,13 @@ class DecodeSide:
         receiver: Receiver | None = None,
         endpoints: tuple[Endpoint, ...] = (),
         certificates: Callable[[], Sequence[str]] | None = None,
+        masks: MaskBoard | None = None,
     ) -> None:
         """`host_kv_bytes`: host memory for sequences that are swapped out. `receiver`, which writes into
         `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one.
-        `certificates`: of the endpoints, see TicketIssuer."""
+        `certificates`: of the endpoints, see TicketIssuer. `masks`: where grammar masks arrive; None:
+        never."""
+        self._masks = masks
         self.loop = loop
         self.slots = slots
         self.sink = sink
@@ -72,3 +76,13 @@ class DecodeSide:
         )
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
+
+    def take_masks(self) -> bool:
+        """Gives the slots the grammar masks that have arrived; False where there were none."""
+        if self._masks is None:
+            return False
+        taken = self._masks.take()
+        for slot, generation, position, mask in taken:
+            if slot < self.slots.total:
+                self.loop.write_mask(slot, generation, position, mask)
+        return bool(taken)

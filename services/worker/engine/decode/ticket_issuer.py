@@ -97,6 +97,7 @@ class TicketIssuer:
             tenant=request.tenant,
             block_hashes=hashes[:resident],
             resident_blocks=resident,
+            masked=request.HasField("grammar"),
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
         if self.reserved.receiver is not None:

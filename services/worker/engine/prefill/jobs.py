@@ -88,12 +88,13 @@ class PrefillJobs:
         sequences = self.scheduler.sequences
         return [s.blocks for s in sequences if s.blocks is not None and not s.borrowed]
 
-    def start(self, command_id: int, request: PrefillRequest) -> None:
-        """Queues a prompt. Raises BatonError: INVALID, CONFLICT or OVERLOADED."""
+    def start(self, command_id: int, request: PrefillRequest, first_token_mask: bytes = b"") -> None:
+        """Queues a prompt. `first_token_mask`: see `EngineCommand`. Raises BatonError: INVALID, CONFLICT or
+        OVERLOADED."""
         key = AttemptKey.of(request.attempt)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
-        self._start(command_id, request, self.check.sequence_of(request))
+        self._start(command_id, request, self.check.sequence_of(request, first_token_mask))
 
     def start_canary(self, command_id: int) -> None:
         """Queues the prompt of a canary generation, which looks up no cached prefix, leaves none, and is left

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.rings.mask_board import Mask, mask_words
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -27,7 +29,7 @@ class RequestCheck:
     prefix_cache: PrefixCache | None
     shared_prefix_secret: bool
 
-    def sequence_of(self, request: PrefillRequest) -> Sequence:
+    def sequence_of(self, request: PrefillRequest, first_token_mask: bytes = b"") -> Sequence:
         """The request's prompt as a sequence. Raises BatonError(INVALID)."""
         vocab_size, limit = self.model.config.vocab_size, self.model.max_context_tokens
         check_token_ids(request.token_ids, vocab_size)
@@ -39,6 +41,8 @@ class RequestCheck:
         sampling = sampling_of(request.sampling, vocab_size, self.model.max_logprobs)
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
+        if request.HasField("grammar"):
+            sequence.mask = _mask_of(first_token_mask, vocab_size)
         if self.prefix_cache is not None:
             sequence.hashes = self.prefix_cache.hashes_of(sequence.token_ids, request.tenant)
         ticketed = request.HasField("ticket") or request.ticket_follows
@@ -78,6 +82,14 @@ class RequestCheck:
         comparable = self.shared_prefix_secret and self.prefix_cache is not None
         if comparable and sequence.hashes[resident - 1] != body.resident_hash:
             raise BatonError(ErrorKind.CONFLICT, "the resident blocks at decode are not of these tokens")
+
+
+def _mask_of(mask: bytes, vocab_size: int) -> Mask:
+    words = mask_words(vocab_size)
+    if len(mask) != 4 * words:
+        message = f"the mask of a vocabulary of {vocab_size} has {4 * words} bytes, not {len(mask)}"
+        raise BatonError(ErrorKind.INTERNAL, message)
+    return np.frombuffer(mask, dtype=np.uint32)
 
 
 def _body_of(ticket: Ticket) -> TicketBody:

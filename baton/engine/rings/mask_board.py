@@ -1,0 +1,93 @@
+"""The mask board: how grammar masks come from a worker's mask process to its engine. Torch-free.
+
+Shared memory with one row a slot: the tag of the token that the mask is for, and a bit a token of the
+vocabulary. The mask process writes the rows, the engine's loop reads them:
+
+    writer   tag := none; the bits; tag := generation << 32 | position
+    reader   tag; the bits; the same tag again, or the row is being written
+
+A row is written again only once its token was drawn, or by the next tenant of the slot. Two more words are
+the mask process's heartbeat: a count of its turns, and which slot it computes for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.device.shared_memory import SharedMemory
+
+NO_TAG = -1
+_HEADER_BYTES = 64
+
+Mask = npt.NDArray[np.uint32]
+"""Token t is bit t % 32 of word t // 32."""
+
+
+def mask_words(vocab_size: int) -> int:
+    """32-bit words of a mask."""
+    return -(-vocab_size // 32)
+
+
+def mask_tag(generation: int, position: int) -> int:
+    """Identifies the token at `position` of the sequence that has a slot in this generation."""
+    return generation << 32 | position
+
+
+class MaskBoard:
+    """Either end; `write` and `beat` are the mask process's, `take` the engine's."""
+
+    def __init__(self, memory: SharedMemory, slots: int, vocab_size: int) -> None:
+        words = mask_words(vocab_size)
+        self.slots = slots
+        self.vocab_size = vocab_size
+        self._header = memory.region(0, _HEADER_BYTES // 8, np.int64)
+        self._tags = memory.region(_HEADER_BYTES, slots, np.int64)
+        bits = memory.region(_HEADER_BYTES + 8 * slots, slots * words, np.uint32)
+        self.bits: npt.NDArray[np.uint32] = bits.reshape(slots, words)
+        self._taken = np.full(slots, NO_TAG, dtype=np.int64)
+
+    @classmethod
+    def create(cls, slots: int, vocab_size: int) -> tuple[MaskBoard, SharedMemory]:
+        """A board without masks, in new memory."""
+        memory = SharedMemory.create("baton-masks", cls.size(slots, vocab_size))
+        board = cls(memory, slots, vocab_size)
+        board._tags[:] = NO_TAG
+        return board, memory
+
+    @staticmethod
+    def size(slots: int, vocab_size: int) -> int:
+        """Bytes of shared memory."""
+        return _HEADER_BYTES + 8 * slots + 4 * slots * mask_words(vocab_size)
+
+    def write(self, slot: int, generation: int, position: int, mask: Mask) -> None:
+        """Publishes the mask of a slot's token at `position`."""
+        self._tags[slot] = NO_TAG
+        self.bits[slot] = mask
+        self._tags[slot] = mask_tag(generation, position)
+
+    def take(self) -> list[tuple[int, int, int, Mask]]:
+        """(slot, generation, position, mask) of each row written since the last call."""
+        now = self._tags.copy()
+        taken = []
+        for slot in np.flatnonzero((now != self._taken) & (now != NO_TAG)).tolist():
+            tag, mask = int(now[slot]), self.bits[slot].copy()
+            if int(self._tags[slot]) == tag:
+                self._taken[slot] = tag
+                taken.append((slot, tag >> 32, tag & 0xFFFFFFFF, mask))
+        return taken
+
+    def beat(self, slot: int = NO_TAG) -> None:
+        """Records that the mask process makes progress, and for which slot it computes next."""
+        self._header[1] = slot
+        self._header[0] += 1
+
+    @property
+    def beats(self) -> int:
+        """How often `beat` was called."""
+        return int(self._header[0])
+
+    @property
+    def computing(self) -> int:
+        """The slot that the mask process computes for, negative: none."""
+        return int(self._header[1])

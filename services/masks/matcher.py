@@ -1,0 +1,134 @@
+"""Compiled grammars, and the state of each guided sequence: a function of the tokens that it has drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from baton.byte_tokenizer import byte_tokenizer_json
+from baton.engine.rings.mask_board import Mask, mask_words
+from baton.errors import BatonError, ErrorKind
+from baton.model_files import TOKENIZER_FILE, ConfigFile, ModelLimits
+from baton.v1.types_pb2 import Grammar, Limits
+from services.masks.grammar_source import grammar_source, one_line
+
+# What one grammar may cost. The lexer's fuel is about 20 ms of compiling and 10 ms a token, its states 40 MB.
+_LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+# Compiled grammars that are kept for the next request with the same.
+_KEPT = 64
+
+
+class GuidedSequence:
+    """One sequence's place in its grammar. Not thread-safe."""
+
+    def __init__(self, matcher: LLMatcher, words: int, limits: Limits) -> None:
+        """`words`: of a mask."""
+        self._matcher = matcher
+        self._words = words
+        self._limits = limits
+        self._drawn = 0
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Appends drawn tokens. Raises BatonError(INTERNAL) where the grammar does not allow one."""
+        self._drawn += len(tokens)
+        if not self._matcher.consume_tokens(list(tokens)):
+            reason = one_line(self._matcher.get_error())
+            raise BatonError(ErrorKind.INTERNAL, f"a token outside the grammar was sampled: {reason}")
+
+    def mask(self) -> Mask:
+        """Which tokens may be drawn next, [V / 32 rounded up] uint32; no stop id before `min_tokens`. Raises
+        BatonError(INVALID) where the grammar exceeds a limit, or there are none."""
+        mask = np.zeros(self._words, dtype=np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise _invalid(self._matcher)
+        if self._drawn < self._limits.min_tokens:
+            for token in self._limits.stop_token_ids:
+                mask[token // 32] &= ~np.uint32(1 << token % 32)
+        if not mask.any():
+            raise BatonError(ErrorKind.INVALID, "the grammar allows no token here")
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A matcher at its grammar's beginning; the lock is held while it is copied."""
+
+    matcher: LLMatcher
+    lock: threading.Lock
+
+
+class Matchers:
+    """Compiles grammars for one model's tokenizer; thread-safe. The library releases the GIL meanwhile."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._words = mask_words(vocab_size)
+        self._kept: OrderedDict[bytes, _Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_model(cls, folder: Path) -> Matchers:
+        """Reads a model's folder. Raises BatonError(INVALID) where its tokenizer cannot be used, or it has no
+        end-of-sequence token, by which an output ends that has matched its grammar."""
+        limits = ModelLimits.read(ConfigFile.read(folder / "config.json"))
+        if not limits.eos_token_ids:
+            raise BatonError(ErrorKind.INVALID, "guided decoding needs a model with an end-of-sequence token")
+        file = folder / TOKENIZER_FILE
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+        else:
+            text = byte_tokenizer_json(max(limits.eos_token_ids) + 1)
+        try:
+            tokenizer = LLTokenizer(text, n_vocab=limits.vocab_size, eos_token=list(limits.eos_token_ids))
+        except ValueError as error:
+            raise BatonError(
+                ErrorKind.INVALID, f"guided decoding cannot use the tokenizer: {one_line(str(error))}"
+            ) from None
+        return cls(tokenizer, limits.vocab_size)
+
+    def open(self, grammar: Grammar, limits: Limits, output: Sequence[int]) -> GuidedSequence:
+        """A sequence that has drawn `output`. Raises BatonError: INVALID where the grammar does not compile
+        within its limits, INTERNAL where it does not allow the output."""
+        compiled = self._compiled(grammar)
+        with compiled.lock:
+            matcher = compiled.matcher.deep_copy()
+        sequence = GuidedSequence(matcher, self._words, limits)
+        if output:
+            sequence.advance(output)
+        return sequence
+
+    def _compiled(self, grammar: Grammar) -> _Compiled:
+        key = hashlib.sha256(grammar.SerializeToString(deterministic=True)).digest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        matcher = LLMatcher(self._tokenizer, grammar_source(grammar), log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _invalid(matcher)
+        compiled = _Compiled(matcher, threading.Lock())
+        with self._lock:
+            self._kept[key] = compiled
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return compiled
+
+
+def _invalid(matcher: LLMatcher) -> BatonError:
+    return BatonError(ErrorKind.INVALID, f"the grammar cannot be used: {one_line(matcher.get_error())}")

@@ -1,0 +1,43 @@
+"""A model's folder for masks: a configuration and the byte tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from baton.byte_tokenizer import byte_tokenizer_json
+from baton.engine.rings.mask_board import Mask
+from services.masks.matcher import Matchers
+
+VOCAB_SIZE = 300
+END_ID, OTHER_END_ID = 257, 290
+
+
+def make_folder(folder: Path, **fields: object) -> Path:
+    config = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 512,
+        "eos_token_id": [END_ID, OTHER_END_ID],
+        **fields,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def make_matchers(folder: Path) -> Matchers:
+    return Matchers.of_model(make_folder(folder))
+
+
+_VOCABULARY = json.loads(byte_tokenizer_json())["model"]["vocab"]
+# By byte, for the ASCII characters that stand for themselves.
+ID_OF = {character: number for character, number in _VOCABULARY.items() if 0x21 <= ord(character) < 0x7F}
+CHARACTER_OF = {number: character for character, number in ID_OF.items()}
+
+
+def ids_of(text: str) -> list[int]:
+    return [ID_OF[character] for character in text]
+
+
+def allowed(mask: Mask) -> set[int]:
+    """The ids that a mask allows."""
+    return {token for token in range(32 * len(mask)) if int(mask[token // 32]) >> token % 32 & 1}

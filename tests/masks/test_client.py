@@ -1,0 +1,177 @@
+"""The mask process, started, killed and started again by its client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.mask_board import MaskBoard, mask_words
+from baton.engine.rings.output_ring import Finish
+from baton.errors import BatonError, ErrorKind
+from baton.v1.types_pb2 import Choices, Grammar, Limits
+from services.masks.client import MaskClient, MaskSetup
+from tests.masks.model import END_ID, OTHER_END_ID, VOCAB_SIZE, allowed, ids_of, make_folder
+
+LIMITS = Limits(max_tokens=100, stop_token_ids=(END_ID, OTHER_END_ID))
+AB = Grammar(regex="(ab)+")
+SLOTS = 4
+WAIT_S = 20.0
+
+
+class Worker:
+    """What a worker's two other processes hold: the ring's writer, the board's reader, the client."""
+
+    def __init__(self, folder: Path, *program: str) -> None:
+        rings = SharedRings(SLOTS)
+        memory = SharedMemory.create("rings", rings.size)
+        _, board = MaskBoard.create(SLOTS, VOCAB_SIZE)
+        self.ring, self.reader = rings.writer(memory), rings.reader(memory)
+        self.board = MaskBoard(board, SLOTS, VOCAB_SIZE)
+        self.failed: asyncio.Queue[tuple[int, int, ErrorKind]] = asyncio.Queue()
+        setup = MaskSetup(make_folder(folder), VOCAB_SIZE, SLOTS, 20, memory, board)
+        options = {"program": program} if program else {}
+        self.client = MaskClient(
+            setup,
+            lambda slot, generation, error: self.failed.put_nowait((slot, generation, error.kind)),
+            **options,
+        )
+
+    def draw(self, slot: int, generation: int, token: int, finish: Finish = Finish.NONE) -> None:
+        self.ring.write([token], [slot], [generation], [finish])
+        self.reader.read()
+
+    async def next_mask(self) -> tuple[int, int, int, set[int]]:
+        """(slot, generation, position, allowed ids) of the next mask on the board."""
+        async with asyncio.timeout(WAIT_S):
+            while not (taken := self.board.take()):  # noqa: ASYNC110  shared memory
+                await asyncio.sleep(0.001)
+        ((slot, generation, position, mask),) = taken
+        return slot, generation, position, allowed(mask)
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
+    one = Worker(tmp_path)
+    yield one
+    await one.client.stop()
+
+
+async def test_masks_of_a_first_token_and_of_a_slots_tokens(worker: Worker) -> None:
+    assert worker.client.pid is None, "it starts with the first guided request"
+    mask = await worker.client.next_mask(AB, LIMITS, ids_of("aba"))
+    assert len(mask) == 4 * mask_words(VOCAB_SIZE)
+    await worker.client.follow((2, 7), 10, AB, LIMITS, ())
+    assert worker.board.take() == [], "the first token is drawn by prefill"
+    (a, b), both_ends = ids_of("ab"), {END_ID, OTHER_END_ID}
+    worker.draw(2, 7, a)
+    assert await worker.next_mask() == (2, 7, 11, {b})
+    worker.draw(2, 6, a)  # of an earlier tenant
+    worker.draw(2, 7, b)
+    assert await worker.next_mask() == (2, 7, 12, {a, *both_ends})
+    worker.draw(2, 7, END_ID, Finish.STOP)
+    worker.client.ended((2, 7))
+    await worker.client.follow((2, 8), 5, AB, LIMITS, ids_of("a"))
+    worker.draw(2, 8, b)
+    assert await worker.next_mask() == (2, 8, 6, {a, *both_ends})
+
+
+async def test_what_cannot_be_compiled_is_invalid_and_disturbs_nobody(worker: Worker) -> None:
+    await worker.client.follow((0, 1), 3, AB, LIMITS, ())
+    for _ in range(3):
+        with pytest.raises(BatonError, match="cannot be used") as caught:
+            await worker.client.follow((1, 1), 3, Grammar(regex="("), LIMITS, ())
+        assert caught.value.kind is ErrorKind.INVALID
+    worker.draw(0, 1, ids_of("a")[0])
+    assert (await worker.next_mask())[:3] == (0, 1, 4)
+    assert worker.client.restarts == 0
+
+
+async def test_a_sequence_without_any_token_fails_alone(worker: Worker) -> None:
+    limits = Limits(max_tokens=9, min_tokens=5, stop_token_ids=LIMITS.stop_token_ids)
+    await worker.client.follow((0, 1), 3, Grammar(choice=Choices(choices=["a"])), limits, ())
+    await worker.client.follow((1, 1), 3, AB, LIMITS, ())
+    worker.draw(0, 1, ids_of("a")[0])
+    async with asyncio.timeout(WAIT_S):
+        assert await worker.failed.get() == (0, 1, ErrorKind.INVALID)
+    worker.draw(1, 1, ids_of("a")[0])
+    assert (await worker.next_mask())[:2] == (1, 1)
+
+
+async def test_a_closed_sequence_gets_no_masks(worker: Worker) -> None:
+    await worker.client.follow((0, 1), 3, AB, LIMITS, ())
+    await worker.client.follow((1, 1), 3, AB, LIMITS, ())
+    worker.client.close((0, 1))
+    await worker.client.next_mask(AB, LIMITS, ())  # the process has read the command before
+    worker.draw(0, 1, ids_of("a")[0])
+    worker.draw(1, 1, ids_of("a")[0])
+    assert (await worker.next_mask())[:2] == (1, 1)
+
+
+async def test_a_killed_process_fails_what_it_followed_and_starts_again(worker: Worker) -> None:
+    await worker.client.follow((0, 1), 3, AB, LIMITS, ())
+    await worker.client.follow((3, 9), 3, AB, LIMITS, ())
+    killed = worker.client.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        lost = {await worker.failed.get() for _ in range(2)}
+    assert lost == {(0, 1, ErrorKind.UNAVAILABLE), (3, 9, ErrorKind.UNAVAILABLE)}
+    # The router's next attempt brings the output so far.
+    await worker.client.follow((0, 2), 4, AB, LIMITS, ids_of("a"))
+    assert worker.client.pid not in (None, killed)
+    worker.draw(0, 2, ids_of("b")[0])
+    assert (await worker.next_mask())[:3] == (0, 2, 5)
+
+
+async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_blamed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.masks.client.HUNG_S", 0.3)
+    await worker.client.follow((0, 1), 3, AB, LIMITS, ())
+    await worker.client.follow((1, 1), 3, AB, LIMITS, ())
+    assert worker.client.pid is not None
+    os.kill(worker.client.pid, signal.SIGSTOP)
+    worker.board.beat(1)  # as if it were computing for slot 1
+    async with asyncio.timeout(WAIT_S):
+        lost = {await worker.failed.get() for _ in range(2)}
+    assert lost == {(0, 1, ErrorKind.UNAVAILABLE), (1, 1, ErrorKind.INVALID)}
+
+
+async def test_a_grammar_that_is_compiled_for_too_long_is_invalid(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.client.next_mask(AB, LIMITS, ())
+    monkeypatch.setattr("services.masks.client.COMPILE_S", 0.2)
+    assert worker.client.pid is not None
+    os.kill(worker.client.pid, signal.SIGSTOP)
+    with pytest.raises(BatonError, match=r"within 0.2 s") as caught:
+        await worker.client.next_mask(Grammar(regex="c"), LIMITS, ())
+    assert caught.value.kind is ErrorKind.INVALID
+    monkeypatch.undo()
+    assert await worker.client.next_mask(AB, LIMITS, ())
+
+
+async def test_a_process_that_does_not_start_is_unavailable(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, sys.executable, "-c", "")
+    with pytest.raises(BatonError) as caught:
+        await worker.client.next_mask(AB, LIMITS, ())
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    await worker.client.stop()
+
+
+async def test_a_model_without_an_end_is_refused_by_name(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    make_folder(tmp_path, eos_token_id=None)
+    for _ in range(2):
+        with pytest.raises(BatonError, match="end-of-sequence") as caught:
+            await worker.client.next_mask(AB, LIMITS, ())
+        assert caught.value.kind is ErrorKind.INVALID
+    await worker.client.stop()
