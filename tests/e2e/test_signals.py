@@ -199,7 +199,7 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
         audit = (await lasting.audits())[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
         await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
-        await serves_again(lasting, stub, PROMPT, within_s=10)
+        await serves_again(lasting, stub, PROMPT, within_s=30)
         assert (await lasting.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
         line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_exited'" in line
