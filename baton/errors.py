@@ -36,13 +36,19 @@ _RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.
 
 
 class BatonError(Exception):
-    """A failure with a kind, reported to the caller. The message never contains prompt or output."""
+    """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
-    def __init__(self, kind: ErrorKind, message: str, *, tokens_sent: bool = False) -> None:
+    `retry_after_s`: when another try of a retryable one may succeed, as a hint to the caller.
+    """
+
+    def __init__(
+        self, kind: ErrorKind, message: str, *, tokens_sent: bool = False, retry_after_s: float = 1.0
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.tokens_sent = tokens_sent
+        self.retry_after_s = retry_after_s
 
 
 class FieldError(BatonError):

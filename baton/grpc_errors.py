@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 DOMAIN = "baton"
 DETAILS_KEY = "grpc-status-details-bin"
-_RETRY_DELAY_S = 1
 # Trailing metadata has a bound of 8 KiB; the message is in it beside the status itself.
 _LONGEST_MESSAGE = 1024
 
@@ -76,7 +75,7 @@ def to_status(error: BatonError) -> grpc.Status:
     status.details.add().Pack(info)
     if error.kind.retryable:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.seconds = _RETRY_DELAY_S
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
     answer: grpc.Status = rpc_status.to_status(status)
     return answer

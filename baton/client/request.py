@@ -32,6 +32,8 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    ttft_slo_ms: float
+    tpot_slo_ms: float
     skip_special_tokens: bool
     # How many of the likeliest tokens to report at each place.
     logprobs: int

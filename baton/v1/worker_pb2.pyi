@@ -166,6 +166,8 @@ class Load(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUED_PREFILLS_FIELD_NUMBER: _builtins.int
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     free_slots: _builtins.int
     blocks: _builtins.int
@@ -173,6 +175,10 @@ class Load(_message.Message):
     block_tokens: _builtins.int
     queued_prefills: _builtins.int
     queued_prefill_tokens: _builtins.int
+    context_tokens: _builtins.int
+    """Tokens of the sequences that are being decoded, prompts included."""
+    @_builtins.property
+    def rates(self) -> Global___Rates: ...
     def __init__(
         self,
         *,
@@ -183,14 +189,57 @@ class Load(_message.Message):
         block_tokens: _builtins.int = ...,
         queued_prefills: _builtins.int = ...,
         queued_prefill_tokens: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
+        rates: Global___Rates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "free_blocks", b"free_blocks", "free_slots", b"free_slots", "queued_prefill_tokens", b"queued_prefill_tokens", "queued_prefills", b"queued_prefills", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "free_slots", b"free_slots", "queued_prefill_tokens", b"queued_prefill_tokens", "queued_prefills", b"queued_prefills", "rates", b"rates", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Rates(_message.Message):
+    """What a worker's steps take, as measured while it runs; 0 where nothing was measured yet. Routers predict
+    latencies from it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PREFILL_STEP_S_FIELD_NUMBER: _builtins.int
+    PREFILL_HALF_CONTEXT_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    prefill_token_s: _builtins.float
+    """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
+    prefill_step_s: _builtins.float
+    prefill_half_context: _builtins.float
+    """Tokens of context at which attention takes as long as the rest of a prompt token; 0: it takes nothing."""
+    decode_step_s: _builtins.float
+    """A decode step takes the first, and the others for each of its sequences and for each token of their contexts."""
+    decode_sequence_s: _builtins.float
+    decode_context_token_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        prefill_token_s: _builtins.float = ...,
+        prefill_step_s: _builtins.float = ...,
+        prefill_half_context: _builtins.float = ...,
+        decode_step_s: _builtins.float = ...,
+        decode_sequence_s: _builtins.float = ...,
+        decode_context_token_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rates: _TypeAlias = Rates  # noqa: Y015
 
 @_typing.final
 class GetAuditRequest(_message.Message):

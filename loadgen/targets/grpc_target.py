@@ -70,6 +70,11 @@ class GrpcTarget:
             max_tokens=request.output_tokens,
             ignore_eos=settings.ignore_eos,
         )
+        if settings.slo_headers:
+            limits = request.klass.goodput
+            for metric, name in (("ttft", "ttft_slo_ms"), ("tpot", "tpot_slo_ms")):
+                if metric in limits:
+                    setattr(message, name, limits[metric])
         _set_prompt(message, request.prompt)
         headers = headers_of(request, settings)
         if request.klass.priority is not None:

@@ -95,7 +95,9 @@ class Router:
         self.pools = Pools(
             config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
         )
-        self.placement = Placement(directory, self.pools, config.prefill_ahead_tokens)
+        self.placement = Placement(
+            directory, self.pools, config.prefill_ahead_tokens, refuse_late=config.refuse_late
+        )
         self.queue = WaitingQueue(
             self.placement, config.max_waiting, config.queue_timeout_s, config.waiting_share
         )

@@ -69,6 +69,7 @@ class FakeWorker(
         )
         self.weight_format = "float32"
         self.behaviour = Behaviour()
+        self.rates = worker_pb2.Rates()
         self.tls: ServerTls | None = None
         self.address = ""
         self.tickets: dict[bytes, Ticketed] = {}
@@ -142,6 +143,7 @@ class FakeWorker(
                 blocks=1000,
                 free_blocks=1000,
                 block_tokens=16,
+                rates=self.rates,
             ),
             cache_dtype="float32",
             draining=self.behaviour.draining,

@@ -89,6 +89,12 @@ FLAGS = (
         bare="true",
     ),
     Flag("router.strict_fields", "true|false", "refuse requests with undocumented fields", bare="true"),
+    Flag(
+        "router.refuse_late",
+        "true|false",
+        "refuse requests at once that cannot meet the latencies they state",
+        bare="true",
+    ),
     Flag("engine.slots", "N", "sequences that a decode worker generates at once"),
     Flag("engine.gpu_memory", "FRACTION", "share of a GPU's memory that its workers use together"),
     Flag(

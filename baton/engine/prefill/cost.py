@@ -49,7 +49,7 @@ class PrefillCost:
     def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
         """`least_rows`: a step of fewer takes as long, as far as is known before `begin`."""
         self._half_context = half_context
-        self._least_rows = least_rows
+        self.least_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
 
@@ -61,11 +61,11 @@ class PrefillCost:
         """
         unit_s = most.seconds / most.rows
         self._unit_times.append(unit_s)
-        self._least_rows = min(max(self._least_rows, int(few.seconds / unit_s)), most.rows)
+        self.least_rows = min(max(self.least_rows, int(few.seconds / unit_s)), most.rows)
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""
-        return count + count * (start + count / 2) / self._half
+        return count + count * (start + count / 2) / self.half_context
 
     def of_step(self, chunks: Iterable[Run]) -> float:
         """Units of a step of them."""
@@ -74,7 +74,7 @@ class PrefillCost:
 
     def tokens_within(self, start: int, units: float) -> int:
         """The most tokens from `start` on that cost at most `units`."""
-        half = self._half
+        half = self.half_context
         if math.isinf(half) or math.isinf(units):
             return int(min(units, 2**31))
         slope = 1 + start / half
@@ -95,7 +95,7 @@ class PrefillCost:
         rows, context = self._shares(chunks)
         unit_s, attention = self._unit_s, self._attention
         if not unit_s or context * attention <= rows:
-            if unit_s and rows == self._least_rows:
+            if unit_s and rows == self.least_rows:
                 return  # the host's launch time, which must not count as the cost of rows
             of_rows = rows / (rows + context * attention)
             self._unit_times.append(seconds * of_rows / rows)
@@ -109,7 +109,7 @@ class PrefillCost:
         for start, count in chunks:
             rows += count
             context += count * (start + count / 2) / self._half_context
-        return max(rows, self._least_rows), context
+        return max(rows, self.least_rows), context
 
     @property
     def _unit_s(self) -> float:
@@ -120,6 +120,6 @@ class PrefillCost:
         return median(self._slowness) if self._slowness else 1.0
 
     @property
-    def _half(self) -> float:
+    def half_context(self) -> float:
         """Tokens of context at which attention takes as long as the products, as measured."""
         return self._half_context / self._attention

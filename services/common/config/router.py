@@ -96,6 +96,11 @@ class RouterSettings(StrictModel):
     prefill_ahead_tokens: int = Field(
         2048, ge=1, description="queued tokens above which a prefill worker gets no more prompts"
     )
+    refuse_late: bool = Field(
+        False,
+        description="refuse requests at once that, as predicted, cannot meet the limits of latency that "
+        "they state",
+    )
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
     max_body_bytes: int | None = Field(

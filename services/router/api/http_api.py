@@ -67,13 +67,13 @@ class HttpApi:
 
     async def completions(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/completions."""
-        body, requests = await self._admission.completion(request.state.body)
+        body, requests = await self._admission.completion(request.state.body, request.headers)
         formatter = CompletionFormatter(body, self._admission.tokenizer.token_texts)
         await self._respond(request, send, body, requests, formatter)
 
     async def chat(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/chat/completions."""
-        body, requests = await self._admission.chat(request.state.body)
+        body, requests = await self._admission.chat(request.state.body, request.headers)
         formatter = ChatFormatter(body, self._admission.tokenizer.token_texts)
         await self._respond(request, send, body, requests, formatter)
 

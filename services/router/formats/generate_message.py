@@ -10,6 +10,7 @@ from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.ignored_fields import unknown_numbers
 from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ClientCall, ParsedRequest
+from services.router.request.slo import Slo, slo_of
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -41,5 +42,12 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         grammar=request.grammar if request.HasField("grammar") else None,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         call=ClientCall(ignored_fields=unknown_numbers(request)),
+        slo=_slo(request),
         **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
     )
+
+
+def _slo(request: GenerateRequest) -> Slo | None:
+    ttft_ms = request.ttft_slo_ms if request.HasField("ttft_slo_ms") else None
+    tpot_ms = request.tpot_slo_ms if request.HasField("tpot_slo_ms") else None
+    return slo_of("ttft_slo_ms", ttft_ms, "tpot_slo_ms", tpot_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,14 +13,12 @@ from baton.errors import BatonError, ErrorKind
 from services.common.errors import http_status, openai_body
 from services.common.observability.logs import get_log
 
-_RETRY_AFTER_S = "1"
-
 _log = get_log("http")
 
 
 def error_response(error: BatonError, status: int | None = None) -> Response:
     """OpenAI's error body, and the status of the error's kind unless another one is given."""
-    headers = {"retry-after": _RETRY_AFTER_S} if error.kind.retryable else None
+    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.kind.retryable else None
     return JSONResponse(openai_body(error), status or http_status(error), headers)
 
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.errors import BatonError
@@ -23,6 +23,7 @@ from services.router.lifecycle.observations import Observations
 from services.router.request import validate
 from services.router.request.request import Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
+from services.router.request.slo import Slo, slo_of_headers
 from services.router.text.model_info import ModelInfo
 from services.router.text.stop_strings import automaton_of
 from services.router.tokenization.request_reader import Body, RequestReader
@@ -32,6 +33,7 @@ from services.router.workers.pools import Pools
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
 _NO_LIMIT = 2**62
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class ServedModel:
@@ -57,11 +59,12 @@ class ServedModel:
 
 
 class _Arrival(NamedTuple):
-    """When a call arrived, in monotonic nanoseconds, and its deadline on the event loop's clock, in
-    seconds."""
+    """When a call arrived, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, and
+    its limits where they are beside the body."""
 
     at_ns: int
     deadline: float
+    slo: Slo | None
 
 
 class Admission:
@@ -88,15 +91,19 @@ class Admission:
         self._timeout_s = timeout_s
         self._max_response_values = max_response_values
 
-    async def completion(self, body: Body) -> tuple[CompletionBody, list[Request]]:
+    async def completion(
+        self, body: Body, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[CompletionBody, list[Request]]:
         """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
-        with self._arrival() as arrival:
+        with self._arrival(headers=headers) as arrival:
             parsed, prompts = await self.reader.completion(body)
             return parsed, await self._admit(prompts, arrival)
 
-    async def chat(self, body: Body) -> tuple[ChatBody, list[Request]]:
+    async def chat(
+        self, body: Body, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[ChatBody, list[Request]]:
         """POST /v1/chat/completions: the body, and a request for each output."""
-        with self._arrival() as arrival:
+        with self._arrival(headers=headers) as arrival:
             parsed, prompt = await self.reader.chat(body)
             return parsed, await self._admit([prompt], arrival)
 
@@ -106,11 +113,14 @@ class Admission:
             return await self._admit([await self.reader.generate(data)], arrival)
 
     @contextlib.contextmanager
-    def _arrival(self, remaining_s: float | None = None) -> Iterator[_Arrival]:
+    def _arrival(
+        self, remaining_s: float | None = None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Iterator[_Arrival]:
         """Opened when a call arrives. Counts the call if it is refused within."""
         left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         try:
-            yield _Arrival(time.monotonic_ns(), asyncio.get_running_loop().time() + left_s)
+            deadline = asyncio.get_running_loop().time() + left_s
+            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers))
         except BatonError as error:
             self._observations.refused(error.kind)
             raise
@@ -149,6 +159,7 @@ class Admission:
                 echo=echo,
                 grammar=parsed.grammar,
                 choice=choice,
+                slo=arrival.slo or parsed.slo,
                 call=parsed.call,
             )
             for choice in range(fields.choices)

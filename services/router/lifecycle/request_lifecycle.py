@@ -18,6 +18,7 @@ needs prefill alone, without steps 2, 4, 5 and 6.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -182,7 +183,8 @@ class RequestLifecycle:
     def _enter_queue(self) -> QueueEntry:
         """The request's entry in the waiting queue, the same for all attempts."""
         if self._entry is None:
-            self._entry = self._deps.queue.enter(self._request.call)
+            waited_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
+            self._entry = self._deps.queue.enter(self._request.call, self._request.slo, waited_s)
         return self._entry
 
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:

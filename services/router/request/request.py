@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
+from services.router.request.slo import Slo
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class ParsedRequest:
     best_of: int | None = None
     # What the output must match; None: anything.
     grammar: Grammar | None = None
+    slo: Slo | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
     # Shared by the prompts of one client call.
@@ -150,6 +152,7 @@ class Request:
     grammar: Grammar | None = None
     # Index among the outputs of its prompt.
     choice: int = 0
+    slo: Slo | None = None
     # Shared by all requests of the client's call.
     call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 

@@ -4,8 +4,12 @@ prefill worker.
 A request is placed only if decode has a free slot and prefill will start it soon, so that no slot waits long
 for its first token.
 
+Decode workers on which a request, or one that runs there, would miss its limit of the time per output token
+come last, the least risk first. Where late requests are refused, one with a limit is placed on none of them.
+
 Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
-are not sent. A prefill worker's load is the tokens queued there, less the prompt's cached tokens. So the
+are not sent. Of prefill workers the one with the earliest predicted first token is chosen, by measured rates;
+before any are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the
 longest cached prefix wins, unless that worker's queue is longer by more than the hits save.
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
@@ -14,31 +18,40 @@ blocks need no network.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from services.router.request.request import ClientCall
 from services.router.workers.directory import Directory
+from services.router.workers.early_refusal import Demand, check_in_time
+from services.router.workers.forecast import MissRisk, first_token_s, miss_risk, prefill_s, sequences_within
 from services.router.workers.pools import Pools, bind
 from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
 MayUse = Callable[[Worker], bool]
+DecodeOrder = tuple[MissRisk, int, int, int, int]
+# Output tokens above which a request's `max_tokens` is no prediction of its length.
+_USUAL_OUTPUT = 512
 
 
 class PrefillClaim:
     """A prompt's tokens in this router's counters of a prefill worker. Every method is idempotent."""
 
-    def __init__(self, prefill: Worker, tokens: int) -> None:
+    def __init__(self, prefill: Worker, tokens: int, seconds: float = 0.0) -> None:
+        """`seconds`: predicted, to compute them."""
         self.prefill = prefill
         self._tokens = tokens
         prefill.queued_tokens += tokens
+        self._in_backlog = prefill.backlog.add(seconds)
 
     def prefill_ended(self) -> None:
         """Releases the tokens: prefill has computed them, or never will."""
         tokens, self._tokens = self._tokens, 0
         self.prefill.queued_tokens -= tokens
+        self.prefill.backlog.ended(self._in_backlog)
         if tokens:
             self.prefill.changed()
 
@@ -51,13 +64,29 @@ class Claim(PrefillClaim):
     """A request's share in this router's counters of a pair of workers. The owner calls `release` when
     decode's reservation has ended too."""
 
-    def __init__(self, prefill: Worker, decode: Worker, tokens: int, reserved: int) -> None:
-        super().__init__(prefill, tokens)
+    def __init__(
+        self,
+        prefill: Worker,
+        decode: Worker,
+        tokens: int,
+        reserved: int,
+        *,
+        seconds: float = 0.0,
+        context: int = 0,
+        tpot_s: float | None = None,
+    ) -> None:
+        """`reserved`: tokens that it may have at most, `context`: on average while it decodes."""
+        super().__init__(prefill, tokens, seconds)
         self.decode = decode
         self._reserved = reserved
+        self._context = context
+        self._tpot_s = tpot_s
         self._released = False
         decode.claimed_slots += 1
         decode.reserved_tokens += reserved
+        decode.claimed_context += context
+        if tpot_s is not None:
+            bisect.insort(decode.tpot_limits, tpot_s)
 
     @property
     def has_certain_room(self) -> bool:
@@ -71,16 +100,24 @@ class Claim(PrefillClaim):
             self._released = True
             self.decode.claimed_slots -= 1
             self.decode.reserved_tokens -= self._reserved
+            self.decode.claimed_context -= self._context
+            if self._tpot_s is not None:
+                self.decode.tpot_limits.remove(self._tpot_s)
+            self.decode.turnover.add()
             self.decode.changed()
 
 
 class Placement:
     """Chooses among the workers of one pool, by this router's own counters, corrected by heartbeats."""
 
-    def __init__(self, directory: Directory, pools: Pools, prefill_ahead_tokens: int) -> None:
+    def __init__(
+        self, directory: Directory, pools: Pools, prefill_ahead_tokens: int, *, refuse_late: bool = False
+    ) -> None:
+        """`refuse_late`: requests that cannot meet their limits are refused."""
         self._directory = directory
         self.pools = pools
         self._ahead = prefill_ahead_tokens
+        self._refuse_late = refuse_late
 
     def usable(self, call: ClientCall | None = None) -> bool:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
@@ -113,26 +150,65 @@ class Placement:
         cached: Cached = lambda worker: 0,
         call: ClientCall | None = None,
         may_use: MayUse = lambda worker: True,
+        tpot_s: float | None = None,
+        *,
+        returning: bool = False,
     ) -> Claim | None:
         """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool. None if no
         pair has room.
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
-        the request may use a decode worker with a free slot.
+        the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
+        token. `returning`: it has been placed before, and is not refused any more.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
-        ordered = sorted(hits, key=lambda worker: _decode_order(worker, hits[worker]))
+        context = mean_context(tokens, max_tokens)
+        order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
+        if self._refuse_late and tpot_s is not None and not returning:
+            may_use = partial(_in_time, may_use, tpot_s, context)
+        ordered = sorted(hits, key=order.__getitem__)
         for place, decode in enumerate(ordered):
             if not _has_room(decode, may_use):
                 continue
             idle = [worker for worker in self._prefills(decode, hits) if self._starts_soon(worker)]
             if idle:
-                prefill = min(idle, key=partial(_prefill_order, decode, hits))
+                prefill = min(idle, key=partial(_prefill_order, decode, tokens, hits))
                 if prefill.group != decode.group:
-                    decode = _nearest(prefill, ordered[place:], hits, may_use)
+                    decode = _nearest(prefill, ordered[place:], order, may_use)
                 bind(call, prefill, decode)
-                return Claim(prefill, decode, tokens - hits[prefill], tokens + max_tokens)
+                return Claim(
+                    prefill,
+                    decode,
+                    tokens - hits[prefill],
+                    tokens + max_tokens,
+                    seconds=prefill_s(prefill, tokens, hits[prefill]),
+                    context=context,
+                    tpot_s=tpot_s,
+                )
         return None
+
+    def check_in_time(
+        self,
+        demand: Demand,
+        left_s: float | None,
+        cached: Cached,
+        call: ClientCall,
+        ahead: int,
+        ahead_s: float,
+    ) -> float:
+        """See `early_refusal.check_in_time`; returns the predicted seconds of the prompt on one worker. Does
+        nothing, and returns 0, unless requests that would be late are refused."""
+        if not self._refuse_late:
+            return 0.0
+        workers = [worker for worker in self._admitted(call) if worker.alive]
+        decodes = [worker for worker in workers if worker.decodes]
+        prefills = {
+            worker: cached(worker)
+            for worker in workers
+            if worker.prefills_for_others or worker.prefills_itself
+        }
+        check_in_time(demand, left_s, prefills, decodes, ahead, ahead_s)
+        return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
@@ -140,9 +216,9 @@ class Placement:
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
-        prefill = min(able, key=lambda worker: worker.queued_tokens)
+        prefill = min(able, key=lambda worker: (first_token_s(worker, tokens), worker.queued_tokens))
         bind(call, prefill)
-        return PrefillClaim(prefill, tokens)
+        return PrefillClaim(prefill, tokens, prefill_s(prefill, tokens))
 
     def _admitted(self, call: ClientCall | None) -> list[Worker]:
         return [worker for worker in self._directory.workers if self.pools.admits(worker, call)]
@@ -158,25 +234,39 @@ def _has_room(decode: Worker, may_use: MayUse) -> bool:
     return decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)
 
 
-def _prefill_order(decode: Worker, hits: Mapping[Worker, int], prefill: Worker) -> tuple[int, bool]:
-    """Sort key: load, then distance."""
-    return (prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
+def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit."""
+    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
+
+
+def mean_context(tokens: int, max_tokens: int) -> int:
+    """Tokens that a request has on average while it decodes; few outputs are as long as they may be."""
+    return tokens + min(max_tokens, _USUAL_OUTPUT) // 2
+
+
+def _prefill_order(
+    decode: Worker, tokens: int, hits: Mapping[Worker, int], prefill: Worker
+) -> tuple[float, int, bool]:
+    """Sort key: the predicted first token in ms, load, then distance."""
+    predicted = round(first_token_s(prefill, tokens, hits[prefill]), 3)
+    return (predicted, prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
 
 
 def _nearest(
-    prefill: Worker, ordered: Sequence[Worker], hits: Mapping[Worker, int], may_use: MayUse
+    prefill: Worker, ordered: Sequence[Worker], order: Mapping[Worker, DecodeOrder], may_use: MayUse
 ) -> Worker:
     """The first decode worker, or one that is equal to it and of the group of `prefill`."""
     first = ordered[0]
-    order = _decode_order(first, hits[first])
-    for decode in itertools.takewhile(lambda one: _decode_order(one, hits[one]) == order, ordered):
+    for decode in itertools.takewhile(lambda one: order[one] == order[first], ordered):
         near = decode.group == prefill.group and prefill.can_prefill_for(decode)
         if near and _has_room(decode, may_use):
             return decode
     return first
 
 
-def _decode_order(worker: Worker, hits: int) -> tuple[int, int, int, int]:
-    """Sort key: first what a combined worker's cache saves beyond its queue, then free slots."""
+def _decode_order(worker: Worker, hits: int, tpot_s: float | None, context: int) -> DecodeOrder:
+    """Sort key: first the risk that limits are missed, then what a combined worker's cache saves beyond its
+    queue, then free slots."""
+    risk = miss_risk(worker, tpot_s, context) if worker.decodes else MissRisk()
     saves = max(0, hits - worker.queued_tokens) if worker.prefills_itself else 0
-    return (-saves, -worker.free_slots, worker.reserved_tokens, -hits)
+    return (risk, -saves, -worker.free_slots, worker.reserved_tokens, -hits)

@@ -20,8 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from services.router.request.request import ClientCall
+from services.router.request.slo import Slo
 from services.router.workers.block_wait import BlockWait, QueuePosition
-from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
+from services.router.workers.early_refusal import Demand, too_late
+from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim, mean_context
 from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
@@ -36,6 +38,9 @@ class QueueEntry:
 
     call: ClientCall
     position: QueuePosition
+    # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
+    slo: Slo | None = None
+    first_token_by: float | None = None
     # Whether it has waited before. The queue's bound applies to its first wait only.
     returning: bool = False
 
@@ -45,6 +50,8 @@ class _Waiter(Generic[ClaimT]):
     entry: QueueEntry
     pick: Callable[[], ClaimT | None]
     claim: asyncio.Future[ClaimT]
+    # Predicted seconds of its prompt on one worker.
+    prefill_s: float = 0.0
 
     def try_place(self) -> bool:
         """Claims what the request waits for, if there is room."""
@@ -52,6 +59,13 @@ class _Waiter(Generic[ClaimT]):
         if claim is not None:
             self.claim.set_result(claim)
         return claim is not None
+
+
+def _left_s(entry: QueueEntry) -> float | None:
+    """Seconds until the request's first token is due; None without such a limit."""
+    if entry.first_token_by is None:
+        return None
+    return entry.first_token_by - asyncio.get_running_loop().time()
 
 
 class WaitingQueue:
@@ -75,12 +89,15 @@ class WaitingQueue:
         """Requests that wait, including those outside."""
         return len(self._waiting) + self._outside
 
-    def enter(self, call: ClientCall) -> QueueEntry:
-        """The entry of a request that arrives now."""
+    def enter(self, call: ClientCall, slo: Slo | None = None, waited_s: float = 0.0) -> QueueEntry:
+        """The entry of a request that arrived `waited_s` ago."""
         turn = max(self._turn, call.next_turn)
         call.next_turn = turn + 1
         self._arrivals += 1
-        return QueueEntry(call, (turn, self._arrivals))
+        entry = QueueEntry(call, (turn, self._arrivals), slo)
+        if slo is not None and slo.ttft_s is not None:
+            entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
+        return entry
 
     async def claim(
         self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
@@ -90,11 +107,30 @@ class WaitingQueue:
         `tokens`: to prefill. `max_tokens`: to generate. `cached`: see `Placement.pick`. The caller must
         release the claim, and call `ended` once decode has reserved its slot or the request is over. Raises
         BatonError: OVERLOADED if the queue is full (for the request's first claim) or no pair had room in
-        time, UNAVAILABLE if there is no pair.
+        time, RATE_LIMITED if it cannot meet its limits, UNAVAILABLE if there is no pair.
         """
         may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
-        pick = partial(self._placement.pick, tokens, max_tokens, cached, entry.call, may_use)
-        return await self._wait(entry, pick, until)
+        tpot_s = entry.slo.tpot_s if entry.slo is not None else None
+        pick = partial(
+            self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
+            returning=entry.returning,
+        )  # fmt: skip
+        if entry.slo is None or entry.returning:
+            return await self._wait(entry, pick, until)
+        demand = Demand(tokens, mean_context(tokens, max_tokens), entry.slo)
+        ahead_s = sum(waiter.prefill_s for waiter in self._waiting)
+        seconds = self._placement.check_in_time(
+            demand, _left_s(entry), cached, entry.call, len(self._waiting), ahead_s
+        )
+        if not seconds or entry.first_token_by is None:
+            return await self._wait(entry, pick, until, seconds)
+        late_at = entry.first_token_by - seconds
+        try:
+            return await self._wait(entry, pick, min(until, late_at), seconds)
+        except BatonError as error:
+            if error.kind is ErrorKind.OVERLOADED and asyncio.get_running_loop().time() >= late_at:
+                raise too_late("no slot became free in time", 1.0) from error
+            raise
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
@@ -111,9 +147,11 @@ class WaitingQueue:
             self._blocks.ended(entry.position)
             self.place_waiting()
 
-    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
+    async def _wait(
+        self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float, prefill_s: float = 0.0
+    ) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(entry, pick, claimed)
+        waiter = _Waiter(entry, pick, claimed, prefill_s)
         if entry.returning:
             return await self._in_queue(waiter, until)
         entry.returning = True

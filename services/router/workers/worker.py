@@ -22,6 +22,7 @@ from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
+from services.router.workers.forecast import Backlog, Turnover
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.worker_error import WorkerError
 
@@ -139,8 +140,16 @@ class Worker:
         self.claimed_slots = 0
         self.reserved_tokens = 0
         self.queued_tokens = 0
-        # Slots that other routers use, by the last heartbeat.
+        # Predicted seconds of those prompts, and how fast slots become free.
+        self.backlog = Backlog()
+        self.turnover = Turnover()
+        # Of this router's requests at decode: the tokens that they have on average while they run, and
+        # their limits of the time per output token, in ascending order.
+        self.claimed_context = 0
+        self.tpot_limits: list[float] = []
+        # Slots that other routers use and the tokens in them, by the last heartbeat.
         self.foreign_slots = 0
+        self.foreign_context = 0
         # Request id → the output of its attempt at this worker.
         self.outputs: dict[bytes, AttemptOutput] = {}
         self.update(described, claimed_before=0, asked_at=time.monotonic())
@@ -167,6 +176,16 @@ class Worker:
     def free_slots(self) -> int:
         """Free slots, as far as this router knows."""
         return self.described.load.slots - self.claimed_slots - self.foreign_slots
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that are reserved or run, as far as this router knows."""
+        return self.claimed_slots + self.foreign_slots
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the sequences in them."""
+        return self.claimed_context + self.foreign_context
 
     @property
     def alive(self) -> bool:
@@ -200,6 +219,7 @@ class Worker:
         self.reachable = self.reachable or asked_at > self._failed_at
         used = described.load.slots - described.load.free_slots
         self.foreign_slots = max(0, used - max(claimed_before, self.claimed_slots))
+        self.foreign_context = described.load.context_tokens * self.foreign_slots // max(1, used)
         self.changed()
 
     def unreachable(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass
 
 from baton.v1.engine_pb2 import ReadyEvent
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit
+from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
@@ -55,6 +56,8 @@ class EngineAudit:
             block_tokens=self.model.layout.groups[0].block_tokens,
             queued_prefills=len(self.prefill.jobs),
             queued_prefill_tokens=self.prefill.loop.scheduler.queued_tokens,
+            context_tokens=self.decode.allocation.context_tokens,
+            rates=self._rates(),
         )
 
     def report(self, *, integrity: bool = True) -> Audit:
@@ -107,6 +110,18 @@ class EngineAudit:
             audit.checksum_failures = receiver.checksum_failures
             audit.links_broken += receiver.links_broken
         return audit
+
+    def _rates(self) -> Rates:
+        prompts, steps = self.prefill.loop.scheduler.cost, self.decode.rates()
+        half = prompts.half_context
+        return Rates(
+            prefill_token_s=prompts.seconds_of(1),
+            prefill_step_s=prompts.seconds_of(prompts.least_rows),
+            prefill_half_context=half if math.isfinite(half) else 0,
+            decode_step_s=steps.step_s,
+            decode_sequence_s=steps.sequence_s,
+            decode_context_token_s=steps.context_token_s,
+        )
 
     def _links(self) -> list[LinkAudit]:
         receiver = self.decode.receiver

@@ -70,6 +70,11 @@ class BlockAllocation:
         """Whether running sequences wait for blocks; they come before new reservations."""
         return bool(self._short or self._swapped)
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the running sequences have together, at most."""
+        return sum(map(self._position, self._running.values()))
+
     def add(self, reservation: Reservation) -> None:
         """Adds an admitted sequence: its `token_count` tokens have KV, its last token has none."""
         key = reservation.key

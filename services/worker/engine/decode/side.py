@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from baton.engine.decode.cost import DecodeCost, DecodeRates
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
@@ -74,6 +75,7 @@ class DecodeSide:
             reserve_output_tokens,
             certificates,
         )
+        self._cost = DecodeCost()
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
 
@@ -86,3 +88,11 @@ class DecodeSide:
             if slot < self.slots.total:
                 self.loop.write_mask(slot, generation, position, mask)
         return bool(taken)
+
+    def rates(self) -> DecodeRates:
+        """What steps take, from the last second's and those of the calls before."""
+        recent = self.clock.recent()
+        if recent.steps and recent.mean_ms > 0:
+            sequences = recent.tokens / recent.steps
+            self._cost.observe(sequences, self.allocation.context_tokens, recent.mean_ms / 1e3)
+        return self._cost.rates()

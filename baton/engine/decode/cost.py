@@ -1,0 +1,74 @@
+"""How long a decode step takes, by its sequences and their contexts. Torch-free.
+
+A step reads the weights once, which takes the same for few sequences as for many; each sequence adds a little
+arithmetic, and each token of context its KV. So seconds are linear in both:
+
+    seconds = step_s + sequences * sequence_s + context tokens * context_token_s
+
+The three are fitted to what was measured while the worker runs, recent measurements first: least squares
+of the relative error with exponentially decaying weights, where none may be negative. Until the load has
+varied, what cannot be told apart is attributed to the step itself.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# The weight of a measurement after each further one.
+_DECAY = 0.98
+# Units in which the variables are of the order of one, and a small weight of zero for the last two.
+_SCALES = np.array([1.0, 64.0, 65_536.0])
+_RIDGE = np.array([1e-9, 1e-4, 1e-4])
+
+Floats = npt.NDArray[np.float64]
+
+
+class DecodeRates(NamedTuple):
+    """Seconds of a step, in addition for each of its sequences, and for each token of their contexts."""
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    context_token_s: float = 0.0
+
+    def seconds(self, sequences: float, context_tokens: float) -> float:
+        """Predicted seconds of a step; 0 before any was measured."""
+        return self.step_s + sequences * self.sequence_s + context_tokens * self.context_token_s
+
+
+class DecodeCost:
+    """Fits `DecodeRates` to measured steps."""
+
+    def __init__(self) -> None:
+        self._squares: Floats = np.zeros((3, 3))
+        self._products: Floats = np.zeros(3)
+
+    def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
+        """Records the mean of recent steps; `seconds` is above 0."""
+        values = np.array([1.0, sequences, context_tokens]) / _SCALES / seconds
+        self._squares = _DECAY * self._squares + np.outer(values, values)
+        self._products = _DECAY * self._products + values
+
+    def rates(self) -> DecodeRates:
+        """The best fit; all 0 before any measurement."""
+        if not self._squares[0, 0]:
+            return DecodeRates()
+        fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=2)]
+        best = min((fit for fit in fits if fit.min() >= 0), key=self._error)
+        return DecodeRates(*(float(value) for value in best / _SCALES))
+
+    def _fit(self, kept: npt.NDArray[np.bool_]) -> Floats:
+        """Least squares with only these variables. Fitted without the last two, the step is a mean and so
+        not negative."""
+        squares = self._squares + np.diag(_RIDGE * self._squares[0, 0])
+        found = np.zeros(3)
+        found[kept] = np.linalg.solve(squares[np.ix_(kept, kept)], self._products[kept])
+        return found
+
+    def _error(self, fit: Floats) -> float:
+        """The squared relative error of a fit, less what all have in common."""
+        penalty = float(_RIDGE @ (fit * fit)) * float(self._squares[0, 0])
+        return float(fit @ self._squares @ fit - 2 * fit @ self._products) + penalty

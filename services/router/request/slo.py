@@ -1,0 +1,52 @@
+"""Service level objectives that a client states for its request.
+
+HTTP has the headers `x-slo-ttft-ms` and `x-slo-tpot-ms`, gRPC the fields `ttft_slo_ms` and `tpot_slo_ms`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.errors import FieldError
+
+TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+# A longest value in milliseconds, about a day.
+_LONGEST_MS = 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits in seconds: of the time to the first token, counted from the request's arrival, and of the mean
+    time per output token after it. None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+def slo_of_headers(headers: Mapping[str, str]) -> Slo | None:
+    """The limits in a request's headers; None without any. Raises FieldError where a value is no positive
+    number."""
+    return slo_of(TTFT_HEADER, headers.get(TTFT_HEADER), TPOT_HEADER, headers.get(TPOT_HEADER))
+
+
+def slo_of(
+    ttft_name: str, ttft_ms: str | float | None, tpot_name: str, tpot_ms: str | float | None
+) -> Slo | None:
+    """The limits given in milliseconds; None without any. Raises FieldError with the value's name where it is
+    no positive number."""
+    ttft_s, tpot_s = _seconds(ttft_name, ttft_ms), _seconds(tpot_name, tpot_ms)
+    return None if ttft_s is None and tpot_s is None else Slo(ttft_s, tpot_s)
+
+
+def _seconds(name: str, milliseconds: str | float | None) -> float | None:
+    if milliseconds is None:
+        return None
+    try:
+        value = float(milliseconds)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST_MS:
+        raise FieldError(f"{name} must be a positive number of milliseconds", param=name)
+    return value / 1e3

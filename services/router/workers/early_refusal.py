@@ -1,0 +1,74 @@
+"""Refuses requests at once that cannot meet their limits.
+
+The predicted time to the first token is that of the prompts before it, in this router's queue and at the
+workers, and its own, by measured rates; where no decode worker has room under the limits, it waits for as
+many slots to be released as there are requests before it, at the rate at which they were released lately.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.errors import BatonError, ErrorKind
+from services.router.request.slo import Slo
+from services.router.workers.forecast import SAFETY, first_token_s, sequences_within
+from services.router.workers.worker import Worker
+
+# What a client is asked to wait at most before it tries again.
+_LONGEST_RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of workers: `tokens` to prefill, `context` while it decodes on average, its
+    limits."""
+
+    tokens: int
+    context: int
+    slo: Slo
+
+
+def predicted_ttft_s(
+    demand: Demand, prefills: dict[Worker, int], decodes: Sequence[Worker], ahead: int, ahead_s: float
+) -> float:
+    """Seconds to the first token of a request behind `ahead` others that take `ahead_s` of one prefill
+    worker. `prefills`: the workers that may compute its prompt, and what each has cached of it; not empty."""
+    own = min(first_token_s(worker, demand.tokens, cached) for worker, cached in prefills.items())
+    rooms = sum(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes)
+    turnover = sum(worker.turnover.per_second for worker in decodes)
+    waits, lacking = 0.0, ahead + 1 - rooms
+    if lacking > 0 and turnover > 0:
+        waits = lacking / turnover
+    elif lacking > 0 and not any(worker.used_slots for worker in decodes):
+        waits = math.inf  # an empty worker has no room under the limit
+    return max(waits, ahead_s / len(prefills)) + own
+
+
+def check_in_time(
+    demand: Demand,
+    left_s: float | None,
+    prefills: dict[Worker, int],
+    decodes: Sequence[Worker],
+    ahead: int,
+    ahead_s: float,
+) -> None:
+    """Raises BatonError(RATE_LIMITED) where the request cannot meet its limits. `left_s`: of its time to the
+    first token; None: unlimited. The rest as for `predicted_ttft_s`."""
+    if not prefills or not decodes:
+        return  # the queue waits for workers
+    if left_s is not None:
+        predicted = predicted_ttft_s(demand, prefills, decodes, ahead, ahead_s)
+        if math.isinf(predicted):
+            raise too_late("no decode worker can meet the time per output token", _LONGEST_RETRY_S)
+        if predicted > SAFETY * left_s:
+            raise too_late(f"time to first token would be {predicted * 1e3:.0f} ms", predicted - left_s)
+    elif not any(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes):
+        raise too_late("no decode worker can meet the time per output token", 1.0)
+
+
+def too_late(why: str, retry_after_s: float) -> BatonError:
+    """The refusal of a request that would miss its limits."""
+    wait_s = min(max(retry_after_s, 0.1), _LONGEST_RETRY_S)
+    return BatonError(ErrorKind.RATE_LIMITED, f"refused early: {why}", retry_after_s=wait_s)

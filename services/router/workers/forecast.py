@@ -1,0 +1,139 @@
+"""Predicts latencies at a worker from its measured rates and this router's own counts.
+
+Rates come with heartbeats and change slowly. What a router has sent since the last heartbeat it knows from
+its own claims, so a prediction is never older than they are, except for the work of other routers. Everything
+that is not known yet counts as 0: a worker that was never measured gets work, and is measured.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from services.router.workers.worker import Worker
+
+# The share of a limit up to which it counts as met: predictions have errors.
+SAFETY = 0.95
+# Above this share of a limit a worker counts as near it.
+_NEAR = 0.8
+# Released slots are counted over so many seconds.
+_TURNOVER_S = 2.0
+
+
+class Backlog:
+    """Predicted seconds of the prompts that this router has at a worker, which computes one after another.
+
+    It shrinks as time passes, and is corrected at the end of each prompt: what is left cannot take longer
+    than the prompts that have not ended.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: dict[int, float] = {}
+        self._added = 0
+        self._clear_at = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """Predicted seconds until a prompt that comes now would begin."""
+        return max(0.0, self._clear_at - self._clock()) if self._seconds else 0.0
+
+    def add(self, seconds: float) -> int:
+        """Appends a prompt; returns its number, for `ended`."""
+        self._clear_at = self._clock() + self.wait_s + seconds
+        self._added += 1
+        self._seconds[self._added] = seconds
+        return self._added
+
+    def ended(self, number: int) -> None:
+        """A prompt was computed, or will not be. Idempotent."""
+        if self._seconds.pop(number, None) is not None:
+            self._clear_at = min(self._clear_at, self._clock() + sum(self._seconds.values()))
+
+
+class Turnover:
+    """How many of a decode worker's slots this router's requests release per second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._released: deque[float] = deque(maxlen=4096)
+
+    def add(self) -> None:
+        """A slot was released."""
+        self._released.append(self._clock())
+
+    @property
+    def per_second(self) -> float:
+        """Over the last two seconds."""
+        since = self._clock() - _TURNOVER_S
+        while self._released and self._released[0] < since:
+            self._released.popleft()
+        return len(self._released) / _TURNOVER_S
+
+
+def prefill_s(worker: Worker, tokens: int, cached: int = 0) -> float:
+    """Seconds to compute a prompt whose first `cached` tokens are cached."""
+    rates = worker.described.load.rates
+    count = max(1, tokens - cached)
+    units = float(count)
+    if rates.prefill_half_context:
+        units += count * (cached + count / 2) / rates.prefill_half_context
+    return max(units * rates.prefill_token_s, rates.prefill_step_s)
+
+
+def first_token_s(worker: Worker, tokens: int, cached: int = 0) -> float:
+    """Seconds until a prompt that is sent now has its first token."""
+    return worker.backlog.wait_s + prefill_s(worker, tokens, cached)
+
+
+def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0) -> float:
+    """Seconds of a decode step with all sequences that the worker runs or has reserved slots for, and so many
+    more, which have that many tokens together."""
+    rates = worker.described.load.rates
+    return (
+        rates.decode_step_s
+        + (worker.used_slots + sequences) * rates.decode_sequence_s
+        + (worker.context_tokens + context_tokens) * rates.decode_context_token_s
+    )
+
+
+class MissRisk(NamedTuple):
+    """What one more sequence does at a decode worker; smaller is better.
+
+    `misses`: how many more of its requests would miss their limits, itself included. `pressure`: how near the
+    others come to theirs: the predicted step over the tightest limit that is met, 0 where that is not near.
+    """
+
+    misses: int = 0
+    pressure: float = 0.0
+
+
+def miss_risk(worker: Worker, tpot_s: float | None, context_tokens: int) -> MissRisk:
+    """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
+    missed there already count no more, so that those with loose limits gather with them, and tight limits are
+    met elsewhere."""
+    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens)
+    own_s = math.inf if tpot_s is None else tpot_s
+    missed = bisect.bisect_left(limits, after_s / SAFETY)
+    misses = missed - bisect.bisect_left(limits, step_s(worker, 0) / SAFETY)
+    tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
+    pressure = after_s / tightest
+    return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)
+
+
+def sequences_within(worker: Worker, tpot_s: float | None, context_tokens: int) -> int:
+    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit."""
+    free = max(0, worker.free_slots)
+    if tpot_s is None:
+        return free
+    rates = worker.described.load.rates
+    each = rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+    left = SAFETY * tpot_s - step_s(worker, 0)
+    if left < 0:
+        return 0
+    return free if each <= 0 else min(free, int(left / each))

@@ -1,0 +1,218 @@
+"""A cluster in virtual time: the router's real queue and placement, before workers that take as long as
+measured ones (bench/LOG.md: one H200, an 8B model, bf16).
+
+A prefill worker computes one prompt after the other; a decode worker gives each of its sequences a token a
+step. Workers report load and rates with heartbeats, which may be old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.worker_pb2 import DescribeResponse, Rates
+from services.router.request.request import ClientCall
+from services.router.request.slo import Slo
+from services.router.workers.forecast import Backlog, Turnover
+from services.router.workers.placement import Claim, Placement
+from services.router.workers.waiting_queue import WaitingQueue
+from services.router.workers.worker import Worker
+from tests.loadgen.virtual_time import run_virtual
+from tests.router.workers.bare_workers import Found, bare_worker
+
+PROMPT, OUTPUT = 1024, 256
+# 24.4 ms for a prompt of 1,024 tokens; steps of 5.0 ms with one sequence, 6.2 with 32 and 7.5 with 64 of
+# about 1,100 tokens.
+RATES = Rates(
+    prefill_token_s=23.4e-6,
+    prefill_step_s=5e-3,
+    prefill_half_context=26_600,
+    decode_step_s=4.9e-3,
+    decode_sequence_s=1e-5,
+    decode_context_token_s=2.7e-8,
+)
+
+
+@dataclass(eq=False)
+class Decoding:
+    """A sequence that is decoded: the tokens that it has, those that are left, and the event of its end."""
+
+    context: int
+    left: int
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False)
+class Machine:
+    """One worker's hardware. `slower`: how many times as long as `RATES` it takes."""
+
+    role: str
+    slower: float = 1.0
+    slots: int = 256
+    prompts: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: set[Decoding] = field(default_factory=set)
+    most_running: int = 0
+    _stepping: asyncio.Task[None] | None = None
+
+    def prefill_s(self, tokens: int) -> float:
+        units = tokens + tokens * tokens / 2 / RATES.prefill_half_context
+        return self.slower * max(RATES.prefill_step_s, units * RATES.prefill_token_s)
+
+    def step_s(self) -> float:
+        sequences, context = len(self.running), self.context
+        return self.slower * (
+            RATES.decode_step_s + sequences * RATES.decode_sequence_s + context * RATES.decode_context_token_s
+        )
+
+    @property
+    def context(self) -> int:
+        return sum(sequence.context for sequence in self.running)
+
+    async def decode(self, prompt: int, tokens: int) -> None:
+        """Decodes so many tokens of a sequence."""
+        sequence = Decoding(prompt, tokens)
+        self.running.add(sequence)
+        self.most_running = max(self.most_running, len(self.running))
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+        await sequence.ended.wait()
+
+    async def _step(self) -> None:
+        while self.running:
+            await asyncio.sleep(self.step_s())
+            for sequence in list(self.running):
+                sequence.context += 1
+                sequence.left -= 1
+                if not sequence.left:
+                    self.running.remove(sequence)
+                    sequence.ended.set()
+
+    def describe(self, worker: Worker) -> DescribeResponse:
+        """What its next heartbeat says."""
+        described = DescribeResponse()
+        described.CopyFrom(worker.described)
+        load = described.load
+        load.slots, load.free_slots = self.slots, self.slots - len(self.running)
+        load.context_tokens = self.context
+        load.rates.CopyFrom(RATES)
+        for field_, value in RATES.ListFields():
+            if field_.name.endswith("_s"):
+                setattr(load.rates, field_.name, value * self.slower)
+        return described
+
+
+@dataclass
+class Served:
+    """One request: its time to first token and per output token, or None where it was refused, and when."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    refused_s: float | None = None
+    arrived_s: float = 0.0
+
+    def meets(self, slo: Slo) -> bool:
+        if self.ttft_s is None or self.tpot_s is None:
+            return False
+        return self.ttft_s <= (slo.ttft_s or 1e9) and self.tpot_s <= (slo.tpot_s or 1e9)
+
+
+Make = Callable[[Found, list[Worker]], Placement]
+Machines = Callable[[], list[Machine]]
+
+
+class Cluster:
+    """Machines behind `routers` routers, each of which has its own view of them."""
+
+    def __init__(
+        self, machines: list[Machine], make: Make, *, routers: int = 1, heartbeat_s: float = 0.5
+    ) -> None:
+        self.machines = machines
+        self._heartbeat_s = heartbeat_s
+        loop = asyncio.get_running_loop()
+        self.queues: list[WaitingQueue] = []
+        self.views: list[list[Worker]] = []
+        for _ in range(routers):
+            workers = []
+            for number, machine in enumerate(self.machines):
+                worker = bare_worker(f"{machine.role}-{number}", slots=machine.slots)
+                worker.backlog, worker.turnover = Backlog(loop.time), Turnover(loop.time)
+                workers.append(worker)
+            queue = WaitingQueue(make(Found(workers), workers), 10_000, 60.0)
+            for worker in workers:
+                worker.changed = queue.place_waiting
+            self.queues.append(queue)
+            self.views.append(workers)
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            for workers in self.views:
+                for worker, machine in zip(workers, self.machines, strict=True):
+                    worker.update(machine.describe(worker), worker.claimed_slots, 0.0)
+            await asyncio.sleep(self._heartbeat_s)
+
+    async def serve(self, router: int, slo: Slo | None, prompt: int = PROMPT, output: int = OUTPUT) -> Served:
+        """One request from its arrival to its end."""
+        loop, queue = asyncio.get_running_loop(), self.queues[router]
+        arrived = loop.time()
+        entry = queue.enter(ClientCall(), slo)
+        try:
+            claim = await queue.claim(entry, prompt, output, arrived + 60, lambda worker: 0)
+        except BatonError as error:
+            if error.kind is not ErrorKind.RATE_LIMITED:
+                raise
+            return Served(refused_s=loop.time() - arrived, arrived_s=arrived)
+        queue.ended(entry)
+        try:
+            return await self._run(router, claim, prompt, output, arrived)
+        finally:
+            claim.release()
+
+    async def _run(self, router: int, claim: Claim, prompt: int, output: int, arrived: float) -> Served:
+        loop, view = asyncio.get_running_loop(), self.views[router]
+        prefill, decode = (self.machines[view.index(one)] for one in (claim.prefill, claim.decode))
+        async with prefill.prompts:
+            await asyncio.sleep(prefill.prefill_s(prompt))
+        claim.prefill_ended()
+        first = loop.time()
+        await decode.decode(prompt, output - 1)
+        return Served(first - arrived, (loop.time() - first) / (output - 1), arrived_s=arrived)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Poisson arrivals: `rate` a second for `seconds`, each with one of the limits and one of the routers in
+    turn, or at random."""
+
+    rate: float
+    seconds: float
+    slos: tuple[Slo, ...]
+    seed: int = 0
+
+
+def simulate(
+    machines: Machines, make: Make, traffic: Traffic, *, routers: int = 1, heartbeat_s: float = 0.5
+) -> list[tuple[Slo, Served]]:
+    """Serves the traffic to its end: each request's limits and what it got."""
+
+    async def main() -> list[tuple[Slo, Served]]:
+        cluster = Cluster(machines(), make, routers=routers, heartbeat_s=heartbeat_s)
+        draw, loop = random.Random(traffic.seed), asyncio.get_running_loop()
+        requests: list[tuple[Slo, asyncio.Task[Served]]] = []
+        at = 0.0
+        while (at := at + draw.expovariate(traffic.rate)) < traffic.seconds:
+            await asyncio.sleep(at - loop.time())
+            slo = draw.choice(traffic.slos)
+            request = asyncio.create_task(cluster.serve(draw.randrange(routers), slo))
+            requests.append((slo, request))
+        return [(slo, await request) for slo, request in requests]
+
+    return run_virtual(main())
+
+
+def attained(served: list[tuple[Slo, Served]]) -> int:
+    """How many requests met their limits."""
+    return sum(one.meets(slo) for slo, one in served)

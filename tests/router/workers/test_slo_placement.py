@@ -1,0 +1,116 @@
+"""Placement and early refusal by predicted latencies, in virtual time. Where a policy is compared, the other
+one is round robin before the same workers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from services.router.request.slo import Slo
+from services.router.workers.placement import Claim, Placement
+from services.router.workers.worker import Worker
+from tests.router.workers.bare_workers import Found, pools_of
+from tests.router.workers.modelled_cluster import Machine, Make, Traffic, attained, simulate
+
+AHEAD = 2048
+
+
+class RoundRobin(Placement):
+    """Each prefill and each decode worker in turn, where it has room."""
+
+    def __init__(self, found: Found, workers: list[Worker]) -> None:
+        super().__init__(found, pools_of(workers), AHEAD)
+        self._workers = workers
+        self._turn = itertools.count()
+
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+        prefills = [one for one in self._workers if not one.decodes and one.queued_tokens < AHEAD]
+        decodes = [one for one in self._workers if one.decodes and one.free_slots > 0]
+        if not prefills or not decodes:
+            return None
+        turn = next(self._turn)
+        return Claim(prefills[turn % len(prefills)], decodes[turn % len(decodes)], tokens, tokens)
+
+
+def aware(*, refuse_late: bool = False) -> Make:
+    return lambda found, workers: Placement(found, pools_of(workers), AHEAD, refuse_late=refuse_late)
+
+
+def of(*kinds: tuple[str, float]) -> list[Machine]:
+    return [Machine(role, slower) for role, slower in kinds]
+
+
+def test_slow_workers_get_what_they_can_serve_in_time() -> None:
+    """One of two workers of each role takes twice as long; the limits are those of the fast ones."""
+
+    def machines() -> list[Machine]:
+        return of(("prefill", 1), ("prefill", 2), ("decode", 1), ("decode", 2))
+
+    traffic = Traffic(24, 15, (Slo(0.3, 0.008),))
+    by_risk = simulate(machines, aware(), traffic)
+    in_turn = simulate(machines, RoundRobin, traffic)
+    assert attained(by_risk) >= 0.95 * len(by_risk)
+    assert attained(in_turn) <= 0.6 * len(in_turn)
+
+
+def test_tight_and_loose_limits_do_not_share_a_worker() -> None:
+    """Two decode workers hold the tight requests' limit only where most loose ones run on the other."""
+    tight, loose = Slo(0.5, 0.006), Slo(0.5, 0.03)
+    traffic = Traffic(36, 12, (tight, loose, loose))
+
+    def machines() -> list[Machine]:
+        return of(*[("prefill", 1.0)] * 2, *[("decode", 1.0)] * 2)
+
+    for make, least, most in ((aware(), 0.75, 1.0), (RoundRobin, 0.0, 0.5)):
+        served = simulate(machines, make, traffic)
+        of_tight = [(slo, one) for slo, one in served if slo is tight]
+        assert least <= attained(of_tight) / len(of_tight) <= most
+        assert attained(served) - attained(of_tight) >= 0.95 * (len(served) - len(of_tight))
+
+
+@pytest.mark.parametrize(("slo", "peak"), [(Slo(0.5, 0.006), 14), (Slo(0.5, 0.012), 38)])
+def test_goodput_survives_twice_the_sustainable_rate(slo: Slo, peak: float) -> None:
+    """`peak` requests a second are what one pair serves in time without early refusal."""
+
+    def machines() -> list[Machine]:
+        return of(("prefill", 1), ("decode", 1))
+
+    seconds = 20
+    at_peak = simulate(machines, aware(), Traffic(peak, seconds, (slo,)))
+    assert attained(at_peak) >= 0.9 * len(at_peak)
+    traffic = Traffic(2 * peak, seconds, (slo,))
+    refusing, accepting = (simulate(machines, aware(refuse_late=refuse), traffic) for refuse in (True, False))
+    assert attained(refusing) >= 0.9 * attained(at_peak)
+    assert attained(accepting) < 0.2 * attained(at_peak)
+    accepted = [one for _, one in refusing if one.refused_s is None]
+    assert sum(one.meets(slo) for one in accepted) >= 0.98 * len(accepted)
+    refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
+    assert refused[int(0.7 * len(refused))] == 0, "at once"
+    assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
+
+
+def test_what_no_worker_can_meet_is_refused_at_once() -> None:
+    served = simulate(
+        lambda: of(("prefill", 1), ("decode", 1)), aware(refuse_late=True), Traffic(5, 4, (Slo(0.5, 0.003),))
+    )
+    assert all(one.refused_s == 0 for _, one in served)
+    served = simulate(
+        lambda: of(("prefill", 1), ("decode", 1)), aware(refuse_late=True), Traffic(5, 4, (Slo(0.02, None),))
+    )
+    assert all(one.refused_s == 0 for _, one in served)
+
+
+def test_old_heartbeats_do_not_make_routers_herd() -> None:
+    """Four routers that see one another's requests two seconds late."""
+
+    def machines() -> list[Machine]:
+        seen.append(of(*[("prefill", 1.0)] * 3, *[("decode", 1.0)] * 4))
+        return seen[-1]
+
+    seen: list[list[Machine]] = []
+    slo = Slo(0.5, 0.008)
+    served = simulate(machines, aware(), Traffic(80, 15, (slo,)), routers=4, heartbeat_s=2.0)
+    assert attained(served) >= 0.95 * len(served)
+    most = [machine.most_running for machine in seen[0] if machine.role == "decode"]
+    assert max(most) <= 1.5 * min(most), most
