@@ -13,12 +13,14 @@ from torch import Tensor
 
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
+from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
+from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
-from baton.engine.kernels.quantized_weight import dense
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.modules import Model, Product
 
 
@@ -107,7 +109,10 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product cannot do goes to the library."""
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product cannot do goes to the library.
+
+    A quantised weight that the kernel has no code for is dequantised first.
+    """
     if product.post_norm is None:
         _run(out, x, product, choice, scratch)
     else:
@@ -118,22 +123,43 @@ def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratc
 
 def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
     """`run_product` but for the norm of the result."""
-    bias, epilogue, norm = product.linear.bias, product.epilogue, product.norm
-    weight = dense(product.linear.weight, x.dtype)
-    if isinstance(choice, GemvTuning):
-        gemv(out, x, weight, bias, epilogue, norm, choice)
+    linear, epilogue, norm = product.linear, product.epilogue, product.norm
+    if isinstance(choice, GemvTuning) and has_gemv(linear.weight):
+        _one_row(out, x, product, choice)
         return
     if norm is not None:
         normed = scratch.normed[: x.numel()].view(x.shape)
         norm_rows(normed, x, norm)
         x = normed
+    weight = linear.weight
+    if isinstance(weight, QuantizedWeight):
+        if isinstance(choice, SkinnyTuning) and fits(weight.format, choice.width):
+            quantized_linear(out, x, weight, linear.bias, epilogue, choice, scratch.space)
+            return
+        weight = weight.dequantized(x.dtype)
     if isinstance(choice, SkinnyTuning):
-        skinny_linear(out, x, weight, bias, epilogue, choice, scratch.space)
+        skinny_linear(out, x, weight, linear.bias, epilogue, choice, scratch.space)
         return
-    if isinstance(choice, WideTuning) and bias is None and epilogue in WIDE_EPILOGUES:
+    if isinstance(choice, WideTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
         wide_product(out, x, weight, epilogue, choice, scratch.space)
         return
     _by_library(out, x, weight.t(), product, scratch)
+
+
+def has_gemv(weight: Weight) -> bool:
+    """Whether there is a kernel for one row times this weight."""
+    if not isinstance(weight, QuantizedWeight):
+        return True
+    held = weight.format
+    return int4_gemv_fits(held) or (held.codes != "int4" and held.scale_columns == 0)
+
+
+def _one_row(out: Tensor, x: Tensor, product: Product, tuning: GemvTuning) -> None:
+    weight, bias = product.linear.weight, product.linear.bias
+    if isinstance(weight, QuantizedWeight) and weight.format.codes == "int4":
+        int4_gemv(out, x, weight, bias, product.epilogue, product.norm, tuning)
+    else:
+        gemv(out, x, weight, bias, product.epilogue, product.norm, tuning)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,10 +6,10 @@
 
 `gemm_tables/*.json`, one file a GPU: a list of
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
-where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where these differ
-there are "weight_dtype" and "act_dtype" instead. A bucket takes the entry of its own rows, else that of the
-power of two above. `python -m bench.decode.tune_products` makes the repository's tables; a worker's start
-keeps what it measures in a file of the same form, beside the compiled kernels.
+where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
+there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
+rows, else that of the power of two above. `python -m bench.decode.tune_products` makes the repository's
+tables; a worker's start keeps what it measures in a file of the same form, beside the compiled kernels.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _KINDS: dict[str, type[Choice]] = {
 }
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
+EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
 # The GPU whose table stands in for one of its generation that has none, by compute capability.
 _STAND_INS = {(9, 0): "NVIDIA H100 80GB HBM3"}
@@ -98,8 +99,8 @@ class ProductTable:
     def choice(self, key: ProductKey) -> Choice:
         """The table's choice, or what stands in for a product that was not measured."""
         if self._exact:
-            return EXACT
-        return self._measured(key) or self._of_similar(key) or _default(key.rows, key.act_dtype)
+            return EXACT if key.weight_dtype == key.act_dtype else EXACT_QUANTIZED
+        return self._measured(key) or self._of_similar(key) or _default(key)
 
     def _measured(self, key: ProductKey) -> Choice | None:
         for rows in (key.rows, _row_tile(key.rows)):
@@ -170,11 +171,14 @@ def file_stem(gpu_name: str) -> str:
     return "-".join(gpu_name.lower().split())
 
 
-def _default(rows: int, dtype: str) -> Choice:
+def _default(key: ProductKey) -> Choice:
     """Memory-bound products go through W once by our own kernels; wide ones are the library's."""
+    rows, quantized = key.rows, key.weight_dtype != key.act_dtype
     if rows == 1:
         return GemvTuning()
-    if dtype == "float32":  # the matrix units have no IEEE float32, and the library's code for it is good
+    if (
+        key.act_dtype == "float32" and not quantized
+    ):  # the matrix units have no IEEE float32, and the library's code for it is good
         return Library()
     if rows <= _MOST_SKINNY_ROWS:
         return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)

@@ -40,6 +40,25 @@ class QuantizedWeight:
             weight_format, columns, codes, torch.empty(scales, dtype=torch.float32, device=device), zeros
         )
 
+    @classmethod
+    def random(
+        cls, weight_format: WeightFormat, rows: int, columns: int, device: torch.device | str
+    ) -> QuantizedWeight:
+        """W [rows, columns] of random codes, whose products with rows of unit variance have about unit
+        variance: for measurements."""
+        weight = cls.empty(weight_format, rows, columns, device)
+        codes = weight.codes.view(torch.uint8)
+        if weight_format.codes == "fp8":
+            # Up to 1.875 of either sign: no NaN.
+            codes.random_(0, 64).bitwise_or_(torch.randint_like(codes, 2) << 7)
+        else:
+            codes.random_(0, 256)
+        spread = {"fp8": 0.4, "int8": 74.0, "int4": 4.6}[weight_format.codes]
+        weight.scales.fill_(columns**-0.5 / spread)
+        if weight.zeros is not None:
+            weight.zeros.fill_(_ZERO)
+        return weight
+
     @property
     def shape(self) -> tuple[int, int]:
         """Of W."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.forward.gemm import Choice, Library
+from baton.engine.forward.gemm import Choice, Library, has_gemv
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
+from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
 
 # Rows that are measured. Other batch sizes take the entry of the power of two above.
@@ -38,6 +40,29 @@ _SKINNY = {
     ),
     128: ((128, 64, 1, 4, 8), (64, 64, 2, 6, 4), (64, 64, 1, 6, 4), (64, 128, 1, 3, 4)),
 }  # fmt: skip
+# The same for quantised weights.
+_QUANTIZED_GEMV = (
+    *_GEMV, (2, 2048, 4, 1), (8, 2048, 4, 1), (8, 2048, 8, 1), (4, 4096, 8, 1), (8, 4096, 8, 1),
+    (8, 1024, 4, 3), (16, 1024, 4, 1), (4, 2048, 4, 3), (1, 4096, 4, 1),
+)  # fmt: skip
+_QUANTIZED = {
+    16: (
+        (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 4, 4), (64, 128, 1, 6, 4), (64, 128, 2, 6, 4),
+        (64, 128, 4, 6, 4), (128, 128, 1, 4, 4), (128, 128, 2, 4, 4), (128, 128, 4, 4, 8),
+        (128, 128, 2, 5, 8), (64, 256, 1, 3, 4), (64, 256, 2, 3, 4), (64, 256, 4, 3, 4), (32, 128, 1, 5, 4), (32, 256, 2, 4, 4),
+    ),
+    32: (
+        (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 4, 4), (64, 128, 1, 6, 4), (64, 128, 2, 6, 4),
+        (128, 128, 1, 4, 4), (128, 128, 1, 4, 8), (128, 128, 2, 4, 8), (64, 256, 1, 3, 4), (64, 256, 2, 3, 4),
+    ),
+    64: (
+        (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 8), (128, 128, 2, 4, 8),
+        (64, 128, 1, 6, 4), (64, 256, 1, 3, 4), (128, 64, 1, 5, 8),
+    ),
+    128: (
+        (64, 128, 1, 4, 4), (128, 128, 1, 3, 8), (64, 128, 2, 3, 4), (128, 64, 1, 4, 8), (128, 128, 2, 3, 8),
+    ),
+}  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -48,14 +73,30 @@ _WIDE_UNGATED = (
 
 def candidates(product: Product, rows: int) -> list[Choice]:
     """The kernels to try for a product of `rows` rows, the library first."""
+    if isinstance(product.linear.weight, QuantizedWeight):
+        return _of_quantized(product.linear.weight, rows)
     found: list[Choice] = [Library()]
     if rows == 1:
         found += [GemvTuning(*shape) for shape in _GEMV]
-    tile = max(16, 1 << (rows - 1).bit_length())
+    tile = _tile(rows)
     found += [SkinnyTuning(tile, *shape) for shape in _SKINNY.get(tile, ())]
     if rows > 128 and runs_here():
         found += _wide(product)
     return found
+
+
+def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
+    found: list[Choice] = [Library()]
+    if rows == 1 and has_gemv(weight):
+        found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
+    tile = _tile(rows)
+    found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
+    return found
+
+
+def _tile(rows: int) -> int:
+    """The rows of a tile of x: the power of two that holds them, 16 at least."""
+    return max(16, 1 << (rows - 1).bit_length())
 
 
 def _wide(product: Product) -> Iterator[Choice]:

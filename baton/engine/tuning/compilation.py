@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from baton.engine.forward.gemm import Choice
 from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.weight_format import WeightFormat
 
 _MOST_PROCESSES = 14
 # W [rows, K] and rows of x of a compilation: any that kernels are not specialized for.
@@ -22,13 +23,15 @@ _ROWS, _DEPTH = 256, 4096
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it."""
+    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it; `held`: the format of a
+    quantised weight."""
 
     choice: Choice
     epilogue: Epilogue
     norm: bool
     bias: bool
     dtype: str
+    held: WeightFormat | None = None
 
 
 def compile_all(
@@ -60,6 +63,7 @@ def _compile(variant: Variant, device: int) -> None:
     from baton.engine.kernels.fusion import Norm
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+    from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
     from baton.engine.model.modules import Linear, Product
 
     torch.cuda.set_device(device)
@@ -70,7 +74,9 @@ def _compile(variant: Variant, device: int) -> None:
     gated = 2 if variant.epilogue.gated else 1
     x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
-    weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
+    weight: Weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
+    if variant.held is not None:
+        weight = QuantizedWeight.random(variant.held, gated * _ROWS, _DEPTH, place)
     norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)

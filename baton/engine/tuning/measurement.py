@@ -10,6 +10,7 @@ import torch
 
 from baton.engine.forward.gemm import Choice, Scratch, run_product, space_needed
 from baton.engine.kernels.fusion import Norm
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.modules import Linear, Product
 from baton.engine.tuning.candidates import candidates
 
@@ -27,14 +28,20 @@ def measure(
     of a product's result is the same whatever computes the product, and is left out.
     """
     n, k = product.linear.weight.shape
-    copies = max(1, int(_ROTATED_BYTES // (n * k * dtype.itemsize)))
+    held = product.linear.weight.format if isinstance(product.linear.weight, QuantizedWeight) else None
+    nbytes = n * k * dtype.itemsize if held is None else held.nbytes(n, k)
+    copies = max(1, int(_ROTATED_BYTES // nbytes))
     x = torch.randn(rows, k, device=device, dtype=dtype)
     out = torch.zeros(rows, product.outputs, device=device, dtype=dtype)
     norm = None if product.norm is None else Norm(torch.ones(k, device=device, dtype=dtype), product.norm.eps)
     bias = None if product.linear.bias is None else torch.zeros(n, device=device, dtype=dtype)
 
     def drawn() -> Product:
-        weight = torch.randn(n, k, device=device, dtype=dtype).mul_(0.02)
+        weight: Weight
+        if held is None:
+            weight = torch.randn(n, k, device=device, dtype=dtype).mul_(0.02)
+        else:
+            weight = QuantizedWeight.random(held, n, k, device)
         return replace(product, linear=Linear(weight, bias), norm=norm, post_norm=None)
 
     rotated = [drawn() for _ in range(copies)]

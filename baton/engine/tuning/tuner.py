@@ -22,6 +22,7 @@ import torch
 from baton.engine.forward.gemm import Choice, Library, ProductKey, dtype_name
 from baton.engine.forward.gemm_table import ProductTable, entry_of, key_of, read_entries, tuned_file
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
+from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
 from baton.engine.tuning.candidates import BUCKETS, candidates
 from baton.engine.tuning.compilation import Variant, compile_all
@@ -90,8 +91,9 @@ def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iter
 
 
 def _variant(product: Product, choice: Choice, dtype: torch.dtype) -> Variant:
-    bias = product.linear.bias is not None
-    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype))
+    weight, bias = product.linear.weight, product.linear.bias is not None
+    held = weight.format if isinstance(weight, QuantizedWeight) else None
+    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype), held)
 
 
 def save(path: Path, entries: Sequence[dict[str, Any]]) -> None:

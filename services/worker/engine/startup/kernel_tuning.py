@@ -29,12 +29,11 @@ def tune_products(
     """Completes this machine's table for the decode steps of a model, before its weights are loaded.
 
     Returns at once where nothing is to be measured: on a CPU, in mode `exact`, with `tune` off, in float64,
-    with weights in fewer bits, or where a table has all shapes. Of several workers that start on one machine,
-    one measures and the others wait for it. Where the folder of compiled kernels cannot be written it
-    measures nothing.
+    or where a table has all shapes. Of several workers that start on one machine, one measures and the others
+    wait for it. Where the folder of compiled kernels cannot be written it measures nothing.
     """
     exact = engine.numerics == "exact"
-    if device.type != "cuda" or exact or engine.tune == "off" or dtype == torch.float64 or formats:
+    if device.type != "cuda" or exact or engine.tune == "off" or dtype == torch.float64:
         return
     products, gpu = product_shapes(config, dtype, formats), torch.cuda.get_device_name(device)
     full = engine.tune == "full"

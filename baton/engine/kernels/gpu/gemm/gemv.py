@@ -5,7 +5,7 @@
     out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]; GEGLU with gelu
 
 with x optionally normed first: x · gain / sqrt(mean(x²) + eps). The mean is gathered while x streams by,
-and scales the sums at the end. Sums are float32.
+and scales the sums at the end. Sums are float32. W is as it is, or fp8 or int8 codes with a scale a row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 
 
 @triton.jit
@@ -35,6 +36,7 @@ def _gemv(
     weight,
     bias,
     gain,
+    scales,
     out,
     eps,
     N,
@@ -44,6 +46,7 @@ def _gemv(
     EPILOGUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -83,12 +86,16 @@ def _gemv(
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         total *= scale
+    if HAS_SCALES:
+        total *= tl.load(scales + n, mask=kept, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=kept, other=0.0).to(tl.float32)
     if EPILOGUE == 1:
         total += tl.load(out + n, mask=kept, other=0.0).to(tl.float32)
     if EPILOGUE >= 2:
         up = tl.sum(ups, 1) * scale
+        if HAS_SCALES:
+            up *= tl.load(scales + N + n, mask=kept, other=0.0)
         if HAS_BIAS:
             up += tl.load(bias + N + n, mask=kept, other=0.0).to(tl.float32)
         total = gated(total, up, out.dtype.element_ty, EPILOGUE)
@@ -109,24 +116,30 @@ class GemvTuning:
 def gemv(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     epilogue: Epilogue = Epilogue.PLAIN,
     norm: Norm | None = None,
     tuning: GemvTuning = GemvTuning(),
 ) -> None:
-    """x [1, K], weight [N, K] (gated: [2 N, K]), out [1, N]; raises ValueError for other shapes."""
+    """x [1, K], weight [N, K] (gated: [2 N, K]), out [1, N]; raises ValueError for other shapes, and for
+    codes without a scale a row."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     k = weight.shape[1]
     if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n):
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")
-    if weight.stride() != (k, 1) or x.stride(1) != 1 or out.stride(1) != 1:
+    matrix = weight.codes if isinstance(weight, QuantizedWeight) else weight
+    scales = weight.scales if isinstance(weight, QuantizedWeight) else None
+    if scales is not None and scales.shape != (weight.shape[0], 1):
+        raise ValueError(f"scales {tuple(scales.shape)} of {weight.shape[0]} rows")
+    if matrix.stride() != (k, 1) or x.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError("rows must be contiguous")
     _gemv[(triton.cdiv(n, tuning.rows),)](
         x,
-        weight,
+        matrix,
         x if bias is None else bias,
         x if norm is None else norm.gain,
+        x if scales is None else scales,
         out,
         0.0 if norm is None else norm.eps,
         n,
@@ -136,6 +149,7 @@ def gemv(
         EPILOGUE=int(epilogue),
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
+        HAS_SCALES=scales is not None,
         EVEN=k % tuning.width == 0,
         STAGES=tuning.stages,
         num_warps=tuning.warps,

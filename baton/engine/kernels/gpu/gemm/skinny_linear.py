@@ -81,6 +81,19 @@ def _skinny(
                 u = u.to(tl.float32)
             ups = tl.dot(u, xs, ups, input_precision="ieee")
 
+    finish_tile(
+        sums, ups, bias, out, partial, arrived, n, m, tile, rows_tile, split, M, N, BM, BN, SPLITS, EPILOGUE,
+        HAS_BIAS,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_tile(
+    sums, ups, bias, out, partial, arrived, n, m, tile, rows_tile, split, M, N,
+    BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile's sums; those of a split go to `partial`, and the program that arrives last adds them
+    up."""
     if SPLITS == 1:
         _store(sums, ups, bias, out, n, m, M, N, EPILOGUE, HAS_BIAS)
     else:

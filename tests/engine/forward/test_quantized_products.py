@@ -1,0 +1,82 @@
+"""Products with quantised weights, against the dequantised matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
+from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv
+from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, split_space_needed
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.reference.row_ops import rms_norm
+from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.model.quantization.quantize import quantize
+from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
+
+HELD = [
+    WeightFormat("fp8"),
+    WeightFormat("fp8", 32, 64),
+    WeightFormat("int8"),
+    WeightFormat("int4"),
+    WeightFormat("int4", scale_columns=32),
+    WeightFormat("int4", scale_columns=64, zeros=True),
+    WeightFormat("int4", scale_columns=128),
+]
+NAMES = [held.name for held in HELD]
+
+
+def matrix(held: WeightFormat, rows: int, columns: int) -> Tensor:
+    """On the host: the interpreter rounds to e4m3 in its own way."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("held", HELD, ids=NAMES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "splits", "bias", "epilogue"),
+    [
+        (1, 40, 128, 1, False, Epilogue.PLAIN),
+        (17, 70, 300, 3, True, Epilogue.RESIDUAL),
+        (5, 64, 256, 2, False, Epilogue.SWIGLU),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_quantized_linear(
+    held: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
+) -> None:
+    double = 2 if epilogue.gated else 1
+    x, weight = normal(m, k, seed=1), quantize(matrix(held, double * n, k).to(DEVICE), held)
+    b = normal(double * n, seed=4) if bias else None
+    out = normal(m, n, seed=5)
+    expected = reference(x, weight.dequantized(torch.float32), b, epilogue, out)
+    width = 128 if held.codes == "int4" else 64
+    tuning = SkinnyTuning(rows=16, columns=32, width=width, splits=splits, stages=2)
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    quantized_linear(out, x, weight, b, epilogue, tuning, space)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("held", [held for held in HELD if held.scale_rows == 1], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    ("n", "k", "bias", "norm", "epilogue"),
+    [
+        (37, 100, True, False, Epilogue.RESIDUAL),
+        (16, 256, False, True, Epilogue.PLAIN),
+        (5, 300, True, True, Epilogue.GEGLU),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_one_row(held: WeightFormat, n: int, k: int, bias: bool, norm: bool, epilogue: Epilogue) -> None:
+    double = 2 if epilogue.gated else 1
+    x, gain = normal(1, k, seed=1), normal(k, seed=3)
+    weight = quantize(matrix(held, double * n, k).to(DEVICE), held)
+    b = normal(double * n, seed=4) if bias else None
+    out = normal(1, n, seed=5)
+    normed = rms_norm(x, gain, 1e-5) if norm else x
+    expected = reference(normed, weight.dequantized(torch.float32), b, epilogue, out)
+    kernel = int4_gemv if held.codes == "int4" else gemv
+    kernel(out, x, weight, b, epilogue, Norm(gain, 1e-5) if norm else None, GemvTuning(rows=8, width=128))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
