@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from baton.engine.kernels.weight_format import FORMATS
+
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -34,11 +36,22 @@ class Shape:
         head = sizes.pop("head")
         return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
 
-    def held_elements(self) -> int:
-        """Elements of all weights in memory: those that a step reads, and the embedding."""
+    def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
+        """Bytes of `weight_elements`, those of the layers in the format of `--quantization`."""
+        sizes = self.products()
+        rows, columns = sizes.pop("head")
+        layers = int(self.config["num_hidden_layers"])
+        of_layer = [
+            n * k * element_bytes if quantization is None else FORMATS[quantization].nbytes(n, k)
+            for n, k in sizes.values()
+        ]
+        return layers * sum(of_layer) + rows * columns * element_bytes
+
+    def held_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
+        """Bytes of all weights in memory: those that a step reads, and the embedding."""
         c = self.config
         embedding = 0 if c["tie_word_embeddings"] else c["vocab_size"] * c["hidden_size"]
-        return self.weight_elements() + int(embedding)
+        return self.weight_bytes(element_bytes, quantization) + int(embedding) * element_bytes
 
     def kv_elements_read(self, context: float) -> float:
         """Elements of keys and values that a step reads for a row of `context` tokens."""

@@ -2,7 +2,8 @@
 
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
-        [--seconds S] [--churn] [--budget] [--memory [--cold]] [--front] [--burners N]
+        [--quantization fp8|int8|int4] [--tune] [--seconds S] [--churn] [--budget] [--memory [--cold]]
+        [--front] [--burners N]
 
 Random weights and KV. One JSON object a batch goes to stdout.
 
@@ -36,7 +37,7 @@ from typing import Any
 from baton.device.kernel_cache import keep_kernels_in
 from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.decode.case import SAMPLINGS, Case, EngineSize
-from bench.shapes import SHAPES
+from bench.shapes import SHAPES, torch_dtype
 
 _CHURN_S = 10.0
 _BUDGET_S = 1.0
@@ -52,6 +53,7 @@ def main() -> None:
             arguments.context,
             arguments.sampling,
             arguments.numerics,
+            arguments.quantization,
         )
         for batch in arguments.batch.split(",")
     ]
@@ -68,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
+    parser.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
     parser.add_argument("--batch", default="1,8,32,64,128,256")
     parser.add_argument("--context", type=int, default=1024, help="tokens; 8192, 32768 and 131072 are long")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS))
@@ -112,6 +116,8 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         sys.exit(f"bench.decode: {lacking}")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    if arguments.tune:
+        tune_missing(cases[0], size.slots)
     _report(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
     engine = DecodeEngine(cases[0], size, front)
@@ -122,6 +128,23 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         measure_all(engine, cases, arguments)
     finally:
         _report(f"front: {engine.close()}")
+
+
+def tune_missing(case: Case, rows: int) -> None:
+    """Measures what no table has, as a worker's start does, but without a limit of time."""
+    import torch
+
+    from baton.engine.forward.gemm_table import ProductTable, tuned_file
+    from baton.engine.tuning.tuner import missing, save, tune
+    from bench.decode.tune_products import products_of
+
+    gpu, kind = torch.cuda.get_device_name(), getattr(torch, torch_dtype(case.dtype))
+    products = products_of(case.shape, case.dtype, case.quantization)
+    wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
+    entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
+    for entry in entries:
+        _report(json.dumps(entry))
+    save(tuned_file(gpu), entries)
 
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:

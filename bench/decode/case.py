@@ -44,6 +44,7 @@ class Case:
     context: int
     sampling: str
     numerics: str
+    quantization: str | None = None
 
     @property
     def model(self) -> Shape:
@@ -61,7 +62,8 @@ class Case:
     def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
         """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth."""
         of_rows = (self.batch if rows is None else rows) * self.model.kv_elements_read(mean_context)
-        read = (self.model.weight_elements() + of_rows) * self.element_bytes
+        weights = self.model.weight_bytes(self.element_bytes, self.quantization)
+        read = weights + of_rows * self.element_bytes
         return read / read_bytes_s * 1e3
 
 
@@ -92,7 +94,7 @@ class EngineSize:
 
     def lacking(self, case: Case, free_bytes: float) -> str | None:
         """Why an engine of this size does not fit into the free memory; None if it fits."""
-        weights = case.model.held_elements() * case.element_bytes
+        weights = case.model.held_bytes(case.element_bytes, case.quantization)
         wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
         if wanted <= free_bytes:
             return None

@@ -1,6 +1,7 @@
 """Measures the kernels that may compute each product of a decode step, and writes the table of the fastest.
 
-    python -m bench.decode.tune_products --shape NAME,...|all [--dtype bf16] [--rows 256] [--again] [--write]
+    python -m bench.decode.tune_products --shape NAME,...|all [--dtype bf16] [--quantization fp8|int8|int4]
+        [--rows 256] [--again] [--write]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. With --write that
 table, in baton/engine/forward/gemm_tables, is completed. One JSON object for each product and number of rows
@@ -29,42 +30,44 @@ def main() -> None:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", help="names, or all")
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
     parser.add_argument("--rows", type=int, default=256, help="most rows")
     parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     names = sorted(set(SHAPES) - {"tiny"}) if arguments.shape == "all" else arguments.shape.split(",")
-    run(names, torch_dtype(arguments.dtype), arguments.rows, again=arguments.again, write=arguments.write)
+    run(names, arguments)
 
 
-def run(names: list[str], dtype: str, rows: int, *, again: bool, write: bool) -> None:
+def run(names: list[str], arguments: argparse.Namespace) -> None:
     """Measures shape after shape, and writes after each."""
     import torch
 
     from baton.engine.forward.gemm_table import TABLES, ProductTable, file_stem, shipped_entries
     from baton.engine.tuning.tuner import missing, save, tune
 
+    dtype = torch_dtype(arguments.dtype)
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, dtype)
     found: list[dict[str, Any]] = []
     for name in names:
-        table = ProductTable(found if again else [*shipped_entries(gpu), *found])
-        wanted = missing(products_of(name, dtype), rows, kind, table)
+        table = ProductTable(found if arguments.again else [*shipped_entries(gpu), *found])
+        wanted = missing(products_of(name, dtype, arguments.quantization), arguments.rows, kind, table)
         began = time.monotonic()
         entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
         print(f"{name}: {len(entries)} in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         for entry in entries:
             print(json.dumps(entry), flush=True)
         found += entries
-        if write:
+        if arguments.write:
             save(TABLES / f"{file_stem(gpu)}.json", entries)
 
 
-def products_of(name: str, dtype: str) -> list[Product]:
+def products_of(name: str, dtype: str, quantization: str | None = None) -> list[Product]:
     """The distinct products of a model of that shape; their tensors have shapes and no memory."""
     from bench.random_model import random_model
 
-    found: list[Product] = random_model(SHAPES[name], dtype, 1, 16, "meta").product_kinds()
+    found: list[Product] = random_model(SHAPES[name], dtype, 1, 16, "meta", quantization).product_kinds()
     return found
 
 

@@ -40,24 +40,17 @@ class QuantizedWeight:
             weight_format, columns, codes, torch.empty(scales, dtype=torch.float32, device=device), zeros
         )
 
-    @classmethod
-    def random(
-        cls, weight_format: WeightFormat, rows: int, columns: int, device: torch.device | str
-    ) -> QuantizedWeight:
-        """W [rows, columns] of random codes, whose products with rows of unit variance have about unit
-        variance: for measurements."""
-        weight = cls.empty(weight_format, rows, columns, device)
-        codes = weight.codes.view(torch.uint8)
-        if weight_format.codes == "fp8":
-            # Up to 1.875 of either sign: no NaN.
-            codes.random_(0, 64).bitwise_or_(torch.randint_like(codes, 2) << 7)
-        else:
-            codes.random_(0, 256)
-        spread = {"fp8": 0.4, "int8": 74.0, "int4": 4.6}[weight_format.codes]
-        weight.scales.fill_(columns**-0.5 / spread)
-        if weight.zeros is not None:
-            weight.zeros.fill_(_ZERO)
-        return weight
+    def randomize_(self) -> None:
+        """Random codes, with scales by which products with rows of unit variance have about unit variance.
+        For measurements."""
+        codes = self.codes.view(torch.uint8)
+        codes.random_(0, 256)
+        if self.format.codes == "fp8":  # up to 1.875, of either sign: no NaN
+            codes.bitwise_and_(0b10111111)
+        spread = {"fp8": 0.4, "int8": 74.0, "int4": 4.6}[self.format.codes]
+        self.scales.fill_(self.columns**-0.5 / spread)
+        if self.zeros is not None:
+            self.zeros.fill_(_ZERO)
 
     @property
     def shape(self) -> tuple[int, int]:

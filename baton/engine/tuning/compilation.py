@@ -76,7 +76,8 @@ def _compile(variant: Variant, device: int) -> None:
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
     weight: Weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
     if variant.held is not None:
-        weight = QuantizedWeight.random(variant.held, gated * _ROWS, _DEPTH, place)
+        weight = QuantizedWeight.empty(variant.held, gated * _ROWS, _DEPTH, place)
+        weight.randomize_()
     norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)

@@ -41,7 +41,8 @@ def measure(
         if held is None:
             weight = torch.randn(n, k, device=device, dtype=dtype).mul_(0.02)
         else:
-            weight = QuantizedWeight.random(held, n, k, device)
+            weight = QuantizedWeight.empty(held, n, k, device)
+            weight.randomize_()
         return replace(product, linear=Linear(weight, bias), norm=norm, post_norm=None)
 
     rotated = [drawn() for _ in range(copies)]

@@ -80,3 +80,14 @@ def test_one_row(held: WeightFormat, n: int, k: int, bias: bool, norm: bool, epi
     kernel = int4_gemv if held.codes == "int4" else gemv
     kernel(out, x, weight, b, epilogue, Norm(gain, 1e-5) if norm else None, GemvTuning(rows=8, width=128))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("held", HELD, ids=NAMES)
+def test_in_bfloat16(held: WeightFormat) -> None:
+    """On a GPU codes become bfloat16 by moving bits."""
+    x, out = (normal(rows, width, seed=rows).bfloat16() for rows, width in ((33, 256), (33, 96)))
+    weight = quantize(matrix(held, 96, 256).to(DEVICE), held)
+    expected = reference(x, weight.dequantized(torch.float32), None, Epilogue.PLAIN, out)
+    tuning = SkinnyTuning(rows=32, columns=64, width=128 if held.codes == "int4" else 64, splits=1, stages=3)
+    quantized_linear(out, x, weight, None, Epilogue.PLAIN, tuning)
+    torch.testing.assert_close(out.float(), expected, rtol=2**-7, atol=2**-7)
