@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import validate
 
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Choices, Grammar
-from tests.e2e.cluster import MODEL, Cluster, assert_all_free
+from models.demo_training.evaluate import DEMO_MODEL
+from tests.e2e.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up, descendants
 from tests.e2e.completions import complete
+from tests.support.json_schemas import Schema, schemas, validator_of
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 SCHEMA = {
@@ -25,6 +33,7 @@ SCHEMA = {
     "required": ["name", "tags", "age"],
     "additionalProperties": False,
 }
+STREAMS = 32
 WORDS = ["red", "green", "greenish"]
 
 
@@ -87,6 +96,105 @@ async def test_guided_and_free_outputs_in_one_batch(cluster: Cluster) -> None:
     assert len(texts) > 12, "each output has a seed of its own"
     for text in texts:
         validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_outputs_of_random_schemas_are_valid(cluster: Cluster, temperature: float) -> None:
+    await prove(cluster, schemas(16, seed=2), temperature)
+
+
+@pytest.mark.slow
+async def test_outputs_of_300_random_schemas_on_the_demo_model() -> None:
+    with baton_up(DEMO_MODEL, "--slots", str(STREAMS)) as demo:
+        for temperature in (0.0, 1.0):
+            print(f"temperature {temperature}:", await prove(demo, schemas(300, seed=1), temperature))
+
+
+async def prove(cluster: Cluster, cases: Sequence[Schema], temperature: float) -> str:
+    """Has a document written for each schema, STREAMS at a time. All that end by themselves must be valid,
+    and at most 2 % may reach 512 tokens. Returns what was counted."""
+    streams, ended, tokens = asyncio.Semaphore(STREAMS), 0, 0
+    async with cluster.stub() as stub:
+
+        async def one(number: int, schema: Schema) -> None:
+            nonlocal ended, tokens
+            grammar, fields = Grammar(json_schema=json.dumps(schema)), {"max_tokens": 512, "seed": number}
+            async with streams:
+                answer = await cluster.generate(
+                    stub, [*PROMPT, number], grammar=grammar, temperature=temperature, **fields
+                )
+            tokens += len(answer.token_ids)
+            if answer.finish == "stop":
+                ended += 1
+                validator_of(schema).validate(json.loads(answer.text))
+
+        async with asyncio.TaskGroup() as tasks:
+            for number, schema in enumerate(cases):
+                tasks.create_task(one(number, schema))
+    assert len(cases) - ended <= 0.02 * len(cases)
+    await assert_all_free(cluster, within_s=5)
+    return f"{ended} of {len(cases)} ended by themselves, all valid; {tokens} tokens"
+
+
+async def test_a_killed_mask_process_costs_no_output(cluster: Cluster) -> None:
+    """What it guided goes on with another attempt, from the token it had; free outputs do not notice."""
+    async with cluster.stub() as stub:
+        common: dict[str, Any] = {"seed": 4, "max_tokens": 120}
+        guided = {**common, "grammar": Grammar(regex="[a-z ]{300}")}
+        prompts = [[*PROMPT, number] for number in range(4)]
+
+        async def ask() -> tuple[list[Answer], Answer]:
+            free = cluster.generate(stub, PROMPT, ignore_eos=True, **common)
+            *answers, last = await asyncio.gather(
+                *(cluster.generate(stub, prompt, **guided) for prompt in prompts), free
+            )
+            return answers, last
+
+        expected, free = await ask()
+        asking = asyncio.create_task(ask())
+        killed = 0
+        while not asking.done():
+            await asyncio.sleep(0.1)
+            if killed < 3 and (running := mask_processes(cluster)):
+                os.kill(running[0], signal.SIGKILL)
+                killed += 1
+        answers, undisturbed = asking.result()
+    assert killed
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert undisturbed.token_ids == free.token_ids
+    attempts = [answer.last.trace.attempts for answer in answers if answer.last is not None]
+    assert max(attempts) > 1, "the kill took effect"
+    assert undisturbed.last is not None
+    assert undisturbed.last.trace.attempts == 1
+    await assert_all_free(cluster, within_s=5)
+
+
+def mask_processes(cluster: Cluster) -> list[int]:
+    """Ids of the cluster's mask processes, those of decode first."""
+    found = []
+    for pid in descendants(cluster.process.pid):
+        with contextlib.suppress(OSError):
+            if "services.masks.process" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return sorted(found, key=lambda pid: -pid)
+
+
+async def test_clients_that_leave_leave_nothing(cluster: Cluster) -> None:
+    request = GenerateRequest(
+        model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=200, grammar=Grammar(regex="[a-z ]{300}")
+    )
+    async with cluster.stub() as stub:
+
+        async def one(heard_at_most: int) -> None:
+            call, heard = stub.Generate(request, timeout=60), 0
+            async for message in call:
+                heard += len(message.token_ids)
+                if heard > heard_at_most:
+                    call.cancel()
+                    return
+
+        await asyncio.gather(*(one(3 * number) for number in range(8)))
+    await assert_all_free(cluster, within_s=5)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -4,12 +4,14 @@ sees it."""
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.types_pb2 import Grammar
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -28,6 +30,8 @@ DRAWN: dict[str, Any] = {
     "presence_penalty": 0.3,
     "ignore_eos": True,
 }
+# Of every output with this grammar each token is one to four characters, so that all end by length.
+GUIDED: dict[str, Any] = {"temperature": 0.9, "grammar": Grammar(regex="[a-z ]{400}")}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def expected(model: Path) -> list[list[int]]:
 
 
 async def answers_of(cluster: Cluster) -> list[Answer]:
-    """All at once, half of them drawn with penalties; everything is free afterwards."""
+    """All at once, half of them drawn, with penalties or guided; everything is free afterwards."""
     async with cluster.stub() as stub:
         await cluster.generate(stub, [*BEGIN, 7], max_tokens=2, **GREEDY)
         answers = await asyncio.gather(
@@ -61,7 +65,7 @@ async def answers_of(cluster: Cluster) -> list[Answer]:
                     prompt(number),
                     max_tokens=TOKENS - number,
                     seed=number,
-                    **(DRAWN if number % 2 else GREEDY),
+                    **(GREEDY, DRAWN, GREEDY, GUIDED)[number % 4],
                 )
                 for number in range(REQUESTS)
             )
@@ -117,6 +121,8 @@ async def test_every_stream_is_whole_and_exact(
         await leave_early(short)
     assert [answer.token_ids for answer in answers] == expected
     assert [len(answer.token_ids) for answer in answers] == [TOKENS - number for number in range(REQUESTS)]
+    for number in range(3, REQUESTS, 4):
+        assert re.fullmatch("[a-z ]+", answers[number].text)
     reference = load_reference(model)
     for number in range(0, REQUESTS, 2):
         greedy_matches(reference, prompt(number), answers[number].token_ids)

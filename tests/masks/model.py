@@ -34,8 +34,24 @@ ID_OF = {character: number for character, number in _VOCABULARY.items() if 0x21 
 CHARACTER_OF = {number: character for character, number in ID_OF.items()}
 
 
+_SPELLING = {number: character for character, number in _VOCABULARY.items()}
+
+
+def _characters() -> list[str]:
+    """The character that byte-level BPE writes each byte as."""
+    spelt = {ord(character) for character in _VOCABULARY if ord(character) < 256}
+    others = iter(sorted(character for character in _VOCABULARY if ord(character) >= 256))
+    return [chr(byte) if byte in spelt else next(others) for byte in range(256)]
+
+
 def ids_of(text: str) -> list[int]:
     return [ID_OF[character] for character in text]
+
+
+def text_of(ids: list[int]) -> str:
+    """The text of byte tokens. Raises UnicodeDecodeError where it is not UTF-8."""
+    written = {character: number for number, character in enumerate(_characters())}
+    return bytes(written[_SPELLING[token]] for token in ids).decode()
 
 
 def allowed(mask: Mask) -> set[int]:

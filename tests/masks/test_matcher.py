@@ -12,7 +12,17 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Choices, Grammar, Limits
 from services.masks.matcher import Matchers
-from tests.masks.model import CHARACTER_OF, END_ID, OTHER_END_ID, allowed, ids_of, make_folder, make_matchers
+from tests.masks.model import (
+    CHARACTER_OF,
+    END_ID,
+    OTHER_END_ID,
+    allowed,
+    ids_of,
+    make_folder,
+    make_matchers,
+    text_of,
+)
+from tests.support.json_schemas import schemas, validator_of
 
 ENDS = {END_ID, OTHER_END_ID}
 LIMITS = Limits(max_tokens=100, stop_token_ids=sorted(ENDS))
@@ -62,6 +72,22 @@ def test_every_walk_is_in_its_language(matchers: Matchers, seed: int) -> None:
     document = json.loads(walk(matchers, Grammar(json_schema=SCHEMA), seed))
     assert document.keys() == {"ok", "n"}
     assert document["n"] in range(10)
+
+
+def test_every_walk_through_a_random_schema_is_valid(matchers: Matchers) -> None:
+    """300 schemas, and in each a document drawn token by token, uniformly among those allowed."""
+    total = 0
+    for number, schema in enumerate(schemas(300, seed=1)):
+        draw = random.Random(number)
+        sequence = matchers.open(Grammar(json_schema=json.dumps(schema)), LIMITS, ())
+        ids: list[int] = []
+        while (token := draw.choice(sorted(allowed(sequence.mask())))) not in ENDS:
+            ids.append(token)
+            sequence.advance((token,))
+            assert len(ids) < 512, schema
+        validator_of(schema).validate(json.loads(text_of(ids)))
+        total += len(ids)
+    assert total > 5000
 
 
 def test_the_state_follows_from_the_output_alone(matchers: Matchers) -> None:
