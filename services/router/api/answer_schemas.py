@@ -26,6 +26,10 @@ def _is(value: str) -> Schema:
     return {"const": value}
 
 
+def _is_bool(*, value: bool) -> Schema:
+    return {"const": value}
+
+
 def _reference(name: str) -> Schema:
     return {"$ref": REFERENCES + name}
 
@@ -119,4 +123,66 @@ ANSWERS: Mapping[str, Schema] = {
         },
         token_ids=_IDS,
     ),
+    "Response": _object(
+        {
+            "id": _STRING,
+            "object": _is("response"),
+            "created_at": _COUNT,
+            "completed_at": {"type": ["integer", "null"]},
+            "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+            "background": _is_bool(value=False),
+            "error": {"anyOf": [_object({"code": _STRING, "message": _STRING}), {"type": "null"}]},
+            "incomplete_details": {"anyOf": [_object({"reason": _STRING}), {"type": "null"}]},
+            "instructions": _NULLABLE,
+            "max_output_tokens": {"type": ["integer", "null"]},
+            "max_tool_calls": {"type": "null"},
+            "model": _STRING,
+            "output": _many("ResponseMessage"),
+            "parallel_tool_calls": _is_bool(value=True),
+            "previous_response_id": {"type": "null"},
+            "reasoning": {"type": "object"},
+            "service_tier": _STRING,
+            "store": _is_bool(value=False),
+            "temperature": {"type": "number"},
+            "text": {"type": "object"},
+            "tool_choice": _is("auto"),
+            "tools": {"type": "array", "maxItems": 0},
+            "top_logprobs": _COUNT,
+            "top_p": {"type": "number"},
+            "truncation": _is("disabled"),
+            "usage": _or_null("ResponseUsage"),
+            "user": {"type": "null"},
+            "metadata": {"type": "object"},
+        }
+    ),
+    "ResponseMessage": _object(
+        {
+            "id": _STRING,
+            "type": _is("message"),
+            "status": {"enum": ["in_progress", "completed", "incomplete"]},
+            "role": _is("assistant"),
+            "content": _many("ResponseText"),
+        }
+    ),
+    "ResponseText": _object(
+        {
+            "type": _is("output_text"),
+            "text": _STRING,
+            "annotations": {"type": "array", "maxItems": 0},
+            "logprobs": {"type": "array", "items": {"type": "object"}},
+        }
+    ),
+    "ResponseUsage": _object(
+        {
+            "input_tokens": _COUNT,
+            "input_tokens_details": _object({"cached_tokens": _COUNT, "cache_write_tokens": _COUNT}),
+            "output_tokens": _COUNT,
+            "output_tokens_details": _object({"reasoning_tokens": _COUNT}),
+            "total_tokens": _COUNT,
+        }
+    ),
+    "ResponseEvent": {
+        **_object({"type": _STRING, "sequence_number": _COUNT}),
+        "additionalProperties": True,
+    },
 }

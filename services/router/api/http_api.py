@@ -1,4 +1,4 @@
-"""The public HTTP API: OpenAI's completions, chat completions and models, and vLLM's tokenize endpoints."""
+"""The public HTTP API: OpenAI's completions, responses and models, and vLLM's tokenize endpoints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from baton.errors import ErrorKind, FieldError
 from services.router.api.docs_page import docs_page
 from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.api.openapi import installed_version, openapi_document
+from services.router.api.responses_answer import ResponsesAnswer
 from services.router.formats.ignored_fields import header
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
@@ -49,6 +50,7 @@ class HttpApi:
         posts = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
+            "/v1/responses": self.responses,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
@@ -76,6 +78,14 @@ class HttpApi:
         body, requests = await self._admission.chat(request.state.body, request.headers)
         formatter = ChatFormatter(body, self._admission.tokenizer.token_texts)
         await self._respond(request, send, body, requests, formatter)
+
+    async def responses(self, request: HttpRequest, send: Send) -> None:
+        """POST /v1/responses."""
+        body, admitted = await self._admission.response(request.state.body, request.headers)
+        request.state.deadline = admitted.deadline
+        texts = self._admission.tokenizer.token_texts
+        answer = ResponsesAnswer(self._dispatcher, body, admitted, texts)
+        await (answer.stream(send) if body.stream else answer.whole(send))
 
     async def models(self, request: HttpRequest) -> Response:
         """GET /v1/models."""

@@ -11,17 +11,12 @@ from starlette.types import Send
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
+from services.router.api.event_stream import EventStream
 from services.router.formats.ignored_fields import header
-from services.router.formats.json_bodies import Headers, encode, send_json
+from services.router.formats.json_bodies import send_json
 from services.router.formats.openai_fields import StreamOptions
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Formatter(Protocol):
@@ -85,7 +80,7 @@ class CompletionResponse:
         The status is sent with the first event. So an error before any token is raised, and gets its own
         status; a later one ends the stream with an error event.
         """
-        events = _Events(send, self._headers)
+        events = EventStream(send, self._headers)
         tokens = 0
         head = self._head(self._formatter.chunk_object)
         try:
@@ -138,21 +133,3 @@ class CompletionResponse:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached + least},
         }
-
-
-class _Events:
-    """A stream of server-sent events. The status is sent with the first event."""
-
-    def __init__(self, send: Send, more_headers: Headers) -> None:
-        self._send = send
-        self._headers = [*_STREAM_HEADERS, *more_headers]
-        self.started = False
-
-    async def send(self, document: object) -> None:
-        await self.write(f"data: {encode(document, default=list)}\n\n".encode())
-
-    async def write(self, data: bytes, *, last: bool = False) -> None:
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})

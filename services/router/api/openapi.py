@@ -13,6 +13,7 @@ from services.router.formats.body_schemas import REFERENCES, Schema, body_schema
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.openai_fields import Body
+from services.router.formats.responses_body import ResponsesBody
 from services.router.formats.tokenize_bodies import DetokenizeBody, TokenizeBody
 
 _JSON = "application/json"
@@ -60,6 +61,13 @@ OPERATIONS = (
         answer="Completion",
         body=CompletionBody,
         stream="Completion",
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        *("post", "/v1/responses", "createResponse", "Responds to a text or a conversation"),
+        answer="Response",
+        body=ResponsesBody,
+        stream="ResponseEvent",
         errors=_POST_ERRORS,
     ),
     Operation("get", "/v1/models", "listModels", "The served model", "ModelList"),

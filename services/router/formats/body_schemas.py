@@ -12,6 +12,7 @@ Schema = dict[str, Any]
 # Fields whose bounds are those of a field with another name.
 _BOUNDS_OF = {
     "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
     "top_logprobs": "logprobs",
     "best_of": "n",
 }

@@ -59,35 +59,24 @@ def _refused(**neutral: tuple[object, ...]) -> dict[str, Field]:
 
 # Of every endpoint that generates: how tokens are drawn, what ends the output, who asks and for what.
 _GENERATION: FieldTable = {
-    **_used("model", "temperature", "top_p", "stream", "stream_options"),
+    **_used(
+        *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "min_tokens"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop"),
+        *("stop_token_ids", "ignore_eos", "skip_special_tokens", "structured_outputs"),
+    ),
     **_no_effect(
         *("metadata", "moderation", "priority", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "session_id"),
         *("stream_interval", "user", "watermarking"),
     ),
     **_refused(
-        cache_salt=(),
-        ec_transfer_params=({},),
-        kv_transfer_params=({},),
-        structured_outputs=(),
-        vllm_xargs=({},),
-    ),
-}
-_SAMPLING: FieldTable = {
-    **_GENERATION,
-    **_used(
-        *("max_tokens", "min_tokens", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_token_ids", "ignore_eos"),
-        *("logprobs", "skip_special_tokens", "return_token_ids"),
-        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        *("guided_grammar", "guided_whitespace_pattern"),
-    ),
-    **_no_effect("guided_decoding_backend"),
-    **_refused(
         allowed_token_ids=(),
         bad_words=([],),
+        cache_salt=(),
         early_stopping=(False,),
+        ec_transfer_params=({},),
         include_stop_str_in_output=(False,),
+        kv_transfer_params=({},),
         length_penalty=(1,),
         logits_processors=([],),
         logprob_token_ids=(),
@@ -103,7 +92,16 @@ _SAMPLING: FieldTable = {
         truncate_prompt_tokens=(),
         truncation_side=(),
         use_beam_search=(False,),
+        vllm_xargs=({},),
     ),
+}
+_SAMPLING: FieldTable = {
+    **_GENERATION,
+    **_used(
+        *("max_tokens", "n", "logprobs", "return_token_ids", "response_format", "guided_json"),
+        *("guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"),
+    ),
+    **_no_effect("guided_decoding_backend"),
 }
 
 _COMPLETIONS: FieldTable = {
@@ -148,23 +146,48 @@ _CHAT: FieldTable = {
     ),
 }
 
+_RESPONSES: FieldTable = {
+    **_GENERATION,
+    **_used(
+        *("input", "instructions", "max_output_tokens", "include", "text", "top_logprobs"),
+        "chat_template_kwargs",
+    ),
+    # Nothing is stored, whatever `store` is; the response says so.
+    **_no_effect("store"),
+    **_refused(
+        access_programs=(),
+        background=(False,),
+        context_management=([],),
+        conversation=(),
+        enable_response_messages=(False,),
+        image=(),
+        max_tool_calls=(),
+        media_io_kwargs=({},),
+        mm_processor_kwargs=({},),
+        parallel_tool_calls=(True, False),
+        previous_input_messages=([],),
+        previous_response_id=(),
+        prompt=(),
+        reasoning=({}, {"effort": None}, {"effort": "none"}),
+        tool_choice=("none", "auto"),
+        tools=([],),
+        truncation=("disabled",),
+    ),
+}
+
 
 def _also_refusing(table: FieldTable, *others: FieldTable) -> FieldTable:
-    """The table, refusing what only other endpoints have and use: `prompt` in a chat is a mistake."""
-    rest = {name: field for other in others for name, field in other.items() if name not in table}
-    return {
-        **{
-            name: Field(Treatment.REFUSED, field.neutral)
-            for name, field in rest.items()
-            if field is not _NO_EFFECT
-        },
-        **{name: field for name, field in rest.items() if field is _NO_EFFECT},
-        **table,
-    }
+    """The table, refusing what only the other endpoints use: a `prompt` in a chat is a mistake."""
+    whole = dict(table)
+    for name, field in ((name, field) for other in others for name, field in other.items()):
+        refused = field if field is _NO_EFFECT else Field(Treatment.REFUSED, field.neutral)
+        whole.setdefault(name, refused)
+    return whole
 
 
-COMPLETIONS = _also_refusing(_COMPLETIONS, _CHAT)
-CHAT = _also_refusing(_CHAT, _COMPLETIONS)
+COMPLETIONS = _also_refusing(_COMPLETIONS, _CHAT, _RESPONSES)
+CHAT = _also_refusing(_CHAT, _COMPLETIONS, _RESPONSES)
+RESPONSES = _also_refusing(_RESPONSES, _COMPLETIONS, _CHAT)
 
 TOKENIZE: FieldTable = {
     **_CONVERSATION,
@@ -176,6 +199,7 @@ DETOKENIZE: FieldTable = _used("model", "tokens")
 TABLES: Mapping[str, FieldTable] = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

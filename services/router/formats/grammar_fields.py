@@ -38,6 +38,18 @@ def grammar_of(
     return asking[0] if asking else (None, "grammar")
 
 
+def grammar_of_text_format(given: Mapping[str, object] | None) -> Grammar | None:
+    """The grammar of `text.format` of the Responses API; None for plain text. FieldError if it is invalid."""
+    kind = None if given is None else given.get("type")
+    if given is None or kind == _NEUTRAL_FORMAT:
+        return None
+    if kind == "json_object":
+        return Grammar(json_schema=_OBJECT)
+    if kind != "json_schema":
+        raise FieldError("text.format.type must be text, json_object or json_schema", param="text")
+    return _json_schema("text.format.schema", given.get("schema"))
+
+
 def _of_response_format(given: dict[str, Any] | None) -> Grammar | None:
     kind = None if given is None else given.get("type")
     if given is None or kind == _NEUTRAL_FORMAT:

@@ -76,13 +76,12 @@ class StreamOptions(Part):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingBody(Body):
-    """The fields of sampling and output that both kinds of completion have."""
+class GenerationBody(Body):
+    """The fields of sampling and output that every endpoint has that generates."""
 
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {"stream_options": StreamOptions}
 
     model: str
-    max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -93,25 +92,18 @@ class SamplingBody(Body):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    n: int | None = None
     stop: Stop | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
-    response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
 
     def sampling(self) -> ParsedRequest:
         """Converts these fields; the caller adds the prompt and the fields of its API."""
-        grammar, asking = self._grammar()
+        grammar, asking = self.grammar()
+        optional: dict[str, Any] = {name: getattr(self, name, None) for name in OPTIONAL_FIELDS}
         return ParsedRequest(
             model=self.model,
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
@@ -121,10 +113,29 @@ class SamplingBody(Body):
             call=ClientCall(ignored_fields=self.ignored),
             grammar=grammar,
             api_names={"grammar": asking},
-            **{name: getattr(self, name) for name in OPTIONAL_FIELDS},
+            **optional,
         )
 
-    def _grammar(self) -> tuple[Grammar | None, str]:
+    def grammar(self) -> tuple[Grammar | None, str]:
+        """What the output must match, if anything, and the field that says so."""
+        return grammar_of(None, self.structured_outputs, {})
+
+
+class SamplingBody(GenerationBody):
+    """The fields that both kinds of completion have besides."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    def grammar(self) -> tuple[Grammar | None, str]:
+        """What the output must match, if anything, and the field that says so."""
         older = ("json", "regex", "choice", "grammar", "whitespace_pattern")
         guided = {name: getattr(self, f"guided_{name}") for name in older}
         return grammar_of(self.response_format, self.structured_outputs, guided)
@@ -142,7 +153,9 @@ def _token_id(key: str) -> int:
 
 
 def _field_error(error: ValidationError) -> BatonError:
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    # Of a union's branches, the one that got furthest says most.
+    first = max(errors, key=lambda one: len(one["loc"]))
     # The location also has the branches of a union, which pydantic names after their types.
     steps = [step for step in first["loc"] if not (isinstance(step, str) and _is_branch(step))]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)[1:65]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from baton.errors import BatonError
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.responses_body import ResponsesBody
 from services.router.lifecycle.observations import Observations
 from services.router.request import validate
 from services.router.request.request import Echo, ParsedRequest, Request
@@ -106,6 +107,14 @@ class Admission:
         with self._arrival(headers=headers) as arrival:
             parsed, prompt = await self.reader.chat(body)
             return parsed, await self._admit([prompt], arrival)
+
+    async def response(
+        self, body: Body, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[ResponsesBody, Request]:
+        """POST /v1/responses: the body and its request."""
+        with self._arrival(headers=headers) as arrival:
+            parsed, prompt = await self.reader.response(body)
+            return parsed, (await self._admit([prompt], arrival))[0]
 
     async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""

@@ -31,6 +31,8 @@ class Chat:
     add_generation_prompt: bool = True
     # Further variables for the template; None: none.
     template_variables: Mapping[str, object] | None = None
+    # The API's field that has the messages. For error messages.
+    field_name: str = "messages"
 
 
 @dataclass(eq=False)

@@ -31,6 +31,8 @@ MAX_LISTED_TOKENS = 128 * 1024
 MAX_FIELDS = 128
 MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
+# The fields that have a conversation.
+_MESSAGES = ("messages", "input")
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
 
@@ -42,8 +44,10 @@ def max_body_bytes(context_tokens: int) -> int:
 
 def has_many_messages(document: object) -> bool:
     """Whether a JSON body has so many messages that a helper process should parse them."""
-    messages = document.get("messages") if isinstance(document, dict) else None
-    return isinstance(messages, list) and len(messages) > MANY_MESSAGES
+    if not isinstance(document, dict):
+        return False
+    lists = (document.get(name) for name in _MESSAGES)
+    return any(isinstance(messages, list) and len(messages) > MANY_MESSAGES for messages in lists)
 
 
 def check_document(document: object, context: int) -> None:
@@ -54,7 +58,8 @@ def check_document(document: object, context: int) -> None:
         raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
     for name, limit in LENGTHS.items():
         _check_count(name, document.get(name), limit)
-    _check_messages(document.get("messages"), context)
+    for name in _MESSAGES:
+        _check_messages(name, document.get(name), context)
     _check_prompt(document.get("prompt"), context)
 
 
@@ -62,7 +67,7 @@ def check_message(request: GenerateRequest, context: int) -> None:
     """The same checks for a gRPC message."""
     for name, limit in LENGTHS.items():
         _check_count(name, getattr(request, name), limit)
-    _check_message_count(len(request.chat.messages), context)
+    _check_message_count("messages", len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
 
@@ -82,24 +87,24 @@ def _check_prompt(prompt: object, context: int) -> None:
             raise context_exceeded("prompt", len(ids), context)
 
 
-def _check_messages(messages: object, context: int) -> None:
+def _check_messages(name: str, messages: object, context: int) -> None:
     if not isinstance(messages, list):
         return
-    _check_message_count(len(messages), context)
+    _check_message_count(name, len(messages), context)
     parts = 0
     for message in messages:
         if isinstance(message, dict):
             if len(message) > MAX_MESSAGE_FIELDS:
-                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param="messages")
+                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
             content = message.get("content")
             parts += len(content) if isinstance(content, list) else 0
-    _check_message_count(parts, context)
+    _check_message_count(name, parts, context)
 
 
-def _check_message_count(count: int, context: int) -> None:
+def _check_message_count(name: str, count: int, context: int) -> None:
     if count > context:
         message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
-        raise FieldError(message, param="messages", code="context_length_exceeded")
+        raise FieldError(message, param=name, code="context_length_exceeded")
 
 
 def check_response_size(requests: Sequence[Request], max_values: int) -> None:

@@ -234,8 +234,8 @@ def _empty_prompt(parsed: ParsedRequest) -> FieldError:
 def _check_roles(chat: Chat) -> None:
     for number, turn in enumerate(chat.turns):
         if turn.role not in ROLES:
-            message = f"messages[{number}].role must be one of {', '.join(sorted(ROLES))}"
-            raise FieldError(message, param="messages")
+            message = f"{chat.field_name}[{number}].role must be one of {', '.join(sorted(ROLES))}"
+            raise FieldError(message, param=chat.field_name)
 
 
 def _logprobs(parsed: ParsedRequest) -> int | None:

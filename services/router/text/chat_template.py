@@ -52,7 +52,7 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> list[str]:
         """The prompt's text, in parts that must be tokenised separately: a single one, unless the client's
-        strings spell control tokens. FieldError(messages) if the template refuses the conversation."""
+        strings spell control tokens. FieldError if the template refuses the conversation."""
         given: dict[str, object] = dict(chat.template_variables or {})
         if taken := self._reserved.intersection(given):
             raise FieldError(f"chat_template_kwargs must not set {min(taken)}", param="chat_template_kwargs")
@@ -77,10 +77,10 @@ class ChatTemplate:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
             message = f"the chat template refuses these messages: {str(error)[:_LONGEST_REASON]}"
-            raise FieldError(message, param="messages") from error
+            raise FieldError(message, param=chat.field_name) from error
         except Exception as error:  # a template is a program, which failed on this request's values
             message = f"the chat template fails on these messages: {type(error).__name__}"
-            raise FieldError(message, param="messages") from error
+            raise FieldError(message, param=chat.field_name) from error
 
 
 def _strftime_now(pattern: str) -> str:

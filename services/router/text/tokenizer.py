@@ -59,13 +59,13 @@ class ModelTokenizer:
         variables spell are tokenised as text."""
         if self._template is None:
             message = "this model has no chat template: send a prompt to /v1/completions instead"
-            raise FieldError(message, param="messages", code="no_chat_template")
+            raise FieldError(message, param=chat.field_name, code="no_chat_template")
         if not chat.turns:
-            raise FieldError("messages must not be empty", param="messages")
+            raise FieldError(f"{chat.field_name} must not be empty", param=chat.field_name)
         parts = self._template.render(chat)
-        ids = self._encode(parts, "messages", special=False)
+        ids = self._encode(parts, chat.field_name, special=False)
         if self._normalised:
-            self._check_normalised(parts, ids)
+            self._check_normalised(parts, ids, chat.field_name)
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -103,11 +103,11 @@ class ModelTokenizer:
             return list(encodings[0].ids)
         return [token_id for encoding in encodings for token_id in encoding.ids]
 
-    def _check_normalised(self, parts: list[str], ids: list[int]) -> None:
+    def _check_normalised(self, parts: list[str], ids: list[int], param: str) -> None:
         """Raises FieldError if text has become a special token by normalisation."""
         written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
         if sum(token_id in self._normalised for token_id in ids) > written:
-            raise FieldError("messages: the text spells a special token of the model", param="messages")
+            raise FieldError(f"{param}: the text spells a special token of the model", param=param)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -18,7 +18,8 @@ from services.router.formats.generate_message import parse_message, parsed_reque
 from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai_chat import ChatBody, MessageBody
 from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.openai_fields import Body
+from services.router.formats.openai_fields import Body, Part
+from services.router.formats.responses_body import InputItem, ResponsesBody
 from services.router.formats.tokenize_bodies import (
     DetokenizeBody,
     TokenizeBody,
@@ -52,9 +53,19 @@ def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts
     """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
     document = _document(body, limits)
     prompt = _prompt(tokenizer, limits, ChatBody.parse(document).parsed_request())
-    document["messages"] = _ignored_keys(document["messages"])
+    document["messages"] = _ignored_keys(document["messages"], MessageBody)
     document.pop("chat_template_kwargs", None)
     return [_rest(document, ChatBody), *prompt]
+
+
+def response(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /v1/responses: the body without input, then the prompt's ids and an empty text."""
+    document = _document(body, limits)
+    prompt = _prompt(tokenizer, limits, ResponsesBody.parse(document).parsed_request())
+    items = document["input"] if isinstance(document["input"], list) else []
+    document["input"] = _ignored_keys(items, InputItem)
+    document.pop("chat_template_kwargs", None)
+    return [_rest(document, ResponsesBody), *prompt]
 
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
@@ -92,7 +103,7 @@ def decode(
 
 
 JOBS: dict[str, Callable[..., Parts]] = {
-    job.__name__: job for job in (completion, chat, generate, tokenize, detokenize, decode)
+    job.__name__: job for job in (completion, chat, response, generate, tokenize, detokenize, decode)
 }
 
 
@@ -112,10 +123,10 @@ def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequ
     return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 
 
-def _ignored_keys(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _ignored_keys(messages: list[dict[str, Any]], model: type[Part]) -> list[dict[str, Any]]:
     """A message that stands for all of them, with the undocumented keys of each; none if there is no such
     key."""
-    keys = {key for message in messages for key in message if key not in MessageBody.model_fields}
+    keys = {key for message in messages for key in message if key not in model.model_fields}
     return [{"role": "user", "content": "", **dict.fromkeys(sorted(keys))}] if keys else []
 
 

@@ -13,6 +13,7 @@ from services.router.formats.ignored_fields import IgnoredFields
 from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.responses_body import ResponsesBody
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -66,6 +67,18 @@ class RequestReader:
             return small, small.parsed_request()
         rest, *prompt = await self._in_process(helper_jobs.chat, body)
         parsed = ChatBody.parse(parse_json(rest))
+        self.ignored.report(parsed.ignored)
+        return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
+
+    async def response(self, body: Body) -> tuple[ResponsesBody, ParsedRequest]:
+        """POST /v1/responses: the body and its request."""
+        document = self._small(body)
+        if document is not None:
+            small = ResponsesBody.parse(document)
+            self.ignored.report(small.ignored)
+            return small, small.parsed_request()
+        rest, *prompt = await self._in_process(helper_jobs.response, body)
+        parsed = ResponsesBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
 

@@ -17,7 +17,7 @@ from tests.router.fake_model import VOCAB
 from tests.router.http_client import complete, http
 
 GETS = ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}", "/openapi.json", "/docs")
-POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
 
 
 async def test_tokenize_and_detokenize(site: SiteMaker) -> None:

@@ -84,7 +84,9 @@ async def test_it_has_every_route(site: SiteMaker) -> None:
         assert documented <= served
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
 def test_bodies_have_the_fields_of_the_table(path: str) -> None:
     (body,) = (operation.body for operation in OPERATIONS if operation.path == path)
     assert body is not None
@@ -114,6 +116,9 @@ async def test_answers_are_as_described(site: SiteMaker) -> None:
             check("Completion", chunk)
         answer = await client.post("/v1/chat/completions", json=CHAT)
         check("ChatCompletion", answer.json())
+        include = ["message.output_text.logprobs"]
+        asked = {"model": MODEL, "input": "a", "max_output_tokens": 3, "include": include, "top_logprobs": 2}
+        check("Response", (await client.post("/v1/responses", json=asked)).json())
 
 
 async def test_what_the_schema_refuses_is_refused(site: SiteMaker) -> None:

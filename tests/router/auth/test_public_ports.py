@@ -22,7 +22,7 @@ from tests.router.conftest import MODEL, SiteMaker, ids_request
 from tests.router.http_client import complete, http
 
 KEY = "sk-of-a-caller"
-POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
 GETS = ("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/nothing", "/openapi.json", "/docs")
 
 

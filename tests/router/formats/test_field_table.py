@@ -8,11 +8,13 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
-from services.router.formats.field_table import CHAT, COMPLETIONS, TABLES, FieldTable, Treatment
+from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES, TABLES, FieldTable, Treatment
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.openai_fields import Body
+from services.router.formats.responses_body import ResponsesBody
 from services.router.formats.tokenize_bodies import DetokenizeBody, TokenizeBody
 from tests.router.conftest import MODEL, SiteMaker
 from tests.router.http_client import http
@@ -20,12 +22,15 @@ from tests.router.http_client import http
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "a", "max_output_tokens": 1}
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/responses": RESPONSE,
 }
 
 
@@ -41,8 +46,9 @@ def test_bodies_have_the_fields_that_are_used(path: str) -> None:
     [
         (COMPLETIONS, completion_create_params.CompletionCreateParamsBase),
         (CHAT, chat_create_params.CompletionCreateParamsBase),
+        (RESPONSES, response_create_params.ResponseCreateParamsBase),
     ],
-    ids=["completions", "chat"],
+    ids=["completions", "chat", "responses"],
 )
 def test_every_field_of_openais_client_is_in_the_table(table: FieldTable, params: type) -> None:
     assert set(get_type_hints(params)) - set(table) == set()

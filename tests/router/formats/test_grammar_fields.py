@@ -9,6 +9,7 @@ import pytest
 from baton.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
 from services.router.formats.openai_completions import CompletionBody
+from services.router.formats.responses_body import ResponsesBody
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}
 TEXT = '{"type": "object", "properties": {"ä": {"type": "integer"}}}'
@@ -46,6 +47,25 @@ def parse(**fields: Any) -> tuple[Grammar | None, str]:
 )
 def test_every_field_that_constrains(fields: dict[str, Any], grammar: Grammar) -> None:
     assert parse(**fields) == (grammar, next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar", "asking"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, OBJECT, "text"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": SCHEMA}}},
+            Grammar(json_schema=TEXT),
+            "text",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar(regex="a+"), "structured_outputs"),
+        ({"text": {"format": {"type": "text"}}}, None, "grammar"),
+        ({"text": {}}, None, "grammar"),
+    ],
+)
+def test_fields_of_the_responses_api(fields: dict[str, Any], grammar: Grammar | None, asking: str) -> None:
+    parsed = ResponsesBody.parse({"model": "m", "input": "p", **fields}).parsed_request()
+    assert (parsed.grammar, parsed.api_name("grammar")) == (grammar, asking)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""The response to POST /v1/responses, whole or streamed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.types import Send
+
+from baton.errors import BatonError
+from services.router.api.event_stream import EventStream
+from services.router.formats.ignored_fields import header
+from services.router.formats.json_bodies import send_json
+from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.responses_documents import Document, ResponseDocuments
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.request.request import Request
+from services.router.text.token_texts import TokenTexts
+
+
+class ResponsesAnswer:
+    """Runs one admitted request and formats its output. Cancelling a method cancels the request."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, body: ResponsesBody, request: Request, texts: TokenTexts
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._request = request
+        self._documents = ResponseDocuments(body, request, secrets.token_hex(16), int(time.time()), texts)
+        self._headers = header(request.call.ignored_fields)
+
+    async def whole(self, send: Send) -> None:
+        """Sends one body once the output has ended; raises the request's error."""
+        (delta,) = await self._dispatcher.collect([self._request])
+        await send_json(send, self._documents.whole(delta, int(time.time())), self._headers)
+
+    async def stream(self, send: Send) -> None:
+        """Sends the events of OpenAI's Responses API, the first of them with the first token.
+
+        So an error before any token is raised, and gets its own status; a later one ends the stream with
+        `response.failed`.
+        """
+        events = EventStream(send, self._headers)
+        try:
+            await self._run(events)
+        except BatonError as error:
+            if not events.started:
+                raise
+            await _send(events, self._documents.failed(error.message))
+        await events.write(b"", last=True)
+
+    async def _run(self, events: EventStream) -> None:
+        texts: list[str] = []
+        tokens = 0
+        async with self._dispatcher.stream([self._request]) as deltas:
+            async for _, delta in deltas:
+                if not events.started:
+                    for document in self._documents.opening():
+                        await _send(events, document)
+                tokens += len(delta.token_ids)
+                texts.append(delta.text)
+                if delta.text or (delta.token_ids and self._request.wants_logprobs):
+                    await _send(events, self._documents.delta(delta))
+                if delta.finish is not None:
+                    closing = self._documents.closing("".join(texts), delta, tokens, int(time.time()))
+                    for document in closing:
+                        await _send(events, document)
+
+
+async def _send(events: EventStream, document: Document) -> None:
+    await events.send(document, event=document["type"])

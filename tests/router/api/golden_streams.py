@@ -1,0 +1,183 @@
+"""Streams of scripted outputs as bytes, and the golden files that hold them.
+
+python -m tests.router.api.golden_streams        writes them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import Usage
+from baton.v1.types_pb2 import Logprobs, Sampling, TokenLogprob
+from services.router.api.openai_response import CompletionResponse
+from services.router.api.responses_answer import ResponsesAnswer
+from services.router.formats.openai_chat import ChatBody, ChatFormatter
+from services.router.formats.openai_completions import CompletionBody, CompletionFormatter
+from services.router.formats.responses_body import ResponsesBody
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.request.request import Delta, Finish, Request
+from services.router.text.token_texts import TokenTexts
+from tests.router.conftest import MODEL, byte_tokenizer
+
+FOLDER = Path(__file__).parent / "golden"
+# Seconds of Unix time at which every golden response was made.
+CREATED = 1_700_000_000
+PROMPT = (1, 2, 3)
+MESSAGES = [{"role": "user", "content": "hi"}]
+USAGE = {"include_usage": True}
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+Script = Sequence[tuple[int, Delta]]
+
+
+class ScriptedDispatcher:
+    """Yields a script's deltas; then raises its error, if it has one."""
+
+    def __init__(self, script: Script, error: BatonError | None) -> None:
+        self._script = script
+        self._error = error
+
+    @asynccontextmanager
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:
+        yield self._deltas()
+
+    async def _deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        for index, delta in self._script:
+            yield index, delta
+        if self._error is not None:
+            raise self._error
+
+
+def deltas(*texts: str, finish: Finish | None = Finish.STOP, logprobs: bool = False) -> list[Delta]:
+    """An output with a token for each byte; the last delta ends it."""
+    parts, number = [], 0
+    for text in texts:
+        ids = list(text.encode())
+        part = Delta(number, token_ids=ids, text=text, opening=not number)
+        if logprobs:
+            part.logprobs = [_logprobs(token_id) for token_id in ids]
+            part.offsets = list(range(number, number + len(ids)))
+        parts.append(part)
+        number += len(ids)
+    if finish is not None:
+        parts[-1].finish = finish
+        parts[-1].usage = Usage(prompt_tokens=len(PROMPT), completion_tokens=number, cached_tokens=2)
+    return parts
+
+
+def _logprobs(token_id: int) -> bytes:
+    best = [TokenLogprob(token_id=token_id, logprob=-0.25), TokenLogprob(token_id=97, logprob=-1.5)]
+    return Logprobs(logprob=-0.25, top=best).SerializeToString()
+
+
+def one(*parts: Delta) -> Script:
+    return [(0, part) for part in parts]
+
+
+def two() -> Script:
+    first, second = deltas("ab", "c"), deltas("xy", finish=Finish.LENGTH)
+    return [(0, first[0]), (1, second[0]), (0, first[1])]
+
+
+LOST = BatonError(ErrorKind.UNAVAILABLE, "gave up after 3 attempts: a worker was lost")
+# Name → the path, the fields of the body, the script, the error that ends it.
+CASES: Mapping[str, tuple[str, dict[str, Any], Script, BatonError | None]] = {
+    "completion": ("completions", {}, one(*deltas("Hé", "llo\n")), None),
+    "completion-usage": ("completions", {"stream_options": USAGE}, one(*deltas("Hel", "lo")), None),
+    "completion-continuous": ("completions", {"stream_options": CONTINUOUS, "n": 2}, two(), None),
+    "completion-logprobs": ("completions", {"logprobs": 2}, one(*deltas("a", "b", logprobs=True)), None),
+    "completion-token-ids": ("completions", {"return_token_ids": True}, one(*deltas("ab")), None),
+    "completion-lost": ("completions", {}, one(*deltas("Hel", finish=None)), LOST),
+    "chat": ("chat", {}, one(*deltas("Hel", "lo")), None),
+    "chat-usage": ("chat", {"stream_options": USAGE}, one(*deltas("Hello", finish=Finish.LENGTH)), None),
+    "chat-continuous": ("chat", {"stream_options": CONTINUOUS, "n": 2}, two(), None),
+    "chat-logprobs": ("chat", {"logprobs": True, "top_logprobs": 2}, one(*deltas("ab", logprobs=True)), None),
+    "chat-lost": ("chat", {}, one(*deltas("Hel", finish=None)), LOST),
+    "response": ("responses", {"instructions": "Be brief."}, one(*deltas("Hé", "llo\n")), None),
+    "response-incomplete": (
+        "responses",
+        {"max_output_tokens": 5, "temperature": 0},
+        one(*deltas("Hello", finish=Finish.LENGTH)),
+        None,
+    ),
+    "response-logprobs": ("responses", {"top_logprobs": 2}, one(*deltas("a", "b", logprobs=True)), None),
+    "response-lost": ("responses", {}, one(*deltas("Hel", finish=None)), LOST),
+}
+
+
+def stream_of(name: str) -> bytes:
+    """The whole body of a case's stream."""
+    path, fields, script, error = CASES[name]
+    texts = TokenTexts(byte_tokenizer())
+    dispatcher = cast("Dispatcher", ScriptedDispatcher(script, error))
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    with mock.patch.object(secrets, "token_hex", _hex), mock.patch.object(time, "time", _now):
+        answer: CompletionResponse | ResponsesAnswer
+        if path == "responses":
+            body = ResponsesBody.parse({"model": MODEL, "input": "hi", **fields})
+            answer = ResponsesAnswer(dispatcher, body, _request(0, body.wants_logprobs), texts)
+        elif path == "chat":
+            chat = ChatBody.parse({"model": MODEL, "messages": MESSAGES, **fields})
+            requests = [_request(choice, chat.logprobs is True) for choice in range(chat.n or 1)]
+            answer = CompletionResponse(
+                dispatcher, MODEL, requests, ChatFormatter(chat, texts), chat.stream_options
+            )
+        else:
+            plain = CompletionBody.parse({"model": MODEL, "prompt": "hi", **fields})
+            requests = [_request(choice, plain.logprobs is not None) for choice in range(plain.n or 1)]
+            formatter = CompletionFormatter(plain, texts)
+            answer = CompletionResponse(dispatcher, MODEL, requests, formatter, plain.stream_options)
+        asyncio.run(answer.stream(send))
+    return b"".join(sent)
+
+
+def _hex(count: int) -> str:
+    return "01" * count
+
+
+def _now() -> float:
+    return CREATED + 0.5
+
+
+def _request(choice: int, logprobs: bool) -> Request:
+    sampling = Sampling(logprobs=2) if logprobs else Sampling()
+    return Request(
+        id=bytes(16),
+        prompt_ids=PROMPT,
+        sampling=sampling,
+        max_tokens=16,
+        stop_token_ids=(),
+        stop=(),
+        skip_special_tokens=True,
+        arrived_ns=0,
+        deadline=0.0,
+        choice=choice,
+    )
+
+
+def file_of(name: str) -> Path:
+    """The golden file of a case."""
+    return FOLDER / f"{name}.sse"
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for file in FOLDER.iterdir():
+        file.unlink()
+    for name in CASES:
+        file_of(name).write_bytes(stream_of(name))
+
+
+if __name__ == "__main__":
+    main()

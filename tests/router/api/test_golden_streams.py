@@ -1,0 +1,58 @@
+"""Streams are byte for byte what the golden files hold, and OpenAI's own client parses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.router.api.golden_streams import CASES, FOLDER, file_of, stream_of
+from tests.router.conftest import MODEL
+
+
+def test_every_golden_file_has_a_case() -> None:
+    assert {file.stem for file in FOLDER.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_stream_is_the_golden_file(name: str) -> None:
+    """`python -m tests.router.api.golden_streams` writes them anew, where a change is meant."""
+    assert stream_of(name) == file_of(name).read_bytes()
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_openais_client_parses_it(name: str) -> None:
+    path, fields, script, error = CASES[name]
+    answer = httpx2.Response(
+        200, headers={"content-type": "text/event-stream"}, content=file_of(name).read_bytes()
+    )
+    http = httpx2.Client(transport=httpx2.MockTransport(lambda _: answer))
+    text = "".join(delta.text for index, delta in script if not index)
+    with openai.OpenAI(base_url="http://golden/v1", api_key="unused", http_client=http) as client:
+        if path == "responses":
+            events: list[Any] = list(client.responses.create(model=MODEL, input="hi", stream=True))
+            assert all(type(event).__name__.startswith("Response") for event in events)
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            last = events[-1].response
+            assert last.status == (
+                "failed" if error else "incomplete" if "incomplete" in name else "completed"
+            )
+            assert last.output_text == ("" if error else text)
+            return
+        create: Any = client.chat.completions.create if path == "chat" else client.completions.create
+        asked: dict[str, Any] = {"messages": []} if path == "chat" else {"prompt": "hi"}
+        stream = create(model=MODEL, stream=True, **asked)
+        chunks: list[Any] = []
+        if error is not None:
+            with pytest.raises(openai.APIError, match="gave up after 3 attempts"):
+                chunks.extend(stream)
+            return
+        chunks.extend(stream)
+        choices = [choice for chunk in chunks for choice in chunk.choices if not choice.index]
+        parts = [choice.delta.content if path == "chat" else choice.text for choice in choices]
+        assert "".join(part or "" for part in parts) == text
+        assert choices[-1].finish_reason in ("stop", "length")
+        if "stream_options" in fields:
+            assert (chunks[-1].choices, chunks[-1].usage.prompt_tokens) == ([], 3)
