@@ -34,6 +34,9 @@ from baton.engine.rings.mailbox import Entry, EntryKind
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
 QUEUED, QUEUED_SHORT = 2, 3
 _SHORT_S = 0.002
+# Rows that a replay has beyond those it needs, for admissions that are posted while it waits for its turn: as
+# many as arrive in one step at most, on a worker that keeps up.
+_MOST_EXPECTED = 4
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
 _ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
 _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
@@ -81,6 +84,7 @@ class GraphDecodeLoop(DecodeLoop):
         self._status_seen = self._status(0, self._enqueued)
         # (number of the entry, features) of admissions that no step is known to have applied.
         self._posted: deque[tuple[int, int]] = deque()
+        self._expected = 0
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
@@ -99,6 +103,9 @@ class GraphDecodeLoop(DecodeLoop):
         self._mailbox.post(entry)
         if int(entry["kind"][0]) == EntryKind.ADMIT:
             self._posted.append((self._mailbox.posted, int(entry["features"][0])))
+
+    def expect_admissions(self, count: int) -> None:
+        self._expected = count
 
     def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
         super().write_mask(slot, generation, position, bits)
@@ -139,11 +146,14 @@ class GraphDecodeLoop(DecodeLoop):
             if not self._ring_has_room():
                 return False
             self._began_at = self._clock()
+            self.step_state.fetch()  # else what is posted would wait for a step that advances nothing
         self._mask_written &= not self._state.sampler.masks.arrived
         features = seen.features
         for _, more in self._posted:
             features |= more
-        bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
+        # Entries may be posted until this replay begins, and it is enqueued up to a step before.
+        slots = seen.active + len(self._posted) + min(self._expected, _MOST_EXPECTED)
+        bound = self.shape.rows_of(min(self.shape.slots, slots))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         graphs = self._graphs[bucket]
         (graphs.samples if features & ~int(SIMPLE) else graphs.simple)()

@@ -1,7 +1,11 @@
 """A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
 
-    begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
-           └─ plan ─ pass ─ simple or full sampler ─ finish         ┴ end
+    begin ─ plan ─ layers ─┬─ fetch (beside the rest) ────────────────┐
+                           └─ head ─ simple or full sampler ─ finish  ┴ end
+
+What the host posts until the layers have ended is fetched, and applied where the next step begins. A read of
+host memory takes 4 µs, which the head hides. Before a step that nothing runs ahead of, `fetch` is a graph of
+its own.
 
 A bucket has two graphs: one for greedy and plain temperature sampling, one with the full sampler
 (`graph_sampler`).
@@ -93,9 +97,12 @@ class GraphStep:
         self._sampler = GraphSampler(state, rows, model.config.vocab_size)
         self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
         self._place = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.fetch: Graph = lambda: None
+        """Reads the mailbox; captured by `capture`."""
 
     def capture(self) -> dict[int, StepGraphs]:
-        """Captures the graphs of every bucket. Capturing runs steps, with no slot active."""
+        """Captures `fetch` and the graphs of every bucket. Capturing runs steps, with no slot active."""
+        self.fetch = self._queue.capture(self._fetch)
         graphs = {}
         for bucket in reversed(buckets_up_to(self._shape.rows)):
             graphs[bucket] = StepGraphs(
@@ -126,9 +133,8 @@ class GraphStep:
 
     def _front(self, bucket: int, features: Feature) -> Tensor:
         self.begin(bucket, features)
-        self._queue.fork(self._fetch)
         self.plan()
-        return self.pass_.run(bucket)
+        return self.pass_.run(bucket, before_head=lambda: self._queue.fork(self._fetch))
 
     def begin(self, bucket: int, features: Feature) -> None:
         """Launches the step's first kernel: it applies the mailbox and lists the rows of up to `bucket`

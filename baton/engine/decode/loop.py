@@ -116,6 +116,11 @@ class DecodeLoop(ABC):
         self._post(_entry(EntryKind.EXTEND, slot, generation, self.ring.steps))
         return self._mailbox.posted
 
+    def expect_admissions(self, count: int) -> None:
+        """So many sequences will be admitted soon: steps that are enqueued ahead leave room for them. Where
+        none is enqueued ahead, this does nothing."""
+        return None
+
     @property
     def posted(self) -> int:
         """The number of the last entry that was posted, for `applied`."""

@@ -113,6 +113,7 @@ class EngineLoop:
         return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
 
     def _decode_step(self) -> bool:
+        self.decode.loop.expect_admissions(len(self.decode.reserved.arriving))
         return self.decode.loop.step(self._between_layers)
 
     def _between_layers(self) -> None:

@@ -107,6 +107,7 @@ class HandoffReceiver:
         if entry is not None:
             with contextlib.suppress(BatonError):
                 check(entry.reservation, record)
+                self.reserved.arriving.add(entry.reservation.key)
 
     def _commit_received(self, transfer_id: int, record: CommitRecord) -> None:
         assert self.reserved.receiver is not None
@@ -130,6 +131,7 @@ class HandoffReceiver:
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
         self.reserved.loop.admit(admission.entry)
+        self.reserved.arriving.discard(entry.reservation.key)
         self.reserved.tickets.activate(transfer_id)
         return entry.reservation, admission
 

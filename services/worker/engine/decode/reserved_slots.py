@@ -62,6 +62,8 @@ class ReservedSlots:
     prefix_cache: PrefixCache | None
     emit: Callable[[EngineEvent], None]
     dropped_unknown: int = field(default=0, init=False)
+    # Slots whose sequences are on their way: their admissions are prepared.
+    arriving: set[SlotKey] = field(default_factory=set, init=False)
     _by_slot: dict[SlotKey, TicketEntry[Reservation]] = field(default_factory=dict, init=False)
 
     def add(
@@ -153,6 +155,7 @@ class ReservedSlots:
         if reservation.revoke_loan is not None:
             reservation.revoke_loan()
         del self._by_slot[reservation.key]
+        self.arriving.discard(reservation.key)
         if self.prefix_cache is not None and output:
             tokens = (*reservation.token_ids, *output[:-1])  # the last token has no KV
             hashes = self.prefix_cache.hashes_of(tokens, reservation.tenant, known=reservation.block_hashes)

@@ -1,0 +1,88 @@
+"""Which step is the first of an admitted sequence: the next one to begin, whenever it is admitted. Steps are
+those of the graphs, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from baton.device.graphs import Graph
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_step import StepGraphs
+from tests.engine.local_engine import LocalEngine
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPT = [5, 6, 7]
+
+
+def engine_of(folder: Path, slots: int = 4) -> tuple[LocalEngine, GraphDecodeLoop]:
+    engine = LocalEngine(folder / "model", slots=slots, device=DEVICE, graph=True)
+    return engine, cast(GraphDecodeLoop, engine.decode)
+
+
+def settle(engine: LocalEngine) -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    engine.read()
+
+
+def test_a_sequence_admitted_to_an_idle_worker_is_in_the_first_step(tmp_path: Path) -> None:
+    engine, _ = engine_of(tmp_path)
+    key = engine.start(PROMPT, max_tokens=4)
+    assert engine.step()
+    settle(engine)
+    assert len(engine.output[key]) == 2, "the token it was admitted with, and its first step's"
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the host cannot post at a known point of a step on a GPU")
+def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(tmp_path: Path) -> None:
+    engine, loop = engine_of(tmp_path)
+    running = engine.start(PROMPT, max_tokens=20)
+    engine.step()
+    step = loop.step_state
+    joined: list[tuple[int, int]] = []
+    step.fetch = lambda: None  # as for a replay that is enqueued while another one runs
+    attend = step.pass_.attend
+
+    def attend_and_admit(attention: object, rows: int) -> torch.Tensor:
+        if not joined:  # within the first layer
+            joined.append(engine.start([9, 8], max_tokens=4))
+        return attend(attention, rows)  # type: ignore[arg-type]
+
+    step.pass_.attend = attend_and_admit  # type: ignore[method-assign]
+    loop.expect_admissions(1)
+    engine.step()
+    assert len(engine.output[running]) == 3
+    assert engine.output[joined[0]] == [], "it was posted when this step had begun"
+    engine.step()
+    assert len(engine.output[joined[0]]) == 2
+
+
+def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> None:
+    """At most a few rows more, and never more than there are slots."""
+    engine, loop = engine_of(tmp_path, slots=24)
+    for number in range(4):
+        engine.start([*PROMPT, number], max_tokens=30)
+    engine.step()
+    settle(engine)
+    used: list[int] = []
+
+    def counted(bucket: int, graph: Graph) -> Graph:
+        def replay() -> None:
+            used.append(bucket)
+            graph()
+
+        return replay
+
+    loop._graphs = {
+        bucket: StepGraphs(counted(bucket, graphs.simple), graphs.samples)
+        for bucket, graphs in loop._graphs.items()
+    }
+    for expected, bucket in ((0, 4), (1, 8), (100, 8), (0, 4)):
+        loop.expect_admissions(expected)
+        assert engine.step()
+        settle(engine)
+        assert used[-1] == bucket
