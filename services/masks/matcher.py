@@ -29,6 +29,7 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
 # Compiled grammars that are kept for the next request with the same.
 _KEPT = 64
 
@@ -36,27 +37,32 @@ _KEPT = 64
 class GuidedSequence:
     """One sequence's place in its grammar. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, words: int, limits: Limits) -> None:
-        """`words`: of a mask."""
+    def __init__(self, matcher: LLMatcher, ends: Mask, limits: Limits) -> None:
+        """`ends`: the model's end-of-sequence ids."""
         self._matcher = matcher
-        self._words = words
+        self._ends = ends
         self._limits = limits
         self._drawn = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Appends drawn tokens. Raises BatonError(INTERNAL) where the grammar does not allow one."""
+        """Appends drawn tokens. Raises BatonError: INVALID where the grammar exceeds a limit, INTERNAL where
+        it does not allow one."""
         self._drawn += len(tokens)
         if not self._matcher.consume_tokens(list(tokens)):
+            if self._matcher.stop_reason() in _TOO_COMPLEX:
+                raise _invalid(self._matcher)
             reason = one_line(self._matcher.get_error())
             raise BatonError(ErrorKind.INTERNAL, f"a token outside the grammar was sampled: {reason}")
 
     def mask(self) -> Mask:
         """Which tokens may be drawn next, [V / 32 rounded up] uint32; no stop id before `min_tokens`. Raises
         BatonError(INVALID) where the grammar exceeds a limit, or there are none."""
-        mask = np.zeros(self._words, dtype=np.uint32)
+        mask = np.zeros_like(self._ends)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             raise _invalid(self._matcher)
+        if not self._matcher.is_accepting():  # nor does an end-of-sequence id count as text, if it has any
+            mask &= ~self._ends
         if self._drawn < self._limits.min_tokens:
             for token in self._limits.stop_token_ids:
                 mask[token // 32] &= ~np.uint32(1 << token % 32)
@@ -78,7 +84,9 @@ class Matchers:
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._words = mask_words(vocab_size)
+        self._ends = np.zeros(mask_words(vocab_size), dtype=np.uint32)
+        for token in tokenizer.eos_tokens:
+            self._ends[token // 32] |= np.uint32(1 << token % 32)
         self._kept: OrderedDict[bytes, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -108,7 +116,7 @@ class Matchers:
         compiled = self._compiled(grammar)
         with compiled.lock:
             matcher = compiled.matcher.deep_copy()
-        sequence = GuidedSequence(matcher, self._words, limits)
+        sequence = GuidedSequence(matcher, self._ends, limits)
         if output:
             sequence.advance(output)
         return sequence

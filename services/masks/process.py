@@ -16,6 +16,7 @@ import resource
 import select
 import socket
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,10 +49,11 @@ _POLL_S = 0.0003
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence with a slot; `position` is that of the token that its last mask is for."""
+    """A sequence with a slot. `position`: of the token that its last mask is for."""
 
     sequence: GuidedSequence
     position: int
+    cost_s: float = 0.0  # what its last mask took
 
 
 @dataclass(eq=False)
@@ -129,17 +131,21 @@ class MaskLoop:
         except OverflowError:
             self._lose_all()
             return
+        due: list[tuple[_Followed, Record]] = []
         for record in records:
             followed = self._followed.get((record.slot, record.generation))
-            if followed is None:
-                continue
-            if record.finish is not Finish.NONE:
+            if followed is not None and record.finish is not Finish.NONE:
                 del self._followed[record.slot, record.generation]
-                continue
-            self.board.beat(record.slot)
+            elif followed is not None:
+                due.append((followed, record))
+        # Of a slot there is one token at most: its next one waits for this mask. An expensive grammar
+        # delays no cheaper one.
+        for followed, record in sorted(due, key=lambda one: one[0].cost_s):
             self._advance(followed, record)
 
     def _advance(self, followed: _Followed, record: Record) -> None:
+        self.board.beat(record.slot)
+        began = time.perf_counter()
         try:
             followed.sequence.advance((record.token,))
             mask = followed.sequence.mask()
@@ -148,6 +154,7 @@ class MaskLoop:
             return
         followed.position += 1
         self.board.write(record.slot, record.generation, followed.position, mask)
+        followed.cost_s = time.perf_counter() - began
 
     def _lose_all(self) -> None:
         """Fails every sequence: tokens of theirs were missed. The router continues them."""

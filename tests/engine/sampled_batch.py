@@ -92,7 +92,7 @@ class SampledBatch:
             )
             if request.mask is not None:
                 position = request.position + request.late
-                loop.write_mask(slot, GENERATION, position, mask_bits(request.mask, vocab))
+                loop.write_masks([(slot, GENERATION, position, mask_bits(request.mask, vocab))])
         if device != "cpu":
             torch.cuda.synchronize()
         for entry in mailbox.take(0, slots):

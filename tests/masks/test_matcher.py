@@ -186,6 +186,15 @@ def test_hostile_grammars_end_within_their_limits(matchers: Matchers) -> None:
     assert [number for number, _ in refused] == [3, 4], "too many states; the others are cheap"
 
 
+def test_an_end_of_sequence_id_that_is_spelt_like_text_only_ends(tmp_path: Path) -> None:
+    (sharp,) = ids_of("#")
+    matchers = Matchers.of_model(make_folder(tmp_path, eos_token_id=sharp))
+    sequence = matchers.open(Grammar(regex="a#?b"), LIMITS, ids_of("a"))
+    assert allowed(sequence.mask()) == set(ids_of("b"))
+    sequence.advance(ids_of("b"))
+    assert allowed(sequence.mask()) == {sharp}
+
+
 def test_a_model_without_an_end_cannot_be_guided(tmp_path: Path) -> None:
     with pytest.raises(BatonError, match="end-of-sequence"):
         Matchers.of_model(make_folder(tmp_path, eos_token_id=None))

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from baton.device.graphs import GraphStream
 from baton.device.host_memory import HostMemory
@@ -29,6 +28,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mailbox import Entry, EntryKind
+from baton.engine.rings.mask_board import SlotMask
 
 # Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
@@ -107,8 +107,8 @@ class GraphDecodeLoop(DecodeLoop):
     def expect_admissions(self, count: int) -> None:
         self._expected = count
 
-    def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
-        super().write_mask(slot, generation, position, bits)
+    def write_masks(self, masks: Sequence[SlotMask]) -> None:
+        super().write_masks(masks)
         self._mask_written = True
 
     @property

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
+from baton.engine.rings.mask_board import SlotMask
 from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
 
@@ -53,7 +53,7 @@ class DecodeLoop(ABC):
         computed or transferred; an entry that is never posted has no effect.
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted. `masked`:
-        each token after the last one waits for its mask (`write_mask`).
+        each token after the last one waits for its mask (`write_masks`).
         """
         self._state.apply(SlotWrite(grant.slot, blocks=grant.blocks, logit_bias=sampling.logit_bias))
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self.ring.steps)
@@ -104,12 +104,11 @@ class DecodeLoop(ABC):
         entry["capacity"] = capacity
         self._post(entry)
 
-    def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
-        """Gives the tokens that a masked slot may draw at `position` of its sequence: token t is bit t % 32
-        of word t // 32. Once for each token, after the one before it has been drawn. Does not wait for the
-        device.
+    def write_masks(self, masks: Sequence[SlotMask]) -> None:
+        """Gives the tokens that masked slots may draw at a position of their sequences; at most one mask a
+        slot. Once for each token, after the one before it has been drawn. Does not wait for the device.
         """
-        self._state.sampler.masks.write(slot, generation, position, bits)
+        self._state.sampler.masks.write(masks)
 
     def stall(self, slot: int, generation: int) -> int:
         """Stops a slot from advancing until it is extended; returns the entry's number, for `applied`."""

@@ -24,6 +24,10 @@ Mask = npt.NDArray[np.uint32]
 """Token t is bit t % 32 of word t // 32."""
 
 
+SlotMask = tuple[int, int, int, Mask]
+"""(slot, generation, position, mask) of one token of a slot's sequence."""
+
+
 def mask_words(vocab_size: int) -> int:
     """32-bit words of a mask."""
     return -(-vocab_size // 32)
@@ -66,10 +70,10 @@ class MaskBoard:
         self.bits[slot] = mask
         self._tags[slot] = mask_tag(generation, position)
 
-    def take(self) -> list[tuple[int, int, int, Mask]]:
-        """(slot, generation, position, mask) of each row written since the last call."""
+    def take(self) -> list[SlotMask]:
+        """The masks written since the last call."""
         now = self._tags.copy()
-        taken = []
+        taken: list[SlotMask] = []
         for slot in np.flatnonzero((now != self._taken) & (now != NO_TAG)).tolist():
             tag, mask = int(now[slot]), self.bits[slot].copy()
             if int(self._tags[slot]) == tag:

@@ -6,11 +6,13 @@ masks draws a token only by that token's mask, and is held until it is there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.engine.rings.mask_board import SlotMask, mask_tag, mask_words
 from baton.engine.sampling.token_bits import allowed_tokens
 
 _NO_TOKEN = -1
@@ -21,8 +23,8 @@ class _SideCopies:
     observer of the last array's row sees those of the others. The copy engine does it, in parallel with the
     kernels that run there: `send` only enqueues, on a stream of its own. On a CPU it writes at once.
 
-    Each row has its own pinned buffer until it has been copied, so a second send of the same row blocks until
-    the first is done: for microseconds, if at all.
+    Each row has its own pinned buffer, so `send` blocks until the one before has been copied: for
+    microseconds, if at all.
     """
 
     def __init__(self, *arrays: Tensor) -> None:
@@ -32,20 +34,20 @@ class _SideCopies:
             self._stream = torch.cuda.Stream(arrays[0].device)  # type: ignore[no-untyped-call]
             self._pinned = [torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in arrays]
             self._last = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._sent = [torch.cuda.Event() for _ in range(arrays[0].shape[0])]  # type: ignore[no-untyped-call]
 
-    def send(self, row: int, *values: Tensor) -> None:
-        """`values`: host tensors, one for each array, of the shape of its rows."""
+    def send(self, rows: Sequence[int], *values: Tensor) -> None:
+        """`rows`: distinct, ascending; `values`: host tensors, one for each array, of as many rows."""
+        index = torch.tensor(rows)
         if not self._on_chip:
             for array, value in zip(self._arrays, values, strict=True):
-                array[row].copy_(value)
+                array[index] = value
             return
-        self._sent[row].synchronize()
+        self._last.synchronize()
         with torch.cuda.stream(self._stream):
             for array, pinned, value in zip(self._arrays, self._pinned, values, strict=True):
-                pinned[row].copy_(value)
-                array[row].copy_(pinned[row], non_blocking=True)
-            self._sent[row].record()
+                pinned[index] = value
+                for first, behind in _runs(rows):
+                    array[first:behind].copy_(pinned[first:behind], non_blocking=True)
             self._last.record()
 
     @property
@@ -60,18 +62,22 @@ class SlotMasks:
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._words = -(-vocab_size // 32)
+        self._words = mask_words(vocab_size)
         self.bits = torch.zeros(slots, self._words, dtype=torch.int32, device=device)
         self.tags = torch.full((slots,), _NO_TOKEN, dtype=torch.int64, device=device)
         self._copies = _SideCopies(self.bits, self.tags)
 
-    def write(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
-        """The mask of the token at `position` of its sequence. The mask before must have been drawn by, or
-        be none. Raises ValueError where `bits` is not of the vocabulary's width."""
-        if bits.shape != (self._words,):
-            raise ValueError(f"a mask of {self._vocab_size} tokens has {self._words} words, not {bits.shape}")
-        words = torch.from_numpy(bits.view(np.int32).copy())
-        self._copies.send(slot, words, torch.tensor(generation << 32 | position))
+    def write(self, masks: Sequence[SlotMask]) -> None:
+        """Masks of different slots, each of the token at a position of its slot's sequence. The mask before
+        must have been drawn by, or be none. Raises ValueError where one is not of the vocabulary's width."""
+        for _, _, _, bits in masks:
+            if bits.shape != (self._words,):
+                message = f"a mask of {self._vocab_size} tokens has {self._words} words, not {bits.shape}"
+                raise ValueError(message)
+        masks = sorted(masks, key=lambda mask: mask[0])
+        words = torch.from_numpy(np.stack([bits for _, _, _, bits in masks]).view(np.int32))
+        tags = torch.tensor([mask_tag(generation, position) for _, generation, position, _ in masks])
+        self._copies.send([slot for slot, _, _, _ in masks], words, tags)
 
     @property
     def arrived(self) -> bool:
@@ -86,3 +92,14 @@ class SlotMasks:
     def allowed(self, slots: Tensor) -> Tensor:
         """slots [B] → [B, V] bool."""
         return allowed_tokens(self.bits[slots], self._vocab_size)
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending rows as runs (first, behind the last) of consecutive ones."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs

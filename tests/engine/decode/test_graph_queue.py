@@ -85,7 +85,7 @@ def test_slots_that_wait_for_a_mask_are_not_replayed_until_it_is_written(tmp_pat
         assert len(case.engine.output[key]) == 1 + number
         mask[:] = 0
         mask[token // 32] = 1 << token % 32
-        case.loop.write_mask(*key, len(PROMPT) + 1 + number, mask)
+        case.loop.write_masks([(*key, len(PROMPT) + 1 + number, mask)])
     assert case.engine.run(key)[0][1:] == [40, 41]
 
 

@@ -30,7 +30,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> LocalEngine:
 
 def allow(engine: LocalEngine, key: Key, number: int, *tokens: int) -> None:
     """Writes the mask of a request's token `number`; the prompt is PROMPT."""
-    engine.decode.write_mask(*key, len(PROMPT) + number, mask_bits(tokens, VOCAB))
+    engine.decode.write_masks([(*key, len(PROMPT) + number, mask_bits(tokens, VOCAB))])
 
 
 def steps_until(engine: LocalEngine, key: Key, tokens: int) -> None:
@@ -59,7 +59,9 @@ def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: 
     assert held_for_a_while(engine, key)
     allow(engine, key, 2, 30)  # of the token after
     assert held_for_a_while(engine, key)
-    engine.decode.write_mask(key[0], key[1] - 1, len(PROMPT) + 1, mask_bits((31,), VOCAB))  # another tenant's
+    engine.decode.write_masks(
+        [(key[0], key[1] - 1, len(PROMPT) + 1, mask_bits((31,), VOCAB))]
+    )  # another tenant's
     assert held_for_a_while(engine, key)
     allow(engine, key, 1, 30)
     steps_until(engine, key, 2)
@@ -93,7 +95,7 @@ def test_masks_that_allow_all_change_no_token_and_a_held_row_can_be_cancelled(en
 
 def test_a_mask_of_another_width_is_refused(engine: LocalEngine) -> None:
     with pytest.raises(ValueError, match="4 words"):
-        engine.decode.write_mask(0, 1, 3, np.zeros(3, dtype=np.uint32))
+        engine.decode.write_masks([(0, 1, 3, np.zeros(3, dtype=np.uint32))])
 
 
 class Counted:

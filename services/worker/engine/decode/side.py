@@ -83,10 +83,9 @@ class DecodeSide:
         """Gives the slots the grammar masks that have arrived; False where there were none."""
         if self._masks is None:
             return False
-        taken = self._masks.take()
-        for slot, generation, position, mask in taken:
-            if slot < self.slots.total:
-                self.loop.write_mask(slot, generation, position, mask)
+        taken = [mask for mask in self._masks.take() if mask[0] < self.slots.total]
+        if taken:
+            self.loop.write_masks(taken)
         return bool(taken)
 
     def rates(self) -> DecodeRates:
