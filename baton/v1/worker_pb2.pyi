@@ -324,6 +324,8 @@ class Audit(_message.Message):
     PREFILL_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     LINKS_RETURNED_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
@@ -366,6 +368,9 @@ class Audit(_message.Message):
     prefill_busy_ns: _builtins.int
     links_returned: _builtins.int
     """Links that returned to the preferred transport after a fallback."""
+    kv_bytes: _builtins.int
+    """Memory of all KV blocks, the scratch ones included, and the dtype of their keys and values."""
+    kv_dtype: _builtins.str
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -430,10 +435,12 @@ class Audit(_message.Message):
         prefill_busy_ns: _builtins.int = ...,
         prefixes: Global___PrefixAudit | None = ...,
         links_returned: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        kv_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "kv_bytes", b"kv_bytes", "kv_dtype", b"kv_dtype", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

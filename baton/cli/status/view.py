@@ -25,6 +25,13 @@ _STATE_STYLE = {
     "lost": "red",
 }
 _NONE = "·"
+_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8",
+}
 NO_WORKERS = Text("workers and store: on the router's admin port only (--admin HOST:PORT)", "dim")
 
 
@@ -139,6 +146,17 @@ def _all_blocks(workers: Workers) -> str:
     return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
 
 
+def _kv_memory(worker: admin_pb2.WorkerStatus) -> str:
+    audit = worker.worker.audit
+    if not audit.kv_bytes:
+        return _NONE
+    return f"{bytes_text(audit.kv_bytes)} {_DTYPES.get(audit.kv_dtype, audit.kv_dtype)}"
+
+
+def _all_kv_memory(workers: Workers) -> str:
+    return bytes_text(sum(worker.worker.audit.kv_bytes for worker in workers))
+
+
 def queued(worker: admin_pb2.WorkerStatus) -> int:
     """Prompt tokens that wait for this worker."""
     return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
@@ -190,7 +208,8 @@ COLUMNS = (
         lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
         width=150,
     ),
-    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=170),
+    Column("KV memory", _kv_memory, _all_kv_memory, width=175),
+    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=190),
 )
 
 

@@ -101,6 +101,8 @@ class EngineAudit:
             decode_busy_ns=self.decode.clock.busy_ns,
             prefill_busy_ns=self.prefill.clock.busy_ns,
             prefixes=self._prefixes(),
+            kv_bytes=sum(pool.nbytes for pool in self.model.cache.storage),
+            kv_dtype=self.model.layout.cache_dtype,
         )
         if self.decode.receiver is not None:
             receiver = self.decode.receiver.counters

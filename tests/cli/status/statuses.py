@@ -27,6 +27,7 @@ def worker(
     audit = status.worker.audit
     audit.load.slots, audit.load.free_slots = slots, slots - active - 1
     audit.load.blocks, audit.load.free_blocks = 4096, 1000
+    audit.kv_bytes, audit.kv_dtype = 4096 << 20, "float8_e4m3fn"
     audit.slot_states.extend(states)
     if role != types_pb2.WORKER_ROLE_PREFILL:
         audit.recent_decode.CopyFrom(recent)

@@ -15,7 +15,7 @@ from baton.cli.status.top_view import TopView, slot_map, sparkline
 from baton.v1 import admin_pb2, worker_pb2
 from tests.cli.status.statuses import decode, prefill, status
 
-WIDTHS = [80, 100, 160]
+WIDTHS = [80, 100, 160, 180]
 
 
 def lines(width: int, answer: admin_pb2.AdminServiceGetStatusResponse, *, top: bool) -> list[str]:
@@ -47,6 +47,12 @@ def test_it_fits_and_every_figure_is_whole(width: int, top: bool) -> None:
     rows = [line for line in shown if line.startswith(("prefill-0", "prefill-w", "decode-0", "decode-1"))]
     # A row a worker, none wrapped; `top` adds a map of each decoder's slots.
     assert len(rows) == (6 if top else 4), text
+
+
+def test_the_memory_of_kv_blocks_and_their_dtype_are_shown() -> None:
+    text = "\n".join(lines(180, BUSY, top=False))
+    assert text.count("4.0 GiB fp8") == 4
+    assert "16.0 GiB" in text
 
 
 @pytest.mark.parametrize("top", [False, True], ids=["status", "top"])

@@ -64,6 +64,10 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
     if (engine.gpu_workers or 1) == 1:
         used["other_gb"] = total - free - known
         used["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
-    figures = {name: round(count / 1e9, 2) for name, count in used.items()}
+    figures: dict[str, object] = {name: round(count / 1e9, 2) for name, count in used.items()}
+    figures["kv_dtype"] = model.layout.cache_dtype
+    figures["kv_bytes_per_token"] = sum(
+        group.block_bytes // group.block_tokens for group in model.layout.groups
+    )
     gpu, weight_format = model.device.index, model.weight_format
     log.info("memory", gpu=gpu, slots=model.slots, weight_format=weight_format, **figures)

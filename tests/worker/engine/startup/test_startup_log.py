@@ -71,6 +71,10 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
     assert line["kv_gb"] == round(blocks / 1e9, 2)
     assert line["buffers_gb"] == pytest.approx(2 - known, abs=0.02)
     assert line["planned_links_gb"] == round(link_bytes(engine, model.layout) / 1e9, 2) > 0
+    assert (line["kv_dtype"], line["kv_bytes_per_token"]) == (
+        "float32",
+        model.layout.groups[0].block_bytes // 16,
+    )
     if workers == 1:
         assert line["other_gb"] == pytest.approx(10 - known, abs=0.02)
     else:
