@@ -1,9 +1,9 @@
 """What a KV cache looks like in memory: cache groups, their planes, and the fingerprint of both.
 
 A block holds `block_tokens` tokens of one cache group, as one contiguous object in the order
-`[layer][plane][kv head][token][dim]`. A quantised cache has a plane of scales for each plane of codes, one
-scale a token and head; it stands behind the codes of its layer. Two workers may exchange blocks if and only
-if their fingerprints agree. Torch-free: engine and kvtransfer share it.
+`[layer][plane][kv head][token][dim]`. A quantised cache has a plane of scales behind the codes of each layer:
+two for each token and head, K's and V's. Two workers may exchange blocks if and only if their fingerprints
+agree. Torch-free: engine and kvtransfer share it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Plane:
 
 
 def key_value_planes(dtype: str, heads: int, dim: int) -> tuple[Plane, ...]:
-    """The planes "k" and "v" of a cache of `dtype`; for FP8 also those of their scales."""
+    """The planes "k" and "v" of a cache of `dtype`; for FP8 also that of their scales."""
     planes = tuple(Plane(name, dtype, heads, dim) for name in ("k", "v"))
     if dtype != FP8:
         return planes
-    return *planes, *(Plane(f"{plane.name}_scale", SCALE_DTYPE, heads, 1) for plane in planes)
+    return *planes, Plane("scales", SCALE_DTYPE, heads, len(planes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CacheGroup:
 
     @property
     def quantised(self) -> bool:
-        """Whether K and V are codes, and planes of scales stand behind theirs."""
+        """Whether K and V are codes, and the last plane is that of their scales."""
         return self.values.dtype == FP8
 
     @property

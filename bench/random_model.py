@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.shapes import Shape, torch_dtype, with_positions
+from bench.shapes import Shape, cache_dtype, torch_dtype, with_positions
+
+if TYPE_CHECKING:
+    from baton.engine.memory.kv_cache import KVCache
+
+# Of a cache, drawn at once.
+_BLOCKS = 64
 
 
 def random_model(
-    shape: Shape, dtype: str, tokens: int, block_tokens: int, device: str, quantization: str | None = None
+    shape: Shape,
+    dtype: str,
+    tokens: int,
+    block_tokens: int,
+    device: str,
+    quantization: str | None = None,
+    kv_dtype: str = "auto",
 ) -> Any:
     """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
-    no meaning, but of the right size. `quantization`: as `--quantization`."""
+    no meaning, but of the right size. `quantization`, `kv_dtype`: as `--quantization`, `--kv-dtype`."""
     import torch
 
     from baton.engine.model.families.registry import load_config
@@ -26,7 +38,8 @@ def random_model(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
         config = load_config(folder)
-    layout = config.layout(block_tokens, torch_dtype(dtype))
+    cache = cache_dtype(dtype, kv_dtype)
+    layout = config.layout(block_tokens, cache)
     weights = weight_places(config, place, kind, held_formats(config, quantization))
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
@@ -35,9 +48,26 @@ def random_model(
             weight.fill_(1)
         else:
             weight.normal_(0, weight.shape[-1] ** -0.5)
-    model = Model(config, weights, layout, place, Precision.of(kind))
+    model = Model(config, weights, layout, place, Precision.of(kind, getattr(torch, cache)))
     del weights
     if place.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     return model
+
+
+def randomize(cache: KVCache) -> None:
+    """Fills a cache with normal values, or with codes and scales that stand for such."""
+    import torch
+
+    from baton.engine.kernels.reference.kv_codes import quantise
+
+    for group, scales in zip(cache.groups, cache.scales, strict=True):
+        for start in range(0, group.shape[0], _BLOCKS):
+            part = slice(start, start + _BLOCKS)
+            if scales is None:
+                group[part].normal_()
+                continue
+            codes, found = quantise(torch.randn(group[part].shape, device=group.device))
+            group[part].copy_(codes)
+            scales[part].copy_(found.movedim(2, -1))

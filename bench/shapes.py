@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.engine.kernels.weight_format import FORMATS
+from baton.layout import FP8, key_value_planes
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
@@ -206,3 +207,15 @@ def with_positions(shape: Shape, tokens: int) -> Shape:
 def torch_dtype(name: str) -> str:
     """Maps bf16, fp16, fp32, fp64 or torch's own spelling to torch's dtype."""
     return _DTYPES.get(name, name)
+
+
+def kv_element_bytes(shape: Shape, dtype: str, kv_dtype: str) -> float:
+    """Bytes of an element of keys and values in a cache of `kv_dtype` (auto, fp8), its share of a scale
+    included; `dtype`: the model's."""
+    planes = key_value_planes(cache_dtype(dtype, kv_dtype), 1, shape.config["head_dim"])
+    return sum(plane.token_bytes for plane in planes) / (2 * int(shape.config["head_dim"]))
+
+
+def cache_dtype(dtype: str, kv_dtype: str) -> str:
+    """The cache's dtype as layouts name it."""
+    return FP8 if kv_dtype == "fp8" else torch_dtype(dtype)

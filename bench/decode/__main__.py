@@ -54,6 +54,7 @@ def main() -> None:
             arguments.sampling,
             arguments.numerics,
             arguments.quantization,
+            arguments.kv_dtype,
         )
         for batch in arguments.batch.split(",")
     ]
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
     parser.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
     parser.add_argument("--batch", default="1,8,32,64,128,256")
     parser.add_argument("--context", type=int, default=1024, help="tokens; 8192, 32768 and 131072 are long")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bench.shapes import SHAPES, Shape, torch_dtype
+from bench.shapes import SHAPES, Shape, kv_element_bytes, torch_dtype
 
 # Output tokens over which a step's time is taken, as vLLM's figures were.
 FIRST, LAST = 33, 160
@@ -45,6 +45,7 @@ class Case:
     sampling: str
     numerics: str
     quantization: str | None = None
+    kv_dtype: str = "auto"
 
     @property
     def model(self) -> Shape:
@@ -55,15 +56,20 @@ class Case:
         return _BYTES[torch_dtype(self.dtype)]
 
     @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of an element of keys and values, its share of a scale included."""
+        return kv_element_bytes(self.model, self.dtype, self.kv_dtype)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token."""
-        return self.model.kv_elements() * self.element_bytes
+        return round(self.model.kv_elements() * self.kv_element_bytes)
 
     def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
         """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth."""
         of_rows = (self.batch if rows is None else rows) * self.model.kv_elements_read(mean_context)
         weights = self.model.weight_bytes(self.element_bytes, self.quantization)
-        read = weights + of_rows * self.element_bytes
+        read = weights + of_rows * self.kv_element_bytes
         return read / read_bytes_s * 1e3
 
 

@@ -11,7 +11,7 @@ from bench.decode.case import BLOCK_TOKENS, MOST_READ_BYTES_S, SAMPLINGS, Case, 
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
 from bench.engine_driver import admit
-from bench.random_model import random_model
+from bench.random_model import random_model, randomize
 
 if TYPE_CHECKING:
     from baton.engine.decode.slots import Grant
@@ -58,7 +58,13 @@ class DecodeEngine:
             from bench.read_bandwidth import read_bytes_s
         begun = time.perf_counter()
         self.decoder = random_model(
-            case.model, case.dtype, size.tokens + 1, BLOCK_TOKENS, device, case.quantization
+            case.model,
+            case.dtype,
+            size.tokens + 1,
+            BLOCK_TOKENS,
+            device,
+            case.quantization,
+            case.kv_dtype,
         )
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
@@ -200,9 +206,7 @@ def _model(decoder: Any, case: Case, size: EngineSize) -> LoadedModel:
 
     blocks = [size.blocks()] * len(decoder.layout.groups)
     cache = KVCache(decoder.layout, blocks, decoder.device)
-    for group in cache.groups:
-        for start in range(0, group.shape[0], 64):
-            group[start : start + 64].normal_()
+    randomize(cache)
     return LoadedModel(
         config=decoder.config,
         decoder=decoder,

@@ -16,7 +16,7 @@ def memory_use(engine: DecodeEngine) -> dict[str, Any]:
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    kv = sum(group.nbytes for group in engine.model.cache.groups)
+    kv = sum(pool.nbytes for pool in engine.model.cache.storage)
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     return {
         **shares(total - free, engine.weight_bytes, kv, allocated, reserved),

@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
     parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
     parser.add_argument(
         "--chunk-tokens",
@@ -102,7 +103,16 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):
         sys.exit(f"bench.prefill: tiers are {', '.join(TIERS)}, shares 0 to 99")
     return [
-        Case(arguments.shape, arguments.dtype, prompts, tokens, arguments.chunk_tokens or _ROWS, share, tier)
+        Case(
+            arguments.shape,
+            arguments.dtype,
+            prompts,
+            tokens,
+            arguments.chunk_tokens or _ROWS,
+            share,
+            tier,
+            arguments.kv_dtype,
+        )
         for prompts, tokens in arguments.prompts
         for share in shares
         for tier in (tiers if share else tiers[:1])

@@ -29,7 +29,7 @@ def run_alone(arguments: argparse.Namespace, folder: Path) -> None:
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     lengths = sorted({tokens for _, tokens in arguments.prompts})
-    case = Case(arguments.shape, arguments.dtype, 1, lengths[-1], chunk_tokens)
+    case = Case(arguments.shape, arguments.dtype, 1, lengths[-1], chunk_tokens, kv_dtype=arguments.kv_dtype)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
     engine.report_ready()
     step_s, age_cap_s = config.prefill_step_ms / 1e3, config.prefill_age_cap_ms / 1e3

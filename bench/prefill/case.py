@@ -23,6 +23,7 @@ class Case:
     chunk_tokens: int
     cached: int = 0
     tier: str = "device"
+    kv_dtype: str = "auto"
 
     @property
     def model(self) -> Shape:

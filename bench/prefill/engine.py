@@ -68,7 +68,9 @@ class PrefillEngine:
         longest = max(case.tokens for case in cases)
         self._seed = 0
         self.folder = folder
-        self.decoder = random_model(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
+        self.decoder = random_model(
+            first.model, first.dtype, longest + 2, BLOCK_TOKENS, device, kv_dtype=first.kv_dtype
+        )
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)
         self.cache = KVCache(self.decoder.layout, self.blocks, device)

@@ -84,7 +84,9 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     torch.set_grad_enabled(False)
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
-    case = Case(arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens)
+    case = Case(
+        arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens, kv_dtype=arguments.kv_dtype
+    )
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
     engine.report_ready()
     gc.collect()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.reference.kv_codes import restore
 from baton.engine.prefill.attention_plan import Span
+from tests.engine.split_reference import quantised_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class PromptCase:
     rotary: tuple[Tensor, Tensor]
     row_sequence: Tensor
     row_position: Tensor
+    kv_scales: Tensor | None = None
 
     @classmethod
     def random(
@@ -60,6 +63,12 @@ class PromptCase:
             row_position=ints([p for first, rows in chunks for p in range(first, first + rows)]),
         )
 
+    def quantised(self) -> PromptCase:
+        """The same with a cache of codes, and without rotation, so that all kernels round the same keys."""
+        cache, scales = quantised_cache(self.cache)
+        still = tuple(torch.full_like(table, value) for table, value in zip(self.rotary, (1, 0), strict=True))
+        return replace(self, cache=cache, kv_scales=scales, rotary=(still[0], still[1]))
+
     def spans(self) -> list[Span]:
         """Each chunk with all keys up to its end."""
         found, row = [], 0
@@ -72,7 +81,12 @@ class PromptCase:
         """[2, kv heads, tokens, dim] of a sequence's first tokens."""
         block_tokens = self.cache.shape[4]
         blocks = self.tables[table, : -(-tokens // block_tokens)].long()
-        run = self.cache[blocks, layer].permute(1, 2, 0, 3, 4)  # planes, heads, blocks, tokens, dim
+        if self.kv_scales is None:
+            found = self.cache[blocks, layer]
+        else:
+            codes = self.cache.view(torch.uint8)[blocks, layer].view(torch.float8_e4m3fn)
+            found = restore(codes, self.kv_scales[blocks, layer].movedim(-1, 1), torch.float32)
+        run = found.permute(1, 2, 0, 3, 4)  # planes, heads, blocks, tokens, dim
         return run.reshape(2, self.heads.kv_heads, -1, self.heads.dim)[:, :, :tokens]
 
     def expected(self, layer: int, spans: list[Span]) -> tuple[Tensor, Tensor]:

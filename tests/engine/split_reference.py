@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.kv_codes import quantise
 from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
 from baton.engine.kernels.reference.row_ops import apply_rope, rms_norm
+from baton.engine.memory.kv_cache import KVCache
+from baton.layout import FP8, CacheGroup, Layout, key_value_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class AttentionCase:
     positions: Tensor
     rotary: tuple[Tensor, Tensor]
     norms: tuple[Tensor, Tensor] | None
+    kv_scales: Tensor | None = None
 
     @classmethod
     def random(
@@ -60,8 +64,15 @@ class AttentionCase:
             norms=(normal(heads.dim), normal(heads.dim)) if norms else None,
         )
 
-    def expected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """→ attention's output [rows, heads · dim], and the cache with the rows' keys and values."""
+    def quantised(self) -> AttentionCase:
+        """The same with a cache of codes, and without rotation, so that all kernels round the same keys."""
+        cache, scales = quantised_cache(self.cache)
+        still = tuple(torch.full_like(table, value) for table, value in zip(self.rotary, (1, 0), strict=True))
+        return replace(self, cache=cache, kv_scales=scales, rotary=(still[0], still[1]))
+
+    def expected(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """→ attention's output [rows, heads · dim], and the cache with the rows' keys and values, and its
+        scales."""
         heads, rows = self.heads, self.qkv.shape[0]
         joined = self.qkv.view(rows, -1, heads.dim)
         query, key = joined[:, : heads.heads], joined[:, heads.heads : heads.heads + heads.kv_heads]
@@ -70,12 +81,37 @@ class AttentionCase:
             query = rms_norm(query, self.norms[0], heads.norm_eps)
             key = rms_norm(key, self.norms[1], heads.norm_eps)
         query, key = apply_rope(query, *self.rotary), apply_rope(key, *self.rotary)
-        cache, table = self.cache.clone(), self.table[self.slots.long()].long()
+        cache, scales = copied(self.cache, self.kv_scales)
+        table = self.table[self.slots.long()].long()
         positions = self.positions.long()
         places = token_rows(cache, table, positions[:, None])[:, 0]
-        cache_write(cache, layer, key, value, places)
+        cache_write(cache, layer, key, value, places, scales)
         plan = plan_attention(list(range(rows + 1)), positions, table, cache, heads.window)
-        return paged_attention(query, cache, layer, plan, heads.scale).view(rows, -1), cache
+        out = paged_attention(query, cache, layer, plan, heads.scale, scales)
+        return out.view(rows, -1), cache, scales
+
+
+def quantised_cache(values: Tensor) -> tuple[Tensor, Tensor]:
+    """`values` [blocks, layers, 2, kv heads, block tokens, dim] as codes and scales of a `KVCache`."""
+    blocks, layers, _, heads, tokens, dim = values.shape
+    group = CacheGroup(tuple(range(layers)), key_value_planes(FP8, heads, dim), tokens)
+    cache = KVCache(Layout((group,)), blocks, values.device)
+    codes, scales = quantise(values)
+    places = cache.scales[0]
+    assert places is not None
+    cache.groups[0].copy_(codes)
+    places.copy_(scales.movedim(2, -1))
+    return cache.groups[0], places
+
+
+def copied(cache: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A cache group's tensor and scales in memory of their own, laid out alike."""
+    if scales is None:
+        return cache.clone(), None
+    codes, others = quantised_cache(torch.zeros(cache.shape, device=cache.device))
+    codes.copy_(cache)
+    others.copy_(scales)
+    return codes, others
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class DecodePass:
             self.options.attention
             or AttentionTuning.of(self.heads[group], rows, self.options.multiprocessors),
             self.most_items(group, rows),
+            self._cache.scales[group],
         )
         return attn_out
 

@@ -16,7 +16,7 @@ class KVCache:
 
     `storage[i]` uint8 [blocks, block bytes]: a block is one run of bytes, which is what a handoff ships.
     `groups[i]` [blocks, layers, planes, kv heads, block tokens, dim]: K and V, or their codes.
-    `scales[i]` [blocks, layers, planes, kv heads, block tokens]: factors of codes, or None.
+    `scales[i]` [blocks, layers, kv heads, block tokens, planes]: what codes are multiplied by, or None.
 
     Block 0 is scratch: padding rows write there, and no sequence owns it.
     """
@@ -58,8 +58,7 @@ def _views(group: CacheGroup, storage: Tensor) -> tuple[Tensor, Tensor | None]:
     planes = list(group.plane_offsets())
     if not group.quantised:
         return _view(group, storage, planes), None
-    half = len(planes) // 2
-    return _view(group, storage, planes[:half]), _view(group, storage, planes[half:])[..., 0]
+    return _view(group, storage, planes[:-1]), _view(group, storage, planes[-1:])[:, :, 0]
 
 
 def _view(group: CacheGroup, storage: Tensor, planes: Sequence[tuple[Plane, int]]) -> Tensor:

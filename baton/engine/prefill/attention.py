@@ -124,8 +124,9 @@ class PromptAttention:
 
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
-        rotated, and k and v in the cache."""
-        group, plan = self._cache.groups[attention.group], planned.plan.attention
+        rotated, and k and v in the cache; where that holds codes, k and v must be what they stand for."""
+        group, scales = self._cache.groups[attention.group], self._cache.scales[attention.group]
+        plan = planned.plan.attention
         out, sums = self._attn_out[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
@@ -138,6 +139,7 @@ class PromptAttention:
         prompt_attention(
             self._attn_out, self._qkv[:rows], group, attention.index, planned.tables, places.items,
             heads, planned.plan.tuning, self._sums if plan.prefix or places.joins is not None else None,
+            scales,
         )  # fmt: skip
         if places.joins is not None:
             join_parts(self._attn_out, self._sums, places.joins, heads.dim)
@@ -145,7 +147,7 @@ class PromptAttention:
             self._take(causal, out, sums)
         for call in plan.prefix:
             table = planned.tables[planned.lines[call.table] : planned.lines[call.table + 1], 0]
-            gather_prefix(self._gathered, group, attention.index, table, call.first, call.keys)
+            gather_prefix(self._gathered, group, attention.index, table, call.first, call.keys, scales)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
         return out

@@ -164,11 +164,12 @@ class PrefillPass:
         embed_rows(model, workspace, rows, there.token, there.position)
 
         def attend(attention: Attention) -> Tensor:
-            planned, heads = groups[attention.group], self._attention.heads[attention.group]
+            number, cache = attention.group, self._cache
+            planned, heads = groups[number], self._attention.heads[number]
             prompt_qkv(
-                workspace.qkv[:rows], self._cache.groups[attention.group], attention.index, there.tables,
+                workspace.qkv[:rows], cache.groups[number], attention.index, there.tables,
                 planned.places.line, there.position, workspace.rotary(rows, attention.rope), heads,
-                attention.head_norms,
+                attention.head_norms, cache.scales[number],
             )  # fmt: skip
             return self._attention.run(attention, rows, planned)
 

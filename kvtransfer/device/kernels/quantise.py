@@ -1,7 +1,7 @@
 """Quantisation of rows to 8 bits with a scale each, and back; see `kvtransfer.device.quantise`.
 
 Rounds on the bits of float32, so that the result is to nearest even on every GPU generation and in Triton's
-interpreter.
+interpreter (`baton.device.e4m3`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.device.e4m3 import from_e4m3, to_e4m3
+
 _ROWS = 16
-
-
-@triton.jit
-def _to_e4m3(value):
-    """The e4m3 codes of values with |value| ≤ 448, in int32."""
-    bits = value.to(tl.uint32, bitcast=True)
-    sign = (bits >> 24) & 0x80
-    size = tl.minimum(tl.abs(value), 448.0)
-    bits = size.to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
-    # Below 2^-6 the steps are 2^-9: those of a float32 between 2^14 and 2^15.
-    small = (size + 16384.0).to(tl.uint32, bitcast=True) & 0xF
-    return (sign | tl.where(size < 0.015625, small, normal)).to(tl.int32)
-
-
-@triton.jit
-def _from_e4m3(code):
-    exponent, mantissa = (code >> 3) & 15, code & 7
-    normal = (((exponent + 120) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
-    size = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
-    # Sets the sign bit: Triton's negation is 0 - size, which has no negative zero.
-    bits = size.to(tl.uint32, bitcast=True) | ((code & 0x80).to(tl.uint32) << 24)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -57,7 +36,7 @@ def _quantise(source, codes, scales, rows, dim, FLOAT: tl.constexpr, LIMIT: tl.c
     scale = tl.where(largest > 0.0, tl.div_rn(largest, tl.full([ROWS], LIMIT, tl.float32)), 1.0)
     scaled = tl.div_rn(values, tl.broadcast_to(scale[:, None], [ROWS, DIM]))
     if FLOAT:
-        code = _to_e4m3(scaled)
+        code = to_e4m3(scaled)
     else:
         # Beyond 2^23 a float32 has no fraction left: the sum is rounded to nearest even.
         code = (scaled + 12582912.0) - 12582912.0
@@ -77,7 +56,7 @@ def _restore(codes, scales, target, rows, dim, FLOAT: tl.constexpr, BFLOAT: tl.c
     scale = tl.load(scales + row, mask=row < rows, other=1.0)
     value = tl.where(code >= 128, code - 256, code).to(tl.float32)
     if FLOAT:
-        value = _from_e4m3(code)
+        value = from_e4m3(code)
     value *= scale[:, None]
     if target.dtype.element_ty == tl.float32:
         tl.store(target + at, value, mask=inside)

@@ -19,10 +19,12 @@ from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import embed
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.kv_codes import quantise, restore
 from baton.engine.kernels.reference.row_ops import apply_rope, rms_norm
 from baton.engine.prefill.attention import item_lines
 from baton.engine.prefill.attention_plan import Span
 from tests.engine.prompt_reference import PromptCase
+from tests.engine.split_reference import copied
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -48,14 +50,17 @@ def attend(case: PromptCase, spans: list[Span], layer: int = 1) -> tuple[Tensor,
     tuning = PromptTuning(queries=64, tile=32 if case.cache.shape[4] == 32 else 64, warps=4, stages=2)
     lines = item_lines(spans, tuning.rows(heads), heads.window)
     items = torch.from_numpy(lines).to(DEVICE)
-    prompt_attention(out, case.qkv, case.cache, layer, case.tables, items, heads, tuning, lse)
+    scales = case.kv_scales
+    prompt_attention(out, case.qkv, case.cache, layer, case.tables, items, heads, tuning, lse, scales)
     return out, lse[:, :rows]
 
 
+@pytest.mark.parametrize("codes", [False, True], ids=["values", "codes"])
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_the_softmax_spelled_out(name: str) -> None:
+def test_attention_is_the_softmax_spelled_out(name: str, codes: bool) -> None:
     heads, chunks, block_tokens = CASES[name]
     case = PromptCase.random(heads, chunks, block_tokens=block_tokens, device=DEVICE)
+    case = case.quantised() if codes else case
     out, lse = attend(case, case.spans())
     expected, sums = case.expected(1, case.spans())
     torch.testing.assert_close(out.double().cpu(), expected, rtol=1e-5, atol=1e-5)
@@ -139,6 +144,28 @@ def test_qkv_is_normed_rotated_and_cached(dim: int, norms: bool) -> None:
     torch.testing.assert_close(case.cache, cache, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [6, 96])
+def test_qkv_is_quantised_and_becomes_what_the_cache_holds(dim: int) -> None:
+    heads = Heads(6, 2, dim, 0.3, 1e-5)
+    case = PromptCase.random(heads, [(0, 35), (13, 4)], block_tokens=4, device=DEVICE).quantised()
+    assert case.kv_scales is not None
+    rows, joined = case.qkv.shape[0], case.qkv.clone().view(case.qkv.shape[0], -1, dim)
+    cache, scales = copied(case.cache, case.kv_scales)
+    tables = case.tables.long()[case.row_sequence.long()]
+    places = token_rows(cache, tables, case.row_position.long()[:, None])[:, 0]
+    cache_write(cache, 1, joined[:, 6:8], joined[:, 8:], places, scales)
+    joined[:, 6:] = restore(*quantise(joined[:, 6:]), torch.float32)
+
+    prompt_qkv(
+        case.qkv, case.cache, 1, case.tables, case.row_sequence, case.row_position, case.rotary, heads,
+        kv_scales=case.kv_scales,
+    )  # fmt: skip
+    assert torch.equal(case.qkv, joined.view(rows, -1))
+    assert torch.equal(case.cache.view(torch.uint8), cache.view(torch.uint8))
+    assert scales is not None
+    assert torch.equal(case.kv_scales, scales)
+
+
 def test_qkv_refuses_what_does_not_fit() -> None:
     case = PromptCase.random(LLAMA, [(0, 3)], device=DEVICE)
     with pytest.raises(ValueError, match="rotary tables"):
@@ -152,11 +179,13 @@ def test_qkv_refuses_what_does_not_fit() -> None:
         )
 
 
+@pytest.mark.parametrize("codes", [False, True], ids=["values", "codes"])
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (3, 70), (64, 64), (17, 130)])
-def test_a_prefix_is_gathered(first: int, count: int) -> None:
+def test_a_prefix_is_gathered(first: int, count: int, codes: bool) -> None:
     case = PromptCase.random(Heads(2, 2, 10, 0.3, 1e-5), [(150, 2), (0, 1)], device=DEVICE)
+    case = case.quantised() if codes else case
     out = torch.full((2, 2, 140, 10), torch.nan, device=DEVICE)
-    gather_prefix(out, case.cache, 1, case.tables[0], first, count)
+    gather_prefix(out, case.cache, 1, case.tables[0], first, count, case.kv_scales)
     torch.testing.assert_close(out[:, :, :count], case.cached(1, 0, first + count)[:, :, first:])
     assert out[:, :, count:].isnan().all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
     split_attention(
         out, case.qkv, case.cache, layer, case.table, case.rotary,
-        items, heads, case.norms,
+        items, heads, case.norms, kv_scales=case.kv_scales,
     )  # fmt: skip
     assert not items.arrived.any(), "the meeting places are left as they were found"
     return out
@@ -41,9 +43,44 @@ CASES = {
 def test_it_is_the_plain_kernels(name: str) -> None:
     heads, positions, block_tokens, norms, policy = CASES[name]
     case = AttentionCase.random(heads, positions, block_tokens=block_tokens, norms=norms, device=DEVICE)
-    expected, cache = case.expected(1)
+    expected, cache, _ = case.expected(1)
     torch.testing.assert_close(run(case, policy), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(case.cache, cache, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "window and norms"])
+def test_codes_are_read_and_written_with_their_scales(name: str) -> None:
+    heads, positions, block_tokens, _, policy = CASES[name]
+    case = AttentionCase.random(heads, positions, block_tokens=block_tokens, device=DEVICE).quantised()
+    expected, cache, scales = case.expected(1)
+    torch.testing.assert_close(run(case, policy), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(case.cache.view(torch.uint8), cache.view(torch.uint8))
+    assert case.kv_scales is not None
+    assert scales is not None
+    assert torch.equal(case.kv_scales, scales)
+
+
+def test_unseen_scales_may_be_anything() -> None:
+    heads = Heads(4, 2, 16, 0.25, 1e-5, 70)
+    case = AttentionCase.random(heads, [200, 66], block_tokens=64, device=DEVICE).quantised()
+    expected, _, _ = case.expected(1)
+    assert case.kv_scales is not None
+    for row, position in enumerate([200, 66]):
+        blocks = case.table[int(case.slots[row])].long()
+        tokens = torch.arange(len(blocks) * 64, device=DEVICE).view(-1, 64)
+        unseen = (tokens >= position) | (tokens <= position - 70)
+        part = case.kv_scales[blocks]
+        part[:] = torch.where(unseen[:, None, None, :, None], torch.nan, part)
+        case.kv_scales[blocks] = part
+    torch.testing.assert_close(run(case, SplitPolicy(3, 64)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_codes_without_scales_are_refused() -> None:
+    case = AttentionCase.random(Heads(4, 2, 8, 0.35, 1e-5), [3], device=DEVICE)
+    with pytest.raises(ValueError, match="its scales"):
+        run(replace(case, kv_scales=torch.ones(1, device=DEVICE)), SplitPolicy())
+    with pytest.raises(ValueError, match="the cache"):
+        run(replace(case.quantised(), kv_scales=None), SplitPolicy())
 
 
 def test_a_shape_that_does_not_fit_is_refused() -> None:

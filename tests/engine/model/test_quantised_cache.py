@@ -83,8 +83,9 @@ def test_a_cache_holds_what_quantisation_yields(tmp_path: Path) -> None:
     expected = plain.cache.groups[0][first][:, 0]  # of the first layer, whose input no cache has touched
     codes, their_scales = quantise(expected)
     assert torch.equal(group[first][:, 0].view(torch.uint8), codes.view(torch.uint8))
-    assert torch.equal(scales[first][:, 0], their_scales)
-    restored = restore(group[first][:, 0], scales[first][:, 0], torch.float32)
+    ours = scales[first][:, 0].movedim(-1, 1)  # [blocks, planes, heads, tokens]
+    assert torch.equal(ours, their_scales)
+    restored = restore(group[first][:, 0], ours, torch.float32)
     largest = expected.abs().amax(-1, keepdim=True)
     assert ((restored - expected).abs() <= (expected.abs() / 15).clamp(min=largest / 448 / 512)).all()
 

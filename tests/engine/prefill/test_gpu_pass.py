@@ -39,6 +39,19 @@ def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) ->
     )
 
 
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "windows"])
+def test_a_cache_of_codes(tmp_path: Path, family: str) -> None:
+    both = BothPasses(
+        tmp_path, family, lengths=(20, 20, 60), most_rows=48, layers=2, device=DEVICE,
+        cache_dtype="float8_e4m3fn",
+    )  # fmt: skip
+    both.check_rounded(
+        [(0, 0, 5), (1, 0, 8), (2, 0, 13)],
+        [(0, 5, 1), (1, 8, 9), (2, 13, 20)],
+        [(2, 33, 20)],  # pieces of prefix, and what they leave
+    )
+
+
 @pytest.mark.parametrize(
     "start", [17, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (15, 16, 33, 48, 49))]
 )

@@ -90,7 +90,7 @@ def quantised_cache(seed: int, split: Split) -> KVCache:
     cache.groups[0].view(torch.uint8).copy_(codes[:, :, :, here])
     scales = cache.scales[0]
     assert scales is not None
-    scales.copy_(torch.randn(BLOCKS, LAYERS, 2, HEADS, TOKENS, generator=generator)[:, :, :, here])
+    scales.copy_(torch.randn(BLOCKS, LAYERS, HEADS, TOKENS, 2, generator=generator)[:, :, here])
     return cache
 
 

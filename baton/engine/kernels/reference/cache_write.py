@@ -48,10 +48,12 @@ def flat_rows(group: Tensor) -> Tensor:
 def flat_scales(scales: Tensor, group: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The scales of flat rows of the group's tensor: the memory from the first scale on [S], and the rows'
     places in it."""
-    blocks, layers, planes, heads, block_tokens = scales.shape
+    blocks, layers, heads, block_tokens, planes = scales.shape
     stride, rows_a_layer = scales.stride(1), group.stride(1) // group.shape[5]
-    run = scales.as_strided(((blocks * layers - 1) * stride + planes * heads * block_tokens,), (1,))
-    return run, rows // rows_a_layer * stride + rows % rows_a_layer
+    run = scales.as_strided(((blocks * layers - 1) * stride + heads * block_tokens * planes,), (1,))
+    row = rows % rows_a_layer
+    plane, token = row // (heads * block_tokens), row % (heads * block_tokens)
+    return run, rows // rows_a_layer * stride + token * planes + plane
 
 
 def cache_write(

@@ -203,10 +203,10 @@ def _gather(
     """cache_rows [T, J · KV_TILE] → [T · kv heads · J, KV_TILE, D] of `dtype`."""
     offsets = head_offsets(group) + plane_offset(group, layer, plane)
     rows = (cache_rows[:, None] + offsets[:, None]).view(-1)
-    found = flat_rows(group).index_select(0, rows)
     if kv_scales is None:
-        found = found.to(dtype)
+        found = flat_rows(group).index_select(0, rows).to(dtype)
     else:
+        codes = flat_rows(group.view(torch.uint8)).index_select(0, rows).view(group.dtype)
         run, places = flat_scales(kv_scales, group, rows)
-        found = restore(found, run.index_select(0, places), dtype)
+        found = restore(codes, run.index_select(0, places), dtype)
     return found.view(-1, KV_TILE, group.shape[-1])

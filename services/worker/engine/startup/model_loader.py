@@ -60,7 +60,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     device = device_of(engine)
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
-    cache_name = _cache_dtype_name(engine, dtype_name, device)
+    cache_name = FP8 if engine.kv_dtype == "fp8" else dtype_name
     layout = config.layout(engine.block_tokens_on(device.type), cache_name)
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
@@ -116,14 +116,6 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
     if name != "auto":
         return name
     return config.dtype if device.type == "cuda" else "float32"
-
-
-def _cache_dtype_name(engine: EngineConfig, dtype_name: str, device: torch.device) -> str:
-    if engine.kv_dtype == "auto":
-        return dtype_name
-    if device.type == "cuda":
-        raise BatonError(ErrorKind.INVALID, "kv_dtype fp8 is for device cpu: GPU kernels cannot read it yet")
-    return FP8
 
 
 def _gpu(device: torch.device) -> Gpu | None:

@@ -112,13 +112,30 @@ class SplitPolicy:
         return rows + (self.wanted if self.fixed is None else pool_tokens // self.fixed + 1)
 
 
-def check_cache(cache: Tensor, qkv: Tensor, heads: Heads) -> None:
-    """Raises ValueError unless `cache` is a cache group's tensor for these heads, of qkv's dtype."""
+def check_cache(cache: Tensor, kv_scales: Tensor | None, qkv: Tensor, heads: Heads) -> None:
+    """Raises ValueError unless `cache` is a cache group's tensor for these heads, of qkv's dtype, or of codes
+    with their scales."""
     got = tuple(cache.shape[2:4]) + tuple(cache.shape[5:])
-    if got != (2, heads.kv_heads, heads.dim) or not cache.is_contiguous():
-        raise ValueError(f"the cache is {tuple(cache.shape)}, or not contiguous")
-    if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
+    if got != (2, heads.kv_heads, heads.dim) or not cache[0, 0].is_contiguous():
+        raise ValueError(f"the cache is {tuple(cache.shape)}, or its layers are not contiguous")
+    if qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"qkv is {qkv.dtype}")
+    if kv_scales is None:
+        if qkv.dtype != cache.dtype:
+            raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
+    elif (cache.dtype, kv_scales.dtype) != (torch.float8_e4m3fn, torch.bfloat16):
+        raise ValueError(f"the cache is {cache.dtype}, its scales {kv_scales.dtype}")
+    elif tuple(kv_scales.shape[:1] + kv_scales.shape[2:]) != (len(cache), *cache.shape[3:5], 2):
+        raise ValueError(f"the scales are {tuple(kv_scales.shape)}, the cache {tuple(cache.shape)}")
+
+
+def scale_pairs(cache: Tensor, kv_scales: Tensor | None, layer: int) -> tuple[Tensor, int, int]:
+    """What kernels take of the scales, or instead of them: an int32 for the two of each token and head (see
+    `unpacked`), the offset of a layer, and the stride of blocks."""
+    if kv_scales is None:
+        return cache, 0, 0
+    pairs = kv_scales.view(torch.int32)
+    return pairs, layer * pairs.stride(1), pairs.stride(0)
 
 
 def check_table(tables: Tensor) -> None:

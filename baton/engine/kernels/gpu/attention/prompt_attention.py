@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table
+from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table, scale_pairs
+from baton.engine.kernels.gpu.attention.kv_codes import codes_weights, unpacked
 from baton.engine.kernels.gpu.attention.prompt_items import (
     ITEM_BEGIN,
     ITEM_END,
@@ -49,6 +50,7 @@ def _places(table, t, ahead, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, blo
 def _prompt_attention(
     qkv,
     cache,
+    scale_pairs,
     tables,
     items,
     out,
@@ -58,6 +60,8 @@ def _prompt_attention(
     layer_offset,
     block_stride,
     plane_stride,
+    scale_layer_offset,
+    scale_block_stride,
     scale,
     window,
     HEADS: tl.constexpr,
@@ -72,6 +76,7 @@ def _prompt_attention(
     WITH_LSE: tl.constexpr,
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     head = tl.program_id(0)
     line = items + tl.program_id(1) * ITEM_WIDTH
@@ -84,6 +89,8 @@ def _prompt_attention(
     table = tables + tl.load(line + ITEM_TABLE).to(tl.int64) * table_stride
 
     dtype: tl.constexpr = qkv.dtype.element_ty
+    # Of the products. A GPU converts codes to float16 at once, to bfloat16 in many steps.
+    wide: tl.constexpr = tl.float32 if UPCAST else (tl.float16 if CODES else dtype)
     d = tl.arange(0, DIM_PADDED)
     in_dim = d < DIM
     m = tl.arange(0, QUERIES)
@@ -92,9 +99,8 @@ def _prompt_attention(
     # Rows behind the item's last see what that one sees; their results are not read.
     at = position + tl.minimum(r, count - 1)
     q_rows = (row + r).to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + (head * GROUP + g) * DIM
-    q = tl.load(qkv + q_rows[:, None] + d[None, :], mask=real[:, None] & in_dim[None, :], other=0.0)
-    if UPCAST:
-        q = q.to(tl.float32)
+    q_mask = real[:, None] & in_dim[None, :]
+    q = tl.load(qkv + q_rows[:, None] + d[None, :], mask=q_mask, other=0.0).to(wide)
 
     # Tiles first, first + TILE, … behind; of these every row sees full_begin to full_end in full.
     first = begin // TILE * TILE
@@ -108,12 +114,14 @@ def _prompt_attention(
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIM_PADDED), tl.float32)
     keys = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
+    head_pairs = scale_pairs + scale_layer_offset + head * BLOCK_TOKENS
     n = tl.arange(0, TILE)
 
     # Read a tile ahead: a copy whose address waits for a load of its own pass is not kept in flight.
     ahead = tl.load(table + tl.minimum(full_begin // BLOCK_TOKENS, last_block))
     for start in tl.range(full_begin, full_end, TILE, num_stages=STAGES):
         offsets = _places(table, start + n, ahead, BLOCK_TOKENS, TILE, block_stride, DIM)
+        scale_offsets = _places(table, start + n, ahead, BLOCK_TOKENS, TILE, scale_block_stride, 1)
         ahead = tl.load(table + tl.minimum((start + TILE) // BLOCK_TOKENS, last_block))
         places = keys + offsets[:, None] + d[None, :]
         if DIM == DIM_PADDED:
@@ -122,18 +130,24 @@ def _prompt_attention(
         else:
             k = tl.load(places, mask=in_dim[None, :], other=0.0)
             v = tl.load(places + plane_stride, mask=in_dim[None, :], other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        if CODES:
+            k_scales, v_scales = unpacked(tl.load(head_pairs + scale_offsets))
+        k, v = k.to(wide), v.to(wide)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        # `softmax_step` where every row sees every key: no mask, and the scale within the exponent.
-        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
-        fade = tl.exp2(highest - higher)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        total = total * fade + tl.sum(weights, 1)
-        attn_out = attn_out * fade[:, None]
-        attn_out = tl.dot(weights.to(v.dtype), v, attn_out, input_precision="ieee")
-        highest = higher
+        if CODES:
+            scores = scores * (k_scales * scale)[None, :]
+            highest, fade, weights, added = codes_weights(scores, v_scales, highest)
+            total = total * fade + added
+            attn_out = tl.dot(weights.to(wide), v, attn_out * fade[:, None], input_precision="ieee")
+        else:
+            # `softmax_step` where every row sees every key: no mask, and the scale within the exponent.
+            higher = tl.maximum(highest, tl.max(scores, 1) * scale)
+            fade = tl.exp2(highest - higher)
+            weights = tl.exp2(scores * scale - higher[:, None])
+            total = total * fade + tl.sum(weights, 1)
+            attn_out = attn_out * fade[:, None]
+            attn_out = tl.dot(weights.to(v.dtype), v, attn_out, input_precision="ieee")
+            highest = higher
 
     skipped = full_end - full_begin
     for tile in tl.range(first, behind - skipped, TILE, num_stages=1):
@@ -144,13 +158,21 @@ def _prompt_attention(
         mask = inside[:, None] & in_dim[None, :]
         k = tl.load(places, mask=mask, other=0.0)
         v = tl.load(places + plane_stride, mask=mask, other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        if CODES:
+            pairs = head_pairs + block * scale_block_stride + t % BLOCK_TOKENS
+            k_scales, v_scales = unpacked(tl.load(pairs, mask=inside, other=0))
+        k, v = k.to(wide), v.to(wide)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if CODES:
+            scores = scores * k_scales[None, :]
         seen = inside[None, :] & (t[None, :] <= at[:, None]) & (t[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
+        if CODES:
+            highest, fade, weights, added = codes_weights(scores, v_scales, highest)
+            total = total * fade + added
+            attn_out = tl.dot(weights.to(wide), v, attn_out * fade[:, None], input_precision="ieee")
+        else:
+            highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
 
     out_rows = (into + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
     result = (attn_out / tl.where(real, total, 1.0)[:, None]).to(dtype)
@@ -170,23 +192,26 @@ def prompt_attention(
     heads: Heads,
     tuning: PromptTuning,
     lse: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """qkv [N, (heads + 2 kv heads) · dim], q rotated → out [>= N, heads · dim], of the items' rows alone,
     where the items want them.
 
-    `cache`: the cache group's tensor, of qkv's dtype (float32, bfloat16, float16), with every key and value
-    in it that the items name; `layer` counts within the group. `tables` [B, W] int32; `items`
-    [I, ITEM_WIDTH] int32, of at most `tuning.rows(heads)` rows each (`item_lines`). `lse` [heads, N of out or
-    more] float32: takes the natural logarithm of each row's sum of exponentials. Raises ValueError for shapes
-    that do not fit.
+    `cache`: the cache group's tensor, of qkv's dtype (float32, bfloat16, float16) or of codes with their
+    scales `kv_scales`, with every key and value in it that the items name; `layer` counts within the group.
+    `tables` [B, W] int32; `items` [I, ITEM_WIDTH] int32, of at most `tuning.rows(heads)` rows each
+    (`item_lines`). `lse` [heads, N of out or more] float32: takes the natural logarithm of each row's sum of
+    exponentials. Raises ValueError for shapes that do not fit.
     """
-    _check(out, qkv, cache, tables, items, heads, lse)
+    _check(out, qkv, cache, kv_scales, tables, items, heads, lse)
     if not items.shape[0]:
         return
     group = heads.heads // heads.kv_heads
+    pairs, *strides = scale_pairs(cache, kv_scales, layer)
     _prompt_attention[(heads.kv_heads, items.shape[0])](
         qkv,
         cache,
+        pairs,
         tables,
         items,
         out,
@@ -196,6 +221,7 @@ def prompt_attention(
         layer * cache.stride(1),
         cache.stride(0),
         cache.stride(2),
+        *strides,
         heads.log2_scale,
         heads.seen,
         HEADS=heads.heads,
@@ -210,6 +236,7 @@ def prompt_attention(
         WITH_LSE=lse is not None,
         UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
         STAGES=tuning.stages,
+        CODES=kv_scales is not None,
         num_warps=tuning.warps,
     )
 
@@ -218,6 +245,7 @@ def _check(
     out: Tensor,
     qkv: Tensor,
     cache: Tensor,
+    kv_scales: Tensor | None,
     tables: Tensor,
     items: Tensor,
     heads: Heads,
@@ -231,5 +259,5 @@ def _check(
         raise ValueError("qkv, out and items must be contiguous")
     if lse is not None and (lse.shape[0] != heads.heads or lse.shape[1] < rows or lse.stride(1) != 1):
         raise ValueError(f"lse is {tuple(lse.shape)}, expected {heads.heads} rows of {rows}")
-    check_cache(cache, qkv, heads)
+    check_cache(cache, kv_scales, qkv, heads)
     check_table(tables)

@@ -2,7 +2,8 @@
 are, and k and v go into the paged cache.
 
 One node: a program does some rows of one head. Keys stay in the product too, since attention that needs no
-cached token reads them there.
+cached token reads them there. Where the cache holds codes, k and v in the product become what the codes stand
+for, rounded to its dtype, so that all attention sees the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table
+from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table, scale_pairs
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, scales_of, stored, values_of
 
 _ROWS = 32
 
@@ -21,6 +23,7 @@ _ROWS = 32
 def _prompt_qkv(
     qkv,
     cache,
+    kv_scales,
     tables,
     row_sequence,
     row_position,
@@ -33,6 +36,8 @@ def _prompt_qkv(
     layer_offset,
     block_stride,
     plane_stride,
+    scale_layer_offset,
+    scale_block_stride,
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -41,6 +46,7 @@ def _prompt_qkv(
     BLOCK_TOKENS: tl.constexpr,
     QK_NORM: tl.constexpr,
     ROWS: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     half: tl.constexpr = DIM // 2
     dtype: tl.constexpr = qkv.dtype.element_ty
@@ -77,10 +83,26 @@ def _prompt_qkv(
         position = tl.load(row_position + r, mask=there, other=0)
         sequence = tl.load(row_sequence + r, mask=there, other=0).to(tl.int64)
         block = tl.load(tables + sequence * table_stride + position // BLOCK_TOKENS, mask=there, other=0)
-        place = block.to(tl.int64) * block_stride + position % BLOCK_TOKENS * DIM
-        place += layer_offset + plane * plane_stride + (head - HEADS) % KV_HEADS * (BLOCK_TOKENS * DIM)
-        tl.store(cache + place[:, None] + j[None, :], a, mask=mask)
-        tl.store(cache + place[:, None] + half + j[None, :], b, mask=mask)
+        kv_head, token = (head - HEADS) % KV_HEADS, position % BLOCK_TOKENS
+        place = block.to(tl.int64) * block_stride + token * DIM
+        place += layer_offset + plane * plane_stride + kv_head * (BLOCK_TOKENS * DIM)
+        places = cache + place[:, None] + j[None, :]
+        if CODES:
+            x, y = a.to(tl.float32), b.to(tl.float32)
+            scales = scales_of(tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1)))
+            x_codes, y_codes = codes_of(x, scales), codes_of(y, scales)
+            together()
+            tl.store(low, values_of(x_codes, scales).to(dtype), mask=mask)
+            tl.store(low + half, values_of(y_codes, scales).to(dtype), mask=mask)
+            tl.store(places, stored(x_codes), mask=mask)
+            tl.store(places + half, stored(y_codes), mask=mask)
+            pair = (
+                block.to(tl.int64) * scale_block_stride + scale_layer_offset + kv_head * BLOCK_TOKENS + token
+            )
+            tl.store(kv_scales + 2 * pair + plane, scales.to(tl.bfloat16), mask=there)
+        else:
+            tl.store(places, a, mask=mask)
+            tl.store(places + half, b, mask=mask)
 
 
 def prompt_qkv(
@@ -93,10 +115,12 @@ def prompt_qkv(
     rotary: tuple[Tensor, Tensor],
     heads: Heads,
     norms: tuple[Tensor, Tensor] | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """qkv [N, (heads + 2 kv heads) · dim]: q and k normed and rotated in place, k and v written to `cache`.
 
-    `cache`: the cache group's tensor, of qkv's dtype; `layer` counts within the group. `tables` [B, W] int32;
+    `cache`: the cache group's tensor, of qkv's dtype, or of codes with their scales `kv_scales`: then k and v
+    in qkv become what their codes stand for. `layer` counts within the group. `tables` [B, W] int32;
     `row_sequence`, `row_position` [N] int32: a row's line of `tables`, and its position there. `rotary`: cos,
     sin [N, dim / 2] float32; `norms`: weights [dim] of query and key norm. Raises ValueError for shapes that
     do not fit.
@@ -109,12 +133,14 @@ def prompt_qkv(
             raise ValueError(f"{name} is {tuple(line.shape)}, qkv has {rows} rows")
     if any(tuple(table.shape) != (rows, half) or not table.is_contiguous() for table in rotary):
         raise ValueError(f"the rotary tables are {tuple(rotary[0].shape)}, expected {(rows, half)}")
-    check_cache(cache, qkv, heads)
+    check_cache(cache, kv_scales, qkv, heads)
     check_table(tables)
+    _, *strides = scale_pairs(cache, kv_scales, layer)
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     _prompt_qkv[(heads.heads + 2 * heads.kv_heads, triton.cdiv(rows, _ROWS))](
         qkv,
         cache,
+        cache if kv_scales is None else kv_scales,
         tables,
         row_sequence,
         row_position,
@@ -126,6 +152,7 @@ def prompt_qkv(
         layer * cache.stride(1),
         cache.stride(0),
         cache.stride(2),
+        *strides,
         heads.norm_eps,
         HEADS=heads.heads,
         KV_HEADS=heads.kv_heads,
@@ -134,5 +161,6 @@ def prompt_qkv(
         BLOCK_TOKENS=cache.shape[4],
         QK_NORM=norms is not None,
         ROWS=_ROWS,
+        CODES=kv_scales is not None,
         num_warps=4,
     )

@@ -33,6 +33,17 @@ from baton.engine.kernels.gpu.attention.items import (
     Items,
     check_cache,
     check_table,
+    scale_pairs,
+)
+from baton.engine.kernels.gpu.attention.kv_codes import (
+    codes_of,
+    codes_weights,
+    even_odd,
+    packed,
+    scales_of,
+    stored,
+    unpacked,
+    values_of,
 )
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
 
@@ -57,9 +68,21 @@ def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.c
 
 
 @triton.jit
+def _quantised(x, place, in_dim):
+    """Writes the codes of the vector x [1, dim] to the cache → what they stand for, and their scale [1], in
+    float32."""
+    x = x.to(tl.float32)
+    scales = scales_of(tl.max(tl.abs(x), 1))
+    codes = codes_of(x, scales)
+    tl.store(place, stored(codes), mask=in_dim[None, :])
+    return values_of(codes, scales), scales
+
+
+@triton.jit
 def _split_attention(
     qkv,
     cache,
+    scale_pairs,
     block_table,
     cos_rows,
     sin_rows,
@@ -75,6 +98,8 @@ def _split_attention(
     layer_offset,
     block_stride,
     plane_stride,
+    scale_layer_offset,
+    scale_block_stride,
     scale,
     eps,
     window,
@@ -91,6 +116,7 @@ def _split_attention(
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
     COMBINED: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
@@ -110,6 +136,8 @@ def _split_attention(
     last_block = tl.load(table + position // BLOCK_TOKENS).to(tl.int64)
 
     dtype: tl.constexpr = qkv.dtype.element_ty
+    # Of the products. A GPU converts codes to float16 at once, to bfloat16 in many steps.
+    wide: tl.constexpr = tl.float32 if UPCAST else (tl.float16 if CODES else dtype)
     half: tl.constexpr = DIM // 2
     d = tl.arange(0, DIM_PADDED)
     in_dim = d < DIM
@@ -129,14 +157,13 @@ def _split_attention(
         weight_partner = tl.load(query_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
         q = _normed(q, weight, eps, DIM, dtype, query_norm.dtype.element_ty == dtype)
         q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype, query_norm.dtype.element_ty == dtype)
-    q = _rotated(q, q_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
-    if UPCAST:
-        q = q.to(tl.float32)
+    q = _rotated(q, q_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype).to(wide)
 
     highest = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PADDED,), tl.float32)
     attn_out = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
     layer = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
+    layer_scales = scale_pairs + scale_layer_offset + head * BLOCK_TOKENS
     if end > position:
         k_row = mine + (HEADS + head) * DIM
         k = tl.load(k_row + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
@@ -151,34 +178,61 @@ def _split_attention(
         k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
         v = tl.load(mine + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
         place = layer + last_block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
-        tl.store(place, k, mask=in_dim[None, :])
-        tl.store(place + plane_stride, v, mask=in_dim[None, :])
+        if CODES:
+            k, k_scales = _quantised(k, place, in_dim)
+            v, v_scales = _quantised(v, place + plane_stride, in_dim)
+            scales_place = layer_scales + last_block * scale_block_stride + position % BLOCK_TOKENS
+            tl.store(scales_place + tl.arange(0, 1), packed(k_scales, v_scales))
+        else:
+            tl.store(place, k, mask=in_dim[None, :])
+            tl.store(place + plane_stride, v, mask=in_dim[None, :])
         highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
         total += 1.0
         attn_out += v.to(tl.float32)
 
     first_seen = tl.maximum(position - window + 1, 0)
     stop = tl.minimum(end, position)
+    n = tl.arange(0, TILE)
+    if CODES:
+        pair = tl.arange(0, DIM_PADDED // 2)
+        pair_values = (layer + plane_stride).to(tl.pointer_type(tl.int16))
+        even_out = tl.zeros((GROUP_PADDED, DIM_PADDED // 2), tl.float32)
+        odd_out = tl.zeros((GROUP_PADDED, DIM_PADDED // 2), tl.float32)
     for start in tl.range(begin, stop, TILE, num_stages=STAGES):
-        t = start + tl.arange(0, TILE)
+        t = start + n
         seen = (t < stop) & (t >= first_seen)
         if BLOCK_TOKENS % TILE == 0:
             block = next_block.to(tl.int64)
             next_block = tl.load(table + tl.minimum(start + TILE, position) // BLOCK_TOKENS)
-            offsets = block * block_stride + (start % BLOCK_TOKENS) * DIM + tl.arange(0, TILE) * DIM
+            in_block = start % BLOCK_TOKENS + n
         else:
-            blocks = tl.load(table + t // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-            offsets = blocks * block_stride + (t % BLOCK_TOKENS) * DIM
+            block = tl.load(table + t // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+            in_block = t % BLOCK_TOKENS
+        offsets = block * block_stride + in_block * DIM
         places = layer + offsets[:, None] + d[None, :]
         mask = seen[:, None] & in_dim[None, :]
-        k = tl.load(places, mask=mask, other=0.0)
-        v = tl.load(places + plane_stride, mask=mask, other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        k = tl.load(places, mask=mask, other=0.0).to(wide)
+        if CODES:
+            values = pair_values + (offsets // 2)[:, None] + pair[None, :]
+            v_pairs = tl.load(values, mask=seen[:, None] & (pair < half)[None, :], other=0)
+        else:
+            v = tl.load(places + plane_stride, mask=mask, other=0.0).to(wide)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
+        if CODES:
+            place = layer_scales + block * scale_block_stride + in_block
+            k_scales, v_scales = unpacked(tl.load(place, mask=seen, other=0))
+            scores = tl.where(seen[None, :], scores * k_scales[None, :], float("-inf"))
+            highest, fade, weights, added = codes_weights(scores, v_scales, highest)
+            total = total * fade + added
+            v_even, v_odd = even_odd(v_pairs, wide)
+            weights = weights.to(wide)
+            even_out = tl.dot(weights, v_even, even_out * fade[:, None], input_precision="ieee")
+            odd_out = tl.dot(weights, v_odd, odd_out * fade[:, None], input_precision="ieee")
+        else:
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
+    if CODES:
+        attn_out += tl.join(even_out, odd_out).reshape(GROUP_PADDED, DIM_PADDED)
 
     out_rows = row.to(tl.int64) * HEADS + head * GROUP + g
     out_mask = (g < GROUP)[:, None] & in_dim[None, :]
@@ -261,21 +315,25 @@ def split_attention(
     norms: tuple[Tensor, Tensor] | None = None,
     tuning: AttentionTuning | None = None,
     most_items: int | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
 
     `cache` is the cache group's tensor [blocks, layers, planes, kv heads, block tokens, dim] of qkv's dtype
-    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32;
+    (float32, bfloat16 or float16), or of codes with their scales `kv_scales`: the rows' k, v are then
+    quantised, and read as the cache has them. `layer` counts within the group; block_table [slots, W] int32;
     `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm; `most_items` bounds the
     items there can be, else the list's length does. Rows without items are not written. Raises ValueError
     for shapes that do not fit.
     """
-    _check(out, qkv, cache, block_table, rotary, items, heads)
+    _check(out, qkv, cache, kv_scales, block_table, rotary, items, heads)
+    pairs, *strides = scale_pairs(cache, kv_scales, layer)
     group = heads.heads // heads.kv_heads
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     _split_attention[(heads.kv_heads, items.items.shape[0] if most_items is None else most_items)](
         qkv,
         cache,
+        pairs,
         block_table,
         *rotary,
         query_norm,
@@ -290,6 +348,7 @@ def split_attention(
         layer * cache.stride(1),
         cache.stride(0),
         cache.stride(2),
+        *strides,
         heads.log2_scale,
         heads.norm_eps,
         heads.seen,
@@ -306,6 +365,7 @@ def split_attention(
         UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
         STAGES=(tuning or _TUNING).stages,
         COMBINED=_COMBINED,
+        CODES=kv_scales is not None,
         num_warps=(tuning or _TUNING).warps,
     )
 
@@ -314,6 +374,7 @@ def _check(
     out: Tensor,
     qkv: Tensor,
     cache: Tensor,
+    kv_scales: Tensor | None,
     block_table: Tensor,
     rotary: tuple[Tensor, Tensor],
     items: Items,
@@ -333,5 +394,5 @@ def _check(
         raise ValueError(f"the items are of {items.arrived.shape[0]} rows, qkv has {rows}")
     if not (qkv.is_contiguous() and out.is_contiguous()):
         raise ValueError("qkv and out must be contiguous")
-    check_cache(cache, qkv, heads)
+    check_cache(cache, kv_scales, qkv, heads)
     check_table(block_table)
