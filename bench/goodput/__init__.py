@@ -1,0 +1,1 @@
+"""Goodput of serving arrangements beside one another: arms, workloads, runs, the ideal, table and plot."""

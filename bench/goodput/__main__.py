@@ -1,0 +1,207 @@
+"""Goodput of serving arrangements on the same GPUs: requests a second and GPU that meet limits of latency.
+
+    python -m bench.goodput --arm vllm --arm 'vllm-8k=vllm --max-num-batched-tokens 8192' --arm 2both
+        --arm 1p1d --workload 1k-256 --rates 4,8,12,16,20 [--tpot 6,8,12,20,30] [--ttft 500]
+        [--attainment 0.9] [--seconds 60] [--ideal 8b-h200] [--at-once] [--seed 0] [--shape llama-3.1-8b]
+        [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PROGRAM] [--slo-headers MS] [--out DIR]
+
+Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
+`loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
+The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
+goodput.json, goodput.html with one plot a limit, and each run's folder.
+
+    --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, ...; FLAGS go to `baton up`
+                    or to `vllm serve`. An arm that needs more GPUs than there are, or does not come up, is
+                    skipped, and the table says why
+    --ideal RATES   adds, for each arm of prefill and decode workers, what the same arrivals would get from
+                    the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
+    --at-once       arms run at the same time as far as there are GPUs for them
+    --slo-headers   requests state --ttft and this TPOT as their limits
+
+Random weights; vLLM with dummy ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
+from bench.goodput.gpus import GpuPool, visible_gpus
+from bench.goodput.ideal import ideal_probe
+from bench.goodput.report import Comparison, Curve
+from bench.goodput.runs import Limits, Load, judged, measure
+from bench.goodput.servers import NotServedError, Setup, serve
+from bench.goodput.workloads import WORKLOADS, Workload
+from bench.shapes import SHAPES
+from loadgen.analysis.run_folder import Run
+from loadgen.common.errors import LoadgenError
+from loadgen.sizing.rates import Rates, read_rates
+
+# Prompts are of ids below it, which every tokenizer has.
+_VOCAB = 256
+# Between the seeds of two rates: loadgen derives others from each.
+_SEED_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured of every arm; rates are per GPU."""
+
+    workload: Workload
+    rates: tuple[float, ...]
+    seconds: float
+    seed: int
+    limits: tuple[Limits, ...]
+    slo: Limits | None
+    ideal: Rates | None
+    out: Path
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        ideal = read_rates(arguments.ideal) if arguments.ideal else None
+    except LoadgenError as error:
+        sys.exit(f"bench.goodput: {error}")
+    limits = tuple(Limits(arguments.ttft, tpot, arguments.attainment) for tpot in arguments.tpot)
+    slo = None if arguments.slo_headers is None else Limits(arguments.ttft, arguments.slo_headers, 0.9)
+    out = Path(arguments.out or f"goodput-{datetime.now():%Y%m%d-%H%M%S}")
+    out.mkdir(parents=True, exist_ok=True)
+    workload = WORKLOADS[arguments.workload]
+    plan = Plan(workload, tuple(arguments.rates), arguments.seconds, arguments.seed, limits, slo, ideal, out)
+    comparison = Comparison(workload.name, about(arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = workload.tokens + 2
+        setup = Setup(
+            arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, Path(folder)
+        )
+        asyncio.run(compare(plan, arguments.arm, setup, comparison, gpus_of(arguments), arguments.at_once))
+    comparison.write(out)
+    print(comparison.table())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.goodput",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--arm", action="append", required=True, type=_arm, help=KINDS_HELP)
+    parser.add_argument("--workload", default="1k-256", choices=sorted(WORKLOADS))
+    parser.add_argument("--rates", required=True, type=_numbers, help="requests a second and GPU")
+    parser.add_argument("--tpot", default=[6, 8, 12, 20, 30], type=_numbers, help="limits in ms")
+    parser.add_argument("--ttft", default=500.0, type=float, help="limit in ms")
+    parser.add_argument("--attainment", default=0.9, type=float, help="share of requests that meet both")
+    parser.add_argument("--seconds", default=60.0, type=float, help="of each rate")
+    parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--ideal", metavar="RATES", help="file, or name of shipped rates")
+    parser.add_argument("--at-once", action="store_true", help="several arms at the same time")
+    parser.add_argument("--slo-headers", type=float, metavar="MS", help="requests state --ttft and this TPOT")
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--gpus", type=int, help="how many to use (default: all; on a CPU 1)")
+    parser.add_argument("--vllm", default="vllm", metavar="PROGRAM")
+    parser.add_argument("--out", metavar="DIR")
+    return parser
+
+
+def _arm(text: str) -> Arm:
+    try:
+        return parse_arm(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",") if part]
+
+
+def gpus_of(arguments: argparse.Namespace) -> list[str]:
+    """The GPUs to use; on a CPU their places only limit what runs at a time."""
+    if arguments.device == "cpu":
+        return [str(number) for number in range(arguments.gpus or 1)]
+    return visible_gpus()[: arguments.gpus]
+
+
+def about(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Hardware, command and date, for the reports."""
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        hardware = "; ".join(sorted(set(found.stdout.splitlines())))
+    except (OSError, subprocess.SubprocessError):
+        hardware = "no GPU"
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "hardware": f"{hardware}, {os.cpu_count()} processors",
+        "model": f"{arguments.shape} {arguments.dtype}, random weights",
+        "limits": f"TTFT {arguments.ttft:g} ms, {arguments.attainment:.0%} of requests",
+        "command": shlex.join(["python", "-m", "bench.goodput", *sys.argv[1:]]),
+    }
+
+
+async def compare(
+    plan: Plan, arms: Sequence[Arm], setup: Setup, comparison: Comparison, gpus: list[str], at_once: bool
+) -> None:
+    """Measures every arm; results are added in the arms' order."""
+    pool = GpuPool(gpus)
+
+    async def one(arm: Arm) -> list[Curve] | str:
+        if arm.gpus > pool.size:
+            return f"needs {arm.gpus} GPUs, {pool.size} here"
+        async with pool.take(arm.gpus) as taken:
+            try:
+                return await measure_arm(plan, arm, setup, taken)
+            except NotServedError as error:
+                return str(error)
+
+    if at_once:
+        results = await asyncio.gather(*map(one, arms))
+    else:
+        results = [await one(arm) for arm in arms]
+    for arm, result in zip(arms, results, strict=True):
+        if isinstance(result, str):
+            print(f"bench.goodput: {arm.name} skipped: {result}", file=sys.stderr)
+            comparison.skip(arm, plan.limits, result)
+        else:
+            comparison.curves += result
+
+
+async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -> list[Curve]:
+    """The arm's curve under each limit, and the ideal ones. Raises NotServedError."""
+    runs: list[tuple[float, Run]] = []
+    async with serve(arm, setup, gpus) as target:
+        for number, each in enumerate(plan.rates):
+            rate = each * arm.gpus
+            load = Load(plan.workload, rate, plan.seconds, plan.seed + _SEED_STEP * number, plan.slo)
+            run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
+            runs.append((rate, run))
+            shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
+            print(f"bench.goodput: {arm.name} at {each:g}/s/GPU: {' '.join(shown)}", file=sys.stderr)
+    curves = [
+        Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))
+        for limits in plan.limits
+    ]
+    if plan.ideal is not None and arm.prefill:
+        for limits in plan.limits:
+            probes = [ideal_probe(run.records, rate, limits, plan.ideal, arm) for rate, run in runs]
+            curves.append(Curve(f"{arm.name}, ideal", arm.gpus, limits, tuple(probes)))
+    return curves
+
+
+if __name__ == "__main__":
+    main()

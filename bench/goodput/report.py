@@ -1,0 +1,107 @@
+"""The comparison as a table, as JSON, and as one plot a limit: attainment over the rate per GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.goodput.arms import Arm
+from bench.goodput.runs import Limits
+from loadgen.goodput.crossing import find_crossing
+from loadgen.goodput.probe import Probe, Verdict
+from loadgen.reports.page import charts, heading, page, section
+from loadgen.reports.scales import Scale
+from loadgen.reports.svg import Chart
+
+_STYLES = ("teal", "orange", "purple", "blue", "red", "grey")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """An arm's probes under one limit, by rate; `skipped`: why it was not measured."""
+
+    arm: str
+    gpus: int
+    limits: Limits
+    probes: tuple[Probe, ...] = ()
+    skipped: str = ""
+
+    @property
+    def goodput(self) -> str:
+        """Requests a second and GPU at the goal, with the 95 % interval, in words where it is not between the
+        rates that were measured."""
+        if not self.probes:
+            return f"skipped: {self.skipped}"
+        if not any(probe.verdict is Verdict.PASS for probe in self.probes):
+            return f"below {min(probe.rate for probe in self.probes) / self.gpus:.3g}"
+        if all(probe.verdict is Verdict.PASS for probe in self.probes):
+            return f"above {max(probe.rate for probe in self.probes) / self.gpus:.3g}"
+        found = find_crossing(self.probes, self.limits.goal)
+        rate, low, high = (value / self.gpus for value in (found.rate, found.low, found.high))
+        return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
+
+
+@dataclass
+class Comparison:
+    """All curves of one workload. `about`: hardware, versions, commands, date."""
+
+    workload: str
+    about: dict[str, Any]
+    curves: list[Curve] = field(default_factory=list)
+
+    def add(self, arm: Arm, curves: Sequence[Curve]) -> None:
+        """Adds the curves of an arm, one a limit."""
+        self.curves += [curve for curve in curves if curve.arm == arm.name]
+
+    def skip(self, arm: Arm, limits: Sequence[Limits], why: str) -> None:
+        """Records that an arm was not measured."""
+        self.curves += [Curve(arm.name, arm.gpus, one, skipped=why) for one in limits]
+
+    def table(self) -> str:
+        """Goodput by TPOT limit and arm, in Markdown."""
+        arms = list(dict.fromkeys(curve.arm for curve in self.curves))
+        gpus = {curve.arm: curve.gpus for curve in self.curves}
+        cells = {(curve.arm, curve.limits.tpot_ms): curve.goodput for curve in self.curves}
+        limits = sorted({curve.limits.tpot_ms for curve in self.curves})
+        head = ["TPOT limit", *(f"{arm} ({gpus[arm]} GPU{'s' * (gpus[arm] != 1)})" for arm in arms)]
+        rows = [[f"{limit:g} ms", *(cells[arm, limit] for arm in arms)] for limit in limits]
+        lines = [head, ["---"] * len(head), *rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def charts(self) -> list[Chart]:
+        """One for each limit, a curve an arm."""
+        return [self._chart(limit) for limit in sorted({curve.limits.tpot_ms for curve in self.curves})]
+
+    def _chart(self, tpot_ms: float) -> Chart:
+        curves = [curve for curve in self.curves if curve.limits.tpot_ms == tpot_ms and curve.probes]
+        rates = [probe.rate / curve.gpus for curve in curves for probe in curve.probes]
+        title = f"Attainment, TPOT of {tpot_ms:g} ms or less"
+        axis = Scale(0.0, 1.05 * max(rates, default=1.0))
+        chart = Chart(title, axis, Scale(0.0, 1.0), "requests a second and GPU", "share")
+        if curves:
+            goal = curves[0].limits.goal
+            chart.level(goal, "grey", f"goal {goal:.0%}")
+        for number, curve in enumerate(curves):
+            points = [(probe.rate / curve.gpus, probe.attainment) for probe in curve.probes]
+            style = _STYLES[number % len(_STYLES)]
+            chart.line(points, style)
+            chart.dots(points, style, curve.arm, radius=3.5)
+        return chart
+
+    def write(self, folder: Path) -> None:
+        """Writes goodput.json, goodput.md and goodput.html."""
+        document = {
+            "workload": self.workload,
+            "about": self.about,
+            "curves": [asdict(curve) | {"goodput": curve.goodput} for curve in self.curves],
+        }
+        (folder / "goodput.json").write_text(json.dumps(document, indent=1) + "\n")
+        about = "\n".join(f"- {name}: {value}" for name, value in self.about.items())
+        (folder / "goodput.md").write_text(f"# {self.workload}\n\n{about}\n\n{self.table()}\n")
+        lines = [f"{name}: {value}" for name, value in self.about.items()]
+        title = f"Goodput of {self.workload}"
+        parts = [heading(title, "", "", lines), section("Over the rate", charts(self.charts()))]
+        (folder / "goodput.html").write_text(page(title, parts))

@@ -1,0 +1,92 @@
+"""Arms as they are named, the GPUs that they take, and what their servers are started with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.goodput.arms import Arm, parse_arm
+from bench.goodput.gpus import GpuPool, visible_gpus
+from bench.goodput.runs import Limits, Load
+from bench.goodput.servers import NotServedError, Setup, Target, serve
+from bench.goodput.workloads import WORKLOADS
+
+
+@pytest.mark.parametrize(
+    ("text", "arm", "gpus"),
+    [
+        ("vllm", Arm("vllm", "vllm"), 1),
+        ("v=vllm --seed 1", Arm("v", "vllm", flags=("--seed", "1")), 1),
+        ("both", Arm("both", "baton", both=1), 1),
+        ("2both", Arm("2both", "baton", both=2), 2),
+        ("3p1d", Arm("3p1d", "baton", prefill=3, decode=1), 4),
+        (
+            "q=1p1d --quantization fp8",
+            Arm("q", "baton", prefill=1, decode=1, flags=("--quantization", "fp8")),
+            2,
+        ),
+    ],
+)
+def test_arms(text: str, arm: Arm, gpus: int) -> None:
+    assert parse_arm(text) == arm
+    assert arm.gpus == gpus
+
+
+@pytest.mark.parametrize("text", ["", "p1d", "0p1d", "1p0d", "0both", "sglang", "x=", "1p1d=2x"])
+def test_what_is_no_arm(text: str) -> None:
+    with pytest.raises(ValueError, match="arm"):
+        parse_arm(text)
+
+
+def test_roles_are_flags_of_baton_up() -> None:
+    assert parse_arm("2p1d").roles == ("--prefill", "2", "--decode", "1")
+    assert parse_arm("both").roles == ("--both", "1")
+
+
+async def test_arms_wait_for_gpus_of_their_own() -> None:
+    pool, running, most = GpuPool(["0", "1", "2"]), set[str](), 0
+
+    async def arm(count: int) -> None:
+        nonlocal most
+        async with pool.take(count) as taken:
+            assert len(taken) == count
+            assert not running & set(taken)
+            running.update(taken)
+            most = max(most, len(running))
+            await asyncio.sleep(0)
+            running.difference_update(taken)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(arm(count) for count in (2, 2, 1, 3, 1)))
+    assert most == 3
+
+
+def test_visible_gpus_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert visible_gpus() == ["3", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+
+
+async def test_an_arm_whose_server_is_not_there(tmp_path: Path) -> None:
+    setup = Setup("tiny", "fp32", "cpu", 64, "no-such-program", tmp_path)
+    with pytest.raises(NotServedError, match="there is no no-such-program"):
+        async with serve(parse_arm("vllm"), setup, ["0"]):
+            pass
+    false = Setup("tiny", "fp32", "cpu", 64, "false", tmp_path)
+    with pytest.raises(NotServedError, match="it ended with 1 before it was ready"):
+        async with serve(parse_arm("vllm"), false, ["0"]):
+            pass
+
+
+def test_the_words_of_a_run() -> None:
+    load = Load(WORKLOADS["chat"], 10.0, 30.0, 7, Limits(500, 6, 0.9))
+    words = load.words(Target("grpc://a:1", "a:2"), Path("out"), 256)
+    assert words[:2] == ["run", "grpc://a:1"]
+    assert words[words.index("--rate") + 1] == "2", "of conversations, each of five turns"
+    assert words[words.index("--goodput") + 1 :][:3] == ["ttft:500", "tpot:6", "--slo-headers"]
+    without = Load(WORKLOADS["1k-256"], 10.0, 30.0, 7).words(Target("http://a:1"), Path("out"), 256)
+    assert "--admin" not in without
+    assert "--goodput" not in without

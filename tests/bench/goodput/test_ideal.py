@@ -1,0 +1,62 @@
+"""The ideal by hand for a few arrivals, and at the rates where arithmetic says what it is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.goodput.ideal import Arrival, Ideal, simulate
+from loadgen.sizing.rates import Rates
+
+RATES = Rates(
+    model="m",
+    gpu="g",
+    source="s",
+    prefill_ms={1000: 20.0, 2000: 40.0},
+    decode_step_ms={1: 5.0, 11: 10.0},
+    decode_context=1000,
+    kv_bytes_per_token=1,
+    kv_read_gb_s=1e6,
+    kv_gb=1,
+)
+
+
+def close(found: Ideal, ttft_ms: float, tpot_ms: float) -> bool:
+    in_ms = found.ttft_s * 1e3, found.tpot_s * 1e3
+    return all(abs(one - wanted) < 1e-3 for one, wanted in zip(in_ms, (ttft_ms, tpot_ms), strict=True))
+
+
+def test_one_alone_takes_its_prefill_and_the_shortest_steps() -> None:
+    (found,) = simulate([Arrival(3.0, 1000, 101)], RATES, 1, 1)
+    assert close(found, 20, 5)
+
+
+def test_prompts_wait_for_one_another_unless_there_are_two_workers() -> None:
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(0.001, 2000, 1)]
+    assert close(simulate(arrivals, RATES, 1, 1)[1], 59, 0)
+    assert close(simulate(arrivals, RATES, 2, 1)[1], 40, 0)
+
+
+def test_sequences_share_steps_and_join_between_them() -> None:
+    first, second = simulate([Arrival(0.0, 1000, 3), Arrival(0.0, 1000, 3)], RATES, 2, 1)
+    assert close(first, 20, 5.5)
+    assert close(second, 20, 5.5)
+    first, second = simulate([Arrival(0.0, 1000, 3), Arrival(0.002, 1000, 3)], RATES, 2, 1)
+    # Steps of 5 from 20 on, of 5.5 from 25 on (two), of 5 from 30.5 on; the second comes at 22.
+    assert close(first, 20, (5 + 5.5) / 2)
+    assert close(second, 20, (3 + 5.5 + 5) / 2)
+    apart = simulate([Arrival(0.0, 1000, 3), Arrival(0.002, 1000, 3)], RATES, 2, 2)
+    assert all(close(one, 20, 5) for one in apart)
+
+
+def test_the_batch_is_littles() -> None:
+    """10 a second of 100 tokens after the first: a batch of 10 · 100 · step."""
+    draw, at, arrivals = random.Random(1), 0.0, []
+    for _ in range(2000):
+        at += draw.expovariate(10)
+        arrivals.append(Arrival(at, 1000, 101))
+    found = simulate(arrivals, RATES, 1, 1)
+    step = 5.0 / (1 - 10 * 0.1 * 0.5) * 0.9  # step = 5 + (batch - 1) / 2, batch = step in ms
+    mean = sum(one.tpot_s for one in found) / len(found) * 1e3
+    assert mean == pytest.approx(step, rel=0.05)

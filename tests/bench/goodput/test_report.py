@@ -1,0 +1,114 @@
+"""Runs are judged under each limit, and arms shown beside one another, skipped ones with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.goodput import __main__ as program
+from bench.goodput.__main__ import Plan, compare
+from bench.goodput.arms import Arm, parse_arm
+from bench.goodput.report import Comparison
+from bench.goodput.runs import Limits, Load, judged
+from bench.goodput.servers import NotServedError, Setup, Target
+from bench.goodput.workloads import WORKLOADS
+from loadgen.analysis import run_folder
+from loadgen.analysis.run_folder import Run
+from loadgen.common.record import Measured, Record
+from loadgen.common.settings import LoadSettings, Settings, TargetSettings
+from loadgen.sizing.rates import read_rates
+
+LIMITS = tuple(Limits(500, tpot, 0.9) for tpot in (6, 12))
+
+
+def run_at(folder: Path, rate: float, tpot_ms: float, requests: int = 400) -> Run:
+    """A run whose requests are evenly spaced, with this TPOT."""
+    folder.mkdir(parents=True)
+    settings = Settings(
+        target=TargetSettings(url="grpc://x:1"), load=LoadSettings(rate=rate, duration_s=requests / rate)
+    )
+    records = []
+    for number in range(requests):
+        due = number / rate
+        times = [due + 0.1 + token * tpot_ms / 1e3 for token in range(11)]
+        records.append(
+            Record(
+                number,
+                0,
+                "default",
+                due,
+                1024,
+                11,
+                sent=due,
+                token_times=times,
+                ended=times[-1],
+                outcome="OK",
+            )
+        )
+    measured = Measured(records, 0.0, 0.0, [], stopped=False)
+    return run_folder.keep(folder, settings, measured, {})
+
+
+def test_one_run_is_judged_under_every_limit(tmp_path: Path) -> None:
+    run = run_at(tmp_path / "run", 20.0, 8.0)
+    assert [judged(run, 20.0, limits).attainment for limits in LIMITS] == [0.0, 1.0]
+    assert judged(run, 20.0, Limits(90, 12, 0.9)).attainment == 0.0
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, int]]:
+    """Arms of which `late` does not come up, and whose steps take as long as their rate per GPU says; the
+    runs that were made: URL, rate, seed."""
+    runs: list[tuple[str, float, int]] = []
+
+    @contextlib.asynccontextmanager
+    async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Target]:
+        if arm.name == "late":
+            raise NotServedError("it was not ready in time")
+        await asyncio.sleep(0)
+        yield Target(f"{arm.gpus}")
+
+    async def measure(load: Load, target: Target, folder: Path, vocab: int) -> Run:
+        runs.append((target.url, load.rate, load.seed))
+        return run_at(folder, load.rate, load.rate / int(target.url))
+
+    monkeypatch.setattr(program, "serve", serve)
+    monkeypatch.setattr(program, "measure", measure)
+    return runs
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_arms_beside_one_another(
+    tmp_path: Path, fakes: list[tuple[str, float, int]], *, at_once: bool
+) -> None:
+    arms = [parse_arm(text) for text in ("both", "late=vllm", "1p1d", "2p1d")]
+    plan = Plan(
+        WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, read_rates("8b-h200"), tmp_path / "runs"
+    )
+    comparison = Comparison("1k-256", {"hardware": "none"})
+    setup = Setup("tiny", "fp32", "cpu", 64, "vllm", tmp_path)
+    await compare(plan, arms, setup, comparison, ["0", "1"], at_once)
+    assert sorted(fakes) == [("1", 4.0, 3), ("1", 8.0, 1003), ("2", 8.0, 3), ("2", 16.0, 1003)]
+    head, _, six, twelve = comparison.table().splitlines()
+    assert head == (
+        "| TPOT limit | both (1 GPU) | late (1 GPU) | 1p1d (2 GPUs) | 1p1d, ideal (2 GPUs) | 2p1d (3 GPUs) |"
+    )
+    cells = [cell.strip() for cell in six.split("|")[1:-1]]
+    assert cells[0] == "6 ms"
+    for cell in (cells[1], cells[3]):
+        assert 4 < float(cell.split()[0]) < 8, "the crossing between the two rates, per GPU"
+    assert cells[2] == "skipped: it was not ready in time"
+    assert cells[5] == "skipped: needs 3 GPUs, 2 here"
+    assert twelve.split("|")[2].strip() == "above 8"
+    comparison.write(tmp_path)
+    written = json.loads((tmp_path / "goodput.json").read_text())
+    assert len(written["curves"]) == 5 * len(LIMITS)
+    assert "needs 3 GPUs" in (tmp_path / "goodput.md").read_text()
+    page = (tmp_path / "goodput.html").read_text()
+    assert page.count("<svg") == len(LIMITS)
+    assert "1p1d, ideal" in page
