@@ -27,7 +27,7 @@ import torch
 import triton
 
 from baton.device.kernel_cache import kernel_cache
-from baton.engine.forward.gemm import Choice, Library, ProductKey
+from baton.engine.forward.gemm import Choice, Library, ProductKey, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
@@ -38,6 +38,8 @@ _KINDS: dict[str, type[Choice]] = {
     "skinny": SkinnyTuning,
     "wide": WideTuning,
     "library": Library,
+    "w8a8": W8A8Tuning,
+    "w8a8-library": W8A8Library,
 }
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)

@@ -40,11 +40,10 @@ def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, ge
     """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place."""
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
     for layer in model.layers:
-        attention, mlp = layer.attention, layer.mlp
+        attention = layer.attention
         gemm(attention.qkv, qkv, hidden)
         gemm(attention.output, hidden, attend(attention))
-        gemm(mlp.gate_up, inner, hidden)
-        gemm(mlp.down, hidden, inner)
+        gemm.feed_forward(layer.mlp, hidden, inner)
 
 
 def attention_heads(model: Model) -> list[Heads]:

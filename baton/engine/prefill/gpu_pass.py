@@ -19,13 +19,21 @@ from torch import Tensor
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
-from baton.engine.forward.gemm import Gemm, Library
+from baton.engine.forward.gemm import (
+    Choice,
+    Gemm,
+    Library,
+    W8A8Library,
+    W8A8Tuning,
+    has_w8a8,
+)
 from baton.engine.forward.layers import embed_rows, run_layers
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
+from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.modules import Attention, Model
+from baton.engine.model.modules import Attention, Model, Product
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import TimedPass
@@ -37,6 +45,14 @@ from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 _HEAD_ROWS = 8
 # Rows of the small timed pass, tries of each pass, and how often its end is looked for.
 _FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
+
+
+def _choice(product: Product) -> Choice:
+    """Many rows are the library's; with weights of 8 bits their codes are multiplied."""
+    weight = product.linear.weight
+    if not isinstance(weight, QuantizedWeight) or not has_w8a8(weight):
+        return Library()
+    return W8A8Library() if weight.format.codes == "fp8" else W8A8Tuning()
 
 
 class PrefillPass:
@@ -62,7 +78,7 @@ class PrefillPass:
         self._padding = 0 if rule is None else rule.step
         self.alignment = 1 if rule is None else rule.step
         self.workspace = prompt_workspace(model, most_rows, rule, self._split)
-        self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: Library())
+        self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: _choice(product))
         # Rows are normed by the pass itself; logits are taken of some of them.
         self._head = replace(model.head, norm=None)
         self._attention = PromptAttention(model, cache, self.workspace, most_rows, rule, self._split)

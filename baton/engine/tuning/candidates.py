@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.forward.gemm import Choice, Library, has_gemv
+from baton.engine.forward.gemm import (
+    Choice,
+    Library,
+    W8A8Library,
+    W8A8Tuning,
+    has_gemv,
+    has_w8a8,
+)
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
@@ -64,6 +71,19 @@ _QUANTIZED = {
         (64, 128, 1, 4, 4), (128, 128, 1, 3, 8), (64, 128, 2, 3, 4), (128, 64, 1, 4, 8), (128, 128, 2, 3, 8),
     ),
 }  # fmt: skip
+_W8A8 = {
+    16: ((64, 128, 1, 6, 4), (64, 128, 2, 6, 4), (64, 256, 1, 5, 4), (64, 256, 2, 4, 4), (64, 256, 4, 4, 4)),
+    32: ((64, 128, 1, 6, 4), (64, 256, 1, 4, 4), (64, 128, 2, 6, 4), (64, 256, 2, 4, 4), (64, 256, 4, 4, 4)),
+    64: (
+        (64, 128, 1, 5, 4), (64, 256, 1, 3, 4), (128, 128, 1, 4, 8), (64, 128, 2, 5, 4), (64, 256, 2, 4, 4),
+        (128, 128, 2, 4, 8),
+    ),
+    128: (
+        (64, 128, 1, 4, 4), (128, 128, 1, 4, 8), (64, 256, 1, 3, 4), (64, 128, 2, 4, 4), (128, 128, 2, 4, 8),
+        (128, 128, 4, 4, 8), (64, 128, 4, 4, 4),
+    ),
+    256: ((128, 128, 1, 3, 8), (64, 128, 1, 3, 8), (128, 128, 2, 3, 8), (64, 128, 2, 3, 8)),
+}  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -92,6 +112,10 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
         found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
     tile = _tile(rows)
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
+    if rows > 1 and has_w8a8(weight):
+        found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
+        if weight.format.codes == "fp8":
+            found.append(W8A8Library())
     return found
 
 

@@ -59,7 +59,7 @@ def _compile(variant: Variant, device: int) -> None:
     """Runs the kernel once on small operands."""
     import torch
 
-    from baton.engine.forward.gemm import Scratch, run_product, space_needed
+    from baton.engine.forward.gemm import Scratch, W8A8Tuning, run_product, space_needed
     from baton.engine.kernels.fusion import Norm
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
@@ -70,7 +70,7 @@ def _compile(variant: Variant, device: int) -> None:
     dtype, place = getattr(torch, variant.dtype), torch.device("cuda", device)
     rows = 1
     if not isinstance(variant.choice, GemvTuning):
-        rows = variant.choice.rows if isinstance(variant.choice, SkinnyTuning) else _ROWS
+        rows = variant.choice.rows if isinstance(variant.choice, SkinnyTuning | W8A8Tuning) else _ROWS
     gated = 2 if variant.epilogue.gated else 1
     x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
@@ -81,5 +81,7 @@ def _compile(variant: Variant, device: int) -> None:
     norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)
-    run_product(out, x, product, variant.choice, Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype))
+    run_product(
+        out, x, product, variant.choice, Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype, codes=_DEPTH)
+    )
     torch.cuda.synchronize()

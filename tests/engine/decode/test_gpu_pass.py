@@ -16,6 +16,7 @@ from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
+from baton.engine.model.quantization.held import held_formats
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import random_weights
 from bench.random_model import randomize
@@ -52,9 +53,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool) -> None:
-    mine, expected, caches = one_step(tmp_path, family, exact=exact)
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [*((family, None) for family in FAMILIES), ("llama with biases", "fp8"), ("llama", "int4")],
+)
+def test_logits_are_the_plain_decoders(
+    tmp_path: Path, family: str, quantization: str | None, exact: bool
+) -> None:
+    mine, expected, caches = one_step(tmp_path, family, exact=exact, quantization=quantization)
     torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
     for ours, plain in zip(caches[1].groups, caches[0].groups, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
@@ -70,13 +76,19 @@ def test_a_cache_of_codes(tmp_path: Path, family: str) -> None:
 
 
 def one_step(
-    folder: Path, family: str, *, exact: bool, cache_dtype: torch.dtype = torch.float32
+    folder: Path,
+    family: str,
+    *,
+    exact: bool,
+    cache_dtype: torch.dtype = torch.float32,
+    quantization: str | None = None,
 ) -> tuple[Tensor, Tensor, list[KVCache]]:
     """Logits of the kernels and of the plain model, and the caches of the plain model and of the kernels."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
     config = load_config(folder)
     layout = config.layout(4, str(cache_dtype).removeprefix("torch."))
-    weights = random_weights(config, 3, DEVICE, torch.float32)
+    formats = held_formats(config, quantization)
+    weights = random_weights(config, 3, DEVICE, torch.float32, formats=formats)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32, cache_dtype))
     positions = [37] if family == "llama" and not exact else [37, 3, 70]
     table = 1 + torch.randperm(3 * 20, generator=torch.Generator().manual_seed(1)).view(3, 20).to(DEVICE)

@@ -12,7 +12,8 @@ from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv
 from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
-from baton.engine.kernels.reference.row_ops import rms_norm
+from baton.engine.kernels.gpu.step.quantize_rows import quantize_gated_rows, quantize_rows
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
@@ -91,3 +92,45 @@ def test_in_bfloat16(held: WeightFormat) -> None:
     tuning = SkinnyTuning(rows=32, columns=64, width=128 if held.codes == "int4" else 64, splits=1, stages=3)
     quantized_linear(out, x, weight, None, Epilogue.PLAIN, tuning)
     torch.testing.assert_close(out.float(), expected, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.gpu)], ids=str
+)
+def test_rows_become_codes(dtype: torch.dtype, norm: bool) -> None:
+    x, gain = normal(5, 300, seed=1), normal(300, seed=2)
+    x[2] = 0
+    codes, scales = torch.empty_like(x, dtype=dtype), torch.empty(5, device=DEVICE)
+    quantize_rows(codes, scales, x, Norm(gain, 1e-5) if norm else None)
+    expected = rms_norm(x, gain, 1e-5) if norm else x
+    step = (
+        scales[:, None] * 0.5 if dtype is torch.int8 else expected.abs() * 2.0**-4 + scales[:, None] * 2**-10
+    )
+    assert bool(((codes.float() * scales[:, None] - expected).abs() <= step * 1.001).all())
+    gate_up = normal(5, 600, seed=3)
+    quantize_gated_rows(codes, scales, gate_up, Epilogue.SWIGLU)
+    expected = gated(gate_up, Epilogue.SWIGLU)
+    step = (
+        scales[:, None] * 0.5 if dtype is torch.int8 else expected.abs() * 2.0**-4 + scales[:, None] * 2**-10
+    )
+    assert bool(((codes.float() * scales[:, None] - expected).abs() <= step * 1.001).all())
+
+
+@pytest.mark.parametrize("held", [WeightFormat("fp8"), WeightFormat("int8")], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "splits", "epilogue"),
+    [(17, 70, 300, 3, Epilogue.RESIDUAL), (5, 64, 256, 1, Epilogue.SWIGLU)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_codes_times_codes(
+    held: WeightFormat, m: int, n: int, k: int, splits: int, epilogue: Epilogue
+) -> None:
+    double = 2 if epilogue.gated else 1
+    x = quantize(torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(DEVICE), held)
+    weight, out = quantize(matrix(held, double * n, k).to(DEVICE), held), normal(m, n, seed=5)
+    expected = reference(x.dequantized(torch.float32), weight.dequantized(torch.float32), None, epilogue, out)
+    tuning = SkinnyTuning(rows=16, columns=64, width=64, splits=splits, stages=2)
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    quantized_linear(out, x.codes, weight, None, epilogue, tuning, space, x.scales.view(-1))
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)

@@ -4,6 +4,9 @@
 
 Codes become numbers of x's dtype, exactly. Scales of whole rows multiply the sums at the end, those of groups
 of columns the sums of their group, in float32.
+
+Where x is codes of 8 bits too, with a scale a row (`quantize_rows`), the matrix units multiply codes by
+codes: e4m3 with sums that are float32 after every 128 columns, int8 exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.gemm.code_values import INT4, KINDS, code_values, int4_values
+from baton.engine.kernels.gpu.gemm.code_values import INT4, INT8, KINDS, code_values, int4_values
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, finish_tile, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.quantized_weight import QuantizedWeight
@@ -72,7 +75,8 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
 
 @triton.jit
 def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexpr, BK: tl.constexpr,
-          SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+          SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr,
+          X_CODES: tl.constexpr):  # fmt: skip
     """`_span` of BK columns of fp8 or int8."""
     k = start + tl.arange(0, BK)
     if EVEN:
@@ -81,20 +85,26 @@ def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexp
     else:
         w = tl.load(codes + k[None, :], mask=(k < K)[None, :], other=0.0)
         xs = tl.load(x_rows + k[:, None], mask=(k < K)[:, None], other=0.0)
-    w = code_values(w, KIND, DOT)
-    if GROUP == 0:
-        return tl.dot(w, xs.to(DOT), sums, input_precision="ieee")
+    if X_CODES:
+        if KIND == INT8:
+            return tl.dot(w, xs, sums, out_dtype=tl.int32)
+        else:
+            return tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
+    elif GROUP == 0:
+        return tl.dot(code_values(w, KIND, DOT), xs.to(DOT), sums, input_precision="ieee")
     else:
         scale = tl.load(scales + (rows // SCALE_ROWS) * GROUPS + start // GROUP)
-        return sums + tl.dot(w, xs.to(DOT), input_precision="ieee") * scale[:, None]
+        part = tl.dot(code_values(w, KIND, DOT), xs.to(DOT), input_precision="ieee")
+        return sums + part * scale[:, None]
 
 
 @triton.jit(do_not_specialize=["M"])
 def _quantized_skinny(
-    x, codes, scales, zeros, bias, out, partial, arrived, M, N, K, ROW_BYTES, GROUPS,
+    x, x_scales, codes, scales, zeros, bias, out, partial, arrived, M, N, K, ROW_BYTES, GROUPS,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ZEROS: tl.constexpr, EVEN: tl.constexpr,
     KIND: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, DOT: tl.constexpr,
+    X_CODES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -108,8 +118,10 @@ def _quantized_skinny(
     x_rows = x + tl.minimum(m, M - 1)[None, :] * K
     per_split = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
     begin = split * per_split
-    sums = tl.zeros((BN, BM), tl.float32)
-    ups = tl.zeros((BN, BM), tl.float32)
+    # Of codes times codes of int8, the units add up integers.
+    BY_INTEGERS: tl.constexpr = X_CODES and KIND == INT8
+    sums = tl.zeros((BN, BM), tl.int32 if BY_INTEGERS else tl.float32)
+    ups = tl.zeros((BN, BM), tl.int32 if BY_INTEGERS else tl.float32)
     for start in tl.range(begin, tl.minimum(begin + per_split, K), BK, num_stages=STAGES):
         if KIND == INT4:
             sums = _span(
@@ -117,8 +129,9 @@ def _quantized_skinny(
             )
         else:
             sums = _tile(
-                w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN, DOT
-            )
+                w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN, DOT,
+                X_CODES,
+            )  # fmt: skip
         if EPILOGUE >= 2:
             u_rows = w_rows + N.to(tl.int64) * ROW_BYTES
             if KIND == INT4:
@@ -128,8 +141,14 @@ def _quantized_skinny(
             else:
                 ups = _tile(
                     u_rows, scales, x_rows, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN,
-                    DOT,
+                    DOT, X_CODES,
                 )  # fmt: skip
+    sums = sums.to(tl.float32)
+    ups = ups.to(tl.float32)
+    if X_CODES:
+        x_scale = tl.load(x_scales + tl.minimum(m, M - 1))[None, :]
+        sums *= x_scale
+        ups *= x_scale
     if GROUP == 0:
         sums *= tl.load(scales + rows)[:, None]
         if EPILOGUE >= 2:
@@ -156,33 +175,41 @@ def quantized_linear(
     epilogue: Epilogue,
     tuning: SkinnyTuning,
     space: SplitSpace | None = None,
+    x_scales: Tensor | None = None,
 ) -> None:
     """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
 
     `tuning.width` is one that `fits` the format. With splits, `space` holds at least `split_space_needed`.
-    Raises ValueError for what does not fit.
+    `x_scales` [M] float32: x is codes, of the kind of the weight's, which has scales of rows. Raises
+    ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     (m, k), held = x.shape, weight.format
+    coded = x_scales is not None
     if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(held, tuning.width):
         raise ValueError(
             f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
         )
+    if x_scales is not None and (
+        x.dtype != weight.codes.dtype or x_scales.shape != (m,) or held.scale_columns
+    ):
+        raise ValueError(f"codes of x, {x.dtype}, do not fit {held.name}")
     if not (x.is_contiguous() and out.is_contiguous() and all(t.is_contiguous() for t in weight.tensors())):
         raise ValueError("x, weight and out must be contiguous")
     elements, tiles = split_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
-    by_float32 = x.dtype == torch.float32 or not ON_CHIP.value
+    by_float32 = out.dtype == torch.float32 or not ON_CHIP.value
     _quantized_skinny[(triton.cdiv(n, tuning.columns), tuning.splits, triton.cdiv(m, tuning.rows))](
         x,
+        weight.scales if x_scales is None else x_scales,
         weight.codes,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
-        x if bias is None else bias,
+        out if bias is None else bias,
         out,
-        x if space is None else space.partial,
-        x if space is None else space.arrived,
+        out if space is None else space.partial,
+        out if space is None else space.arrived,
         m,
         n,
         k,
@@ -200,6 +227,7 @@ def quantized_linear(
         KIND=KINDS[held.codes],
         SCALE_ROWS=held.scale_rows,
         GROUP=held.scale_columns,
-        DOT=tl.float32 if by_float32 else getattr(tl, str(x.dtype).removeprefix("torch.")),
+        DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
+        X_CODES=coded,
         num_warps=tuning.warps,
     )
