@@ -53,6 +53,8 @@ from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.waiting_queue import WaitingQueue
 
 _STOP_GRACE_S = 1.0
+# How long a stopping router still takes requests over connections that clients have kept.
+_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE = 1.0, 0.25
 # The largest request of AdminService names a worker or a pool.
 _ADMIN_MESSAGE_BYTES = 64 * 1024
 
@@ -216,9 +218,16 @@ class Router:
         return dict(self._addresses)
 
     async def stop(self, drain_s: float) -> None:
-        """Drains: refuses new requests, gives running ones `drain_s` to end, cancels the rest."""
-        await self.grpc.set_serving(False)
-        await self.dispatcher.drain(drain_s)
+        """Drains: has clients go elsewhere, then refuses new requests; gives running ones `drain_s` to end
+        and cancels the rest."""
+        deadline = time.monotonic() + drain_s
+        self.dispatcher.leaving = True
+        self.readiness.update()
+        # Tells the clients of each connection to open another one, and waits for the calls that run.
+        leaving = asyncio.create_task(self.grpc.stop(drain_s))
+        await self.http.release_connections(min(_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE * drain_s))
+        await self.dispatcher.drain(max(0.0, deadline - time.monotonic()))
+        leaving.cancel()
         for task in self._background:
             task.cancel()
         await self.prefixes.close()

@@ -99,6 +99,32 @@ async def test_serves_then_drains(model_folder: Path) -> None:
         assert await process.stdout.read() == b""
 
 
+async def test_a_stopping_router_moves_its_clients_elsewhere(model_folder: Path) -> None:
+    """A connection that a client has kept is answered once more, with the word that it ends, while a new call
+    over gRPC finds no router; one without a request ends after a second."""
+    async with fake_pair(model_folder) as worker, contextlib.AsyncExitStack() as stack:
+        process = await start(config(model_folder, [worker.address]))
+        addresses = await ready(process)
+        host, port = addresses["http"].split(":")
+        kept = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{addresses['http']}"))
+        silent, writer = await asyncio.open_connection(host, int(port))
+        asked = {"model": MODEL, "prompt": [1, 2], "max_tokens": 3}
+        assert "connection" not in (await kept.post("/v1/completions", json=asked)).headers
+        worker.behaviour.step_s = 0.05
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(addresses["grpc"]))
+        running = aiter(RouterServiceStub(channel).Generate(ids_request([1, 2], 40)))
+        await anext(running)
+        process.send_signal(signal.SIGTERM)
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        answer = await kept.post("/v1/completions", json=asked)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert await asyncio.wait_for(silent.read(), 10) == b""
+        assert process.returncode is None, "a request still runs"
+        assert len([response async for response in running]) > 1
+        writer.close()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
 async def test_a_second_signal_stops_at_once(model_folder: Path) -> None:
     async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))

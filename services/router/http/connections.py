@@ -46,6 +46,8 @@ class Connections:
         self._reserve: dict[Connection, None] = {}
         self._count = 0
         self._buffered = 0
+        # Set when the listener is about to stop: each response says that its connection ends.
+        self.leaving = False
         # Connections that were refused or closed by a limit, by reason.
         self.refused: Counter[str] = Counter()
 
@@ -53,6 +55,11 @@ class Connections:
     def count(self) -> int:
         """Open connections, including the reserve."""
         return self._count + len(self._reserve)
+
+    @property
+    def idle(self) -> bool:
+        """Whether any connection waits for a request."""
+        return any(since is not None for mine in self._open.values() for since in mine.values())
 
     def admit(self, connection: Connection, now: float) -> bool:
         """Counts a new connection, closing another one if necessary. False if it is in the reserve."""

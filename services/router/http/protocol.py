@@ -154,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle
-        if self._reserved:
+        if self._reserved or self._connections.leaving:
             self.cycle.keep_alive = False
         self._set_phase()
 

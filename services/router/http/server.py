@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -24,6 +25,7 @@ from services.router.http.protocol import LimitedProtocol
 from services.router.http.tls import ServerContexts, TlsListener
 
 _START_POLL_S = 0.005
+_RELEASE_POLL_S = 0.02
 _GRACE_S = 2
 # How old the Date header of a response may be.
 _DATE_S = 1.0
@@ -112,6 +114,16 @@ class HttpServer:
         if self._tls is not None:
             self._socket.listen(_BACKLOG)
             self._tls.start(self._socket, self._server.make_protocol)
+
+    async def release_connections(self, within_s: float) -> None:
+        """Moves clients elsewhere before `stop`: a connection ends with the response to the next request of
+        its client, or after `within_s` without one. Closed at once, it could meet that request on its way."""
+        self.connections.leaving = True
+        deadline = time.monotonic() + within_s
+        while self.connections.idle and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_RELEASE_POLL_S)
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
 
     async def stop(self) -> None:
         """Stops listening, gives running responses a short time to end, and closes the rest."""

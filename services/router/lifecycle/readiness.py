@@ -19,13 +19,16 @@ class Readiness:
 
     def ready(self) -> bool:
         """Whether a request would be served."""
-        return self._placement.usable() and not self._dispatcher.draining
+        return self._placement.usable() and not self._drains()
 
     def reason(self) -> str | None:
         """Why a request would not be served, without names or addresses; None if it would be."""
-        if self._dispatcher.draining:
+        if self._drains():
             return "the router is draining"
         return None if self._placement.usable() else self._placement.unusable_reason()
+
+    def _drains(self) -> bool:
+        return self._dispatcher.draining or self._dispatcher.leaving
 
     def update(self) -> None:
         """Wakes those that wait if readiness has changed; call it when workers or draining changed."""
