@@ -5,13 +5,21 @@
 {{- if eq .component "workers" }}{{ add .root.Values.workerGroup.prefill .root.Values.workerGroup.decode }}{{ else }}1{{ end -}}
 {{- end -}}
 
-{{/* Container ports: (root, component). */}}
+{{/* Index of a pod's first decode worker, which prefill workers come before: (root, component). */}}
+{{- define "baton.firstDecode" -}}
+{{- if eq .component "workers" }}{{ .root.Values.workerGroup.prefill }}{{ else }}{{ eq .component "decode" | ternary 0 1 }}{{ end -}}
+{{- end -}}
+
+{{/* Container ports; links are opened to decode workers: (root, component). */}}
 {{- define "baton.workerPorts" -}}
 {{- $ports := include "baton.ports" .root | fromYaml -}}
+{{- $firstDecode := include "baton.firstDecode" . | int -}}
 - {name: admin, containerPort: {{ $ports.adminHttp }}}
 {{- range $index := until (include "baton.workersPerPod" . | int) }}
 - {name: grpc-{{ $index }}, containerPort: {{ add $ports.worker $index }}}
+{{- if ge $index $firstDecode }}
 - {name: transfer-{{ $index }}, containerPort: {{ add $ports.transfer $index }}}
+{{- end }}
 {{- if eq $.component "workers" }}
 - {name: metrics-{{ $index }}, containerPort: {{ add $ports.workerMetrics $index }}}
 {{- end }}
