@@ -1,0 +1,56 @@
+"""Runs a module of tests in namespaces of its own, as root of them: there it may make networks and mounts."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+_NEW = (
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--mount",
+    "--pid",
+    "--ipc",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
+_ATTEMPT = """
+ip link add pods type bridge
+ip link add veth0 type veth peer name eth0
+mount -t tmpfs root /mnt
+exec unshare --user --map-user=10001 setpriv --no-new-privs nsenter --version
+"""
+_SHOWN = 12000
+
+
+@functools.cache
+def why_not() -> str | None:
+    """What this machine lacks; None: nothing."""
+    try:
+        done = subprocess.run(
+            ["unshare", *_NEW, "sh", "-ec", _ATTEMPT], capture_output=True, text=True, timeout=30, check=False
+        )
+    except FileNotFoundError as error:
+        return f"no command {error.filename}"
+    return None if done.returncode == 0 else f"no namespaces for containers: {done.stderr.strip()}"
+
+
+def run_tests(module: Path, *arguments: str, within_s: float) -> None:
+    """Runs pytest on a module. Raises AssertionError with its output where a test fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    # Without the settings of all other tests, which load torch.
+    command += ["--confcutdir", str(module.parent), "-o", "addopts=--strict-markers", "--tb=short"]
+    command += [str(module), *arguments]
+    done = subprocess.run(
+        ["unshare", *_NEW, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=within_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-_SHOWN:]

@@ -1,0 +1,235 @@
+"""One pod: started, probed and ended as a kubelet does it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.manifests.container import Root, environment, exec_command, inner_pid
+from tests.manifests.manifests import PodTemplate, Probe, Variable
+from tests.manifests.network import Network
+from tests.manifests.volumes import ObjectFiles, Store, write_files
+
+# A kubelet asks once in `periodSeconds`; a test has no time for that.
+_ASKS_S = 0.1
+# After a pod's deletion nodes forward to it until they have learnt of it.
+_FORWARDED_S = 1.0
+_SHOWN = 6000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a pod ended, counted from its deletion, as its grace period is."""
+
+    code: int
+    after_s: float
+
+
+class Pod:
+    """A pod of one container. `ready` follows its readiness probe; `terminating`: it was deleted."""
+
+    def __init__(self, name: str, template: PodTemplate, network: Network, folder: Path, hosts: str) -> None:
+        self.name = name
+        self.template = template
+        self.address = network.pod_address()
+        self.ready = False
+        self.terminating = False
+        self.log = folder / "log"
+        self._network = network
+        self._folder = folder
+        self._hosts = hosts
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def pid(self) -> int:
+        """Of its process 1, as this machine numbers it."""
+        assert self._process is not None
+        pid = inner_pid(self._process.pid)
+        assert pid is not None, self.why(f"{self.name} has no process")
+        return pid
+
+    def why(self, message: str) -> str:
+        """A message with the end of the pod's log."""
+        return f"{message}\n{self.log.read_text()[-_SHOWN:]}"
+
+    def write_volumes(self, store: Store) -> None:
+        """Writes the files of its volumes, or replaces those there are."""
+        for name, volume in self.template.volumes.items():
+            if isinstance(volume, ObjectFiles):
+                write_files(self._folder / "volumes" / name, volume, store)
+
+    async def start(self, store: Store) -> None:
+        """Starts it; returns before it is ready."""
+        self._folder.mkdir(parents=True)
+        self.write_volumes(store)
+        template = self.template
+        root = Root(
+            folder=self._folder,
+            container=template.container,
+            kinds=template.volumes,
+            volumes={name: self._folder / "volumes" / name for name in template.volumes},
+            hosts=self._hosts,
+            hostname=self.name,
+            address=self.address,
+            user=template.user,
+            group=template.group,
+        )
+        with self.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *root.start_command(template.container.command),
+                env=self.environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        await self._network.connect(self.address, self._process.pid)
+        self._tasks.append(asyncio.create_task(self._probe_always()))
+
+    def environment(self) -> dict[str, str]:
+        container = self.template.container
+        return environment(container.image) | {
+            variable.name: self._value(variable) for variable in container.variables
+        }
+
+    def _value(self, variable: Variable) -> str:
+        if variable.value is not None:
+            return variable.value
+        known = {"status.podIP": self.address, "metadata.name": self.name}
+        assert variable.field in known, f"{variable.name} is of {variable.field}"
+        return known[variable.field]
+
+    async def _probe_always(self) -> None:
+        """The startup probe until it succeeds, then liveness and readiness."""
+        container = self.template.container
+        if container.startup is not None:
+            began = time.monotonic()
+            while not await self._asked(container.startup):
+                waited_s = time.monotonic() - began
+                assert waited_s < container.startup.fails_after_s, self.why(f"{self.name} does not start")
+                await asyncio.sleep(_ASKS_S)
+        async with asyncio.TaskGroup() as group:
+            if container.liveness is not None:
+                group.create_task(self._follow(container.liveness, self._alive))
+            if container.readiness is not None:
+                group.create_task(self._follow(container.readiness, self._set_ready))
+
+    async def _follow(self, probe: Probe, tell: Callable[[bool], None]) -> None:
+        good = time.monotonic()
+        while not self.terminating:
+            if await self._asked(probe):
+                good = time.monotonic()
+                tell(True)
+            elif time.monotonic() - good > probe.fails_after_s:
+                tell(False)
+            await asyncio.sleep(_ASKS_S)
+
+    def _alive(self, alive: bool) -> None:
+        assert alive, self.why(f"{self.name} fails its liveness probe")
+
+    def _set_ready(self, ready: bool) -> None:
+        self.ready = ready
+
+    async def _asked(self, probe: Probe) -> bool:
+        """Whether it succeeds. Never once the container has ended, which here nothing starts again."""
+        assert self._process is not None
+        ended = self._process.returncode is not None and not self.terminating
+        assert not ended, self.why(f"{self.name} ended with {self._process.returncode}")
+        port = self.template.container.ports[probe.port]
+        with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
+            async with asyncio.timeout(probe.timeout_s):
+                return await asks(self.address, port, probe.path)
+        return False
+
+    async def until_ready(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not self.ready:
+            self.check()
+            assert time.monotonic() < deadline, self.why(f"{self.name} is not ready")
+            await asyncio.sleep(0.02)
+
+    def check(self) -> None:
+        """Raises what a probe has found."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def delete(self) -> Ended:
+        """preStop, SIGTERM, and SIGKILL at the end of the grace period, which counts from now."""
+        assert self._process is not None
+        began, self.terminating = time.monotonic(), True
+        asyncio.get_running_loop().call_later(_FORWARDED_S, self._set_ready, False)
+        if self.template.container.pre_stop:
+            code, said = await self.execute(self.template.container.pre_stop, self.template.grace_s)
+            assert code == 0, said
+        if (pid := inner_pid(self._process.pid)) is not None:
+            os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(began + self.template.grace_s - time.monotonic()):
+                await self._process.wait()
+        after_s = time.monotonic() - began
+        code = await self.kill()
+        return Ended(code, after_s)
+
+    async def kill(self) -> int:
+        """Ends it at once if it runs; its exit code."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.kill()  # `--kill-child` takes process 1 along, and the kernel all others
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return await self._process.wait()
+
+    async def ended(self, within_s: float) -> int:
+        """Waits for the end of a pod that ends by itself; its exit code."""
+        assert self._process is not None
+        async with asyncio.timeout(within_s):
+            return await self._process.wait()
+
+    async def execute(self, command: Sequence[str], within_s: float) -> tuple[int, str]:
+        """Runs a command in the container: exit code and output."""
+        process = await asyncio.create_subprocess_exec(
+            *exec_command(self.pid, command),
+            env=self.environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(within_s):
+            output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
+
+async def asks(host: str, port: int, path: str | None) -> bool:
+    """A probe: a GET answered with 200 to 399, or a connection. Raises OSError where there is none."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        if path is None:
+            return True
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        status = (await reader.readline()).split()
+        return 200 <= int(status[1]) < 400
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def memory_of(pids: Mapping[int, str] | Sequence[int]) -> int:
+    """Bytes that the processes take, what they share divided among them."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total

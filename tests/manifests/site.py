@@ -1,0 +1,124 @@
+"""A running release with all that tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.certificates import Authority, Issued
+from tests.deploy.chart import Rendered
+from tests.manifests.cluster import Cluster, running
+from tests.manifests.internal_ports import (
+    allowed_ports,
+    answer,
+    calling_context,
+    internal,
+    listening,
+    served_certificate,
+    strangers,
+)
+from tests.manifests.load import Endpoint, steady_load
+from tests.manifests.pod import Pod
+from tests.manifests.releases import NAME, TEST, OwnCertificates, Topology, rendered
+
+_FOLLOWED_S = 60.0  # A process looks at its certificates every 5 s.
+_DOMAIN = f"{NAME}.baton.internal"
+
+
+class Site:
+    """One release. `certificates`: None in plaintext."""
+
+    def __init__(
+        self, release: Rendered, cluster: Cluster, certificates: OwnCertificates | None, folder: Path
+    ) -> None:
+        self.release = release
+        self.cluster = cluster
+        self.certificates = certificates
+        self._folder = folder
+        client = None if certificates is None else certificates.client_folder(folder / "client")
+        proxy = cluster.services[NAME]
+        ports = {port.name: port.port for port in proxy.service.ports}
+        self.endpoint = Endpoint(proxy.address, ports["http"], ports["grpc"], client)
+
+    @property
+    def authority(self) -> Authority:
+        """Of the certificates between processes."""
+        return self.cluster.issuer.authorities[f"{NAME}-authority"]
+
+    def workers(self) -> list[Pod]:
+        names = {name for name in self.cluster.pods if name.endswith(("-workers", "-prefill", "-decode"))}
+        return [pod for name in sorted(names) for pod in self.cluster.pods[name]]
+
+    async def helm_test(self) -> None:
+        """Runs the command of the hook: all of its questions are answered."""
+        code, said = await self.cluster.run_hook(TEST)
+        assert code == 0, said
+        assert len(said.splitlines()) == 5, said
+
+    async def every_port_is_declared(self) -> None:
+        """Each port that a container declares listens, and what listens may be reached by somebody."""
+        policies = self.release.of_kind("NetworkPolicy")
+        for pods in self.cluster.pods.values():
+            for pod in pods:
+                missing = {*pod.template.container.ports.values()} - listening(pod)
+                assert not missing, f"{pod.name} does not listen at {missing}"
+                unreachable = listening(pod) - allowed_ports(policies, pod)
+                assert not unreachable, f"{pod.name} listens at {unreachable}, which no policy opens"
+
+    async def strangers_get_nothing(self) -> None:
+        """On each internal port of each worker; while a router's certificate is answered."""
+        router = f"router.{_DOMAIN}"
+        asked = [(pod, port) for pod in self.workers() for port in sorted(internal(pod))]
+        assert {pod.name for pod, _ in asked} == {pod.name for pod in self.workers()}
+        for who, context in strangers(self.authority, router, self._folder):
+            said = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
+            assert not any(said), f"{who} is answered: {said}"
+        known = calling_context(self.authority, self.authority.issue(router), self._folder)
+        said = await asyncio.gather(*(answer(pod, port, known) for pod, port in asked))
+        assert all(said), f"a router is not answered: {said}"
+
+    def renew_certificates(self) -> None:
+        assert self.certificates is not None
+        self.cluster.renew_certificates(self.certificates.secrets())
+
+    async def until_renewed(self) -> None:
+        """Waits until each worker's first port presents the certificate that was issued last."""
+        deadline = time.monotonic() + _FOLLOWED_S
+        client = self.authority.issue(f"router.{_DOMAIN}")
+        for pod in self.workers():
+            component = pod.template.labels["app.kubernetes.io/component"]
+            issued = self.cluster.store["secret", f"{NAME}-{component}-internal-tls"]["tls.crt"]
+            port = pod.template.container.ports["grpc-0"]
+            while await self._served(pod, port, client) != issued:
+                assert time.monotonic() < deadline, f"{pod.name} presents the old certificate"
+                await asyncio.sleep(0.2)
+
+    async def _served(self, pod: Pod, port: int, client: Issued) -> str:
+        return await asyncio.to_thread(served_certificate, pod, port, self.authority, client, self._folder)
+
+    async def replaced_under_load(self, *roles: str, times: int, clients: int) -> None:
+        """Rollouts of the Deployments, one after the other: no request fails, answers stay what they were,
+        and each old pod ends with exit code 0 within its grace period."""
+        async with steady_load(self.endpoint, clients) as load:
+            for role in roles * times:
+                deployment = self.cluster.deployments[f"{NAME}-{role}"]
+                before = load.answered.total()
+                for ended in await self.cluster.replace(deployment.name):
+                    assert ended.code == 0, self.cluster.past[-1].why(f"{role}: exit code {ended.code}")
+                    assert ended.after_s < deployment.template.grace_s, role
+                self.cluster.check()
+                assert not load.failed, f"{role}: {load.failed[:3]}"
+                assert load.answered.total() > before
+
+
+@contextlib.asynccontextmanager
+async def site(topology: Topology, folder: Path, *, tls: bool, drain_s: int = 5) -> AsyncIterator[Site]:
+    """A release whose pods are ready."""
+    release = rendered(topology, tls=tls, drain_s=drain_s)
+    certificates = OwnCertificates() if tls else None
+    secrets = {} if certificates is None else certificates.secrets()
+    async with running(release, secrets, folder) as cluster:
+        yield Site(release, cluster, certificates, folder)

@@ -1,0 +1,23 @@
+"""The rendered CPU chart as processes, in the reduced size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.manifests.namespace import run_tests, why_not
+
+SCENARIOS = Path(__file__).with_name("scenarios")
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"needs namespaces: {why_not()}")
+
+
+def test_a_release_with_tls_serves_and_replaces_its_pods() -> None:
+    run_tests(SCENARIOS / "scenario_small.py", within_s=200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("release", ["node-plain", "node-tls", "split-plain", "split-tls"])
+def test_full_size(release: str) -> None:
+    run_tests(SCENARIOS / "scenario_full.py", "-k", release, within_s=1200)
