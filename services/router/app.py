@@ -55,6 +55,7 @@ from services.router.workers.waiting_queue import WaitingQueue
 _STOP_GRACE_S = 1.0
 # How long a stopping router still takes requests over connections that clients have kept.
 _LAST_REQUESTS_S, _LAST_REQUESTS_SHARE = 1.0, 0.25
+_DRAIN_POLL_S = 0.02
 # The largest request of AdminService names a worker or a pool.
 _ADMIN_MESSAGE_BYTES = 64 * 1024
 
@@ -224,10 +225,11 @@ class Router:
         self.dispatcher.leaving = True
         self.readiness.update()
         # Tells the clients of each connection to open another one, and waits for the calls that run.
-        leaving = asyncio.create_task(self.grpc.stop(drain_s))
+        calls = asyncio.create_task(self.grpc.stop(drain_s))
         await self.http.release_connections(min(_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE * drain_s))
+        await self._drained(calls, deadline)
         await self.dispatcher.drain(max(0.0, deadline - time.monotonic()))
-        leaving.cancel()
+        calls.cancel()
         for task in self._background:
             task.cancel()
         await self.prefixes.close()
@@ -240,6 +242,18 @@ class Router:
         )
         await self.directory.stop()
         self.tokenizer.close()
+
+    async def _drained(self, calls: asyncio.Task[None], deadline: float) -> None:
+        """Returns once no request runs, and none that has arrived is still being read; `calls` ends with the
+        last over gRPC. What is not read in time is refused, and a client that does not read is not waited
+        for."""
+        busy = time.monotonic()
+        while (now := time.monotonic()) < deadline:
+            if self.dispatcher.running:
+                busy = now
+            elif now - busy > _STOP_GRACE_S or (calls.done() and not self.http.connections.running):
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     def _workers_changed(self) -> None:
         """A worker came, went, or has more or less room; or draining or the current pool has changed."""

@@ -119,6 +119,12 @@ async def test_a_stopping_router_moves_its_clients_elsewhere(model_folder: Path)
         answer = await kept.post("/v1/completions", json=asked)
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert await asyncio.wait_for(silent.read(), 10) == b""
+        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as late:
+            refused = await late.post("/v1/completions", json=asked)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            503,
+            "the router is shutting down",
+        )
         assert process.returncode is None, "a request still runs"
         assert len([response async for response in running]) > 1
         writer.close()

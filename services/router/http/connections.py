@@ -46,7 +46,8 @@ class Connections:
         self._reserve: dict[Connection, None] = {}
         self._count = 0
         self._buffered = 0
-        # Set when the listener is about to stop: each response says that its connection ends.
+        # Set when the listener is about to stop: each response says that its connection ends, and new
+        # connections are served health checks only.
         self.leaving = False
         # Connections that were refused or closed by a limit, by reason.
         self.refused: Counter[str] = Counter()
@@ -55,6 +56,11 @@ class Connections:
     def count(self) -> int:
         """Open connections, including the reserve."""
         return self._count + len(self._reserve)
+
+    @property
+    def running(self) -> bool:
+        """Whether any connection's request runs."""
+        return any(since is None for mine in self._open.values() for since in mine.values())
 
     @property
     def idle(self) -> bool:

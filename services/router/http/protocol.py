@@ -78,13 +78,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unreported = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts the connection. Above the limit it is served health checks only."""
+        """Counts the connection. Above the limit, or while the router stops, it is served health checks
+        only."""
         super().connection_made(transport)
         self.address = client_address(self.client)
         if not self._connections.admit(self, self.loop.time()):
             self._reserved = True
             self._connections.refused["too many connections"] += 1
-            self.app = _refuse_all_but_health(self.app)
+            self.app = _refuse_all_but_health(
+                self.app, BatonError(ErrorKind.OVERLOADED, "too many connections")
+            )
+        elif self._connections.leaving:
+            error = BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
+            self.app = _refuse_all_but_health(self.app, error)
         self._set_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -308,13 +314,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def _refuse_all_but_health(app: ASGIApp) -> ASGIApp:
-    """An application for connections above the limit."""
+def _refuse_all_but_health(app: ASGIApp, error: BatonError) -> ASGIApp:
+    """An application for connections above the limit, or to a router that stops."""
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("path") in HEALTH_PATHS:
             return await app(scope, receive, send)
-        refusal = error_response(BatonError(ErrorKind.OVERLOADED, "too many connections"))
+        refusal = error_response(error)
         await refusal(scope, receive, send)
 
     return refusing

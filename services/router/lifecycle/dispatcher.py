@@ -24,7 +24,7 @@ class Dispatcher:
         # At most as many as the waiting queue and the workers' slots hold.
         self._tasks: set[asyncio.Task[None]] = set()
         self.draining = False
-        # The router is about to stop: not ready any more, though requests are still taken.
+        # The router stops: it is not ready, but takes the requests that arrive over kept connections.
         self.leaving = False
         self._stopping = False
 
