@@ -16,16 +16,22 @@ BLOCK_TOKENS = 64
 
 
 def decoded_logits(
-    config: ModelConfig, weights: dict[str, Tensor], token_ids: Tensor, *, exact: bool
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    token_ids: Tensor,
+    *,
+    exact: bool,
+    cache_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """token_ids [B, L] → [B, L, vocab] float32 on the CPU, in the weights' dtype and on their device.
+    `cache_dtype`: where it is not theirs.
 
     The same kernels, cut in the same way, as the graph of a step with B rows; blocks dealt out shuffled.
     """
     first = next(iter(weights.values()))
     dtype, device = first.dtype, first.device
-    layout = config.layout(BLOCK_TOKENS, str(dtype).removeprefix("torch."))
-    model = Model(config, weights, layout, device, Precision.of(dtype))
+    layout = config.layout(BLOCK_TOKENS, str(cache_dtype or dtype).removeprefix("torch."))
+    model = Model(config, weights, layout, device, Precision.of(dtype, cache_dtype))
     batch, length = token_ids.shape
     width = -(-length // BLOCK_TOKENS)
     cache = KVCache(layout, 1 + batch * width, device)

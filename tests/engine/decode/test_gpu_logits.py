@@ -23,6 +23,7 @@ from tests.engine.dense_weights import load_weights, random_weights
 from tests.engine.forced import decoded_logits, relative_rms
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case
 from tests.support.reference import load_reference
+from tests.support.rounded_kv import round_keys_and_values
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MOST = 1.5
@@ -55,13 +56,26 @@ def ratios(
     return found
 
 
-def prove(folder: Path, dtype: torch.dtype, token_ids: Tensor, label: str, modes: tuple[bool, ...]) -> None:
+def prove(
+    folder: Path,
+    dtype: torch.dtype,
+    token_ids: Tensor,
+    label: str,
+    modes: tuple[bool, ...],
+    rounding: pytest.MonkeyPatch | None = None,
+) -> None:
+    """With `rounding` keys and values are e4m3 codes in our run, and rounded to such in theirs."""
     truth = reference(load_reference(folder, torch.float32).to(DEVICE), token_ids)
+    if rounding is not None:
+        round_keys_and_values(rounding)
     theirs = reference(load_reference(folder, dtype).to(DEVICE), token_ids)
     config = load_config(folder)
     weights = load_weights(config, folder, DEVICE, dtype)
+    cache = torch.float8_e4m3fn if rounding is not None else None
     mine = {
-        "exact" if exact else "fast": decoded_logits(config, weights, token_ids, exact=exact)
+        "exact" if exact else "fast": decoded_logits(
+            config, weights, token_ids, exact=exact, cache_dtype=cache
+        )
         for exact in modes
     }
     assert all(bool(logits.isfinite().all()) for logits in mine.values())
@@ -71,6 +85,22 @@ def prove(folder: Path, dtype: torch.dtype, token_ids: Tensor, label: str, modes
 def test_a_few_tokens_of_one_family(tmp_path: Path) -> None:
     folder = BY_NAME["llama-3-kv-heads"].make(tmp_path, seed=5, dtype="float16")
     prove(folder, torch.float16, tokens(2, 4, VOCAB_SIZE), "a few", (True,))
+
+
+def test_a_few_tokens_with_a_cache_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = BY_NAME["llama-default"].make(tmp_path, seed=5, dtype="float16")
+    prove(folder, torch.float16, tokens(2, 6, VOCAB_SIZE), "a few, KV in fp8", (True,), monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_with_a_cache_in_fp8_on_a_gpu(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = BY_NAME["llama-default"].make(tmp_path, seed=5, dtype=dtype)
+    label = f"{dtype}, KV in fp8"
+    prove(folder, DTYPES[dtype], tokens(3, 560, VOCAB_SIZE), label, (True, False), monkeypatch)
 
 
 def test_an_error_twice_as_large_is_found() -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers.models.llama import modeling_llama
 
 from baton.engine.kernels.reference.kv_codes import quantise, restore
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case
 from tests.support.reference import load_reference, reference_logits
+from tests.support.rounded_kv import round_keys_and_values
 
 FP8 = torch.float8_e4m3fn
 WINDOWS = next(case for case in FAMILIES if case.name == "qwen2-mixed-windows")
@@ -37,21 +34,6 @@ def test_chunks_and_steps_equal_the_whole_bitwise(case: Case, dtype: torch.dtype
             assert torch.equal(logits, whole[first : first + chunk]), (block_tokens, chunk, first)
 
 
-def independent_rounding(x: Tensor) -> Tensor:
-    """x [..., dim] as codes of a scale for each vector stand for it; e4m3 from its definition."""
-    exponents, mantissas = np.arange(1, 16)[:, None], np.arange(8)[None, :]
-    normal = ((1 + mantissas / 8) * 2.0 ** (exponents - 7)).ravel()[:-1]  # the last one is NaN
-    values = np.concatenate([np.arange(8) / 8 * 2.0**-6, normal])
-    wide = x.double().numpy()
-    largest = torch.from_numpy(np.abs(wide).max(-1, keepdims=True).astype(np.float32))
-    scale = (largest / 448).bfloat16().double().numpy()
-    sizes = np.abs(wide / scale)
-    above = np.searchsorted(values, sizes).clip(1, len(values) - 1)
-    low, high = values[above - 1], values[above]
-    nearest = np.where(sizes - low < high - sizes, low, high)
-    return torch.from_numpy(np.sign(wide) * nearest * scale).to(x.dtype)
-
-
 def test_logits_equal_transformers_with_rounded_keys_and_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,13 +41,7 @@ def test_logits_equal_transformers_with_rounded_keys_and_values(
     (logits,) = Passes(folder, torch.float32, cache_dtype=FP8).run([(0, 0, prompt)])
     reference = load_reference(folder, torch.float32)
     unquantised = reference_logits(reference, prompt)
-    eager = modeling_llama.eager_attention_forward
-
-    def rounded(module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **kwargs: Any) -> Any:
-        key, value = independent_rounding(key), independent_rounding(value)
-        return eager(module, query, key, value, *others, **kwargs)
-
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", rounded)
+    round_keys_and_values(monkeypatch)
     expected = reference_logits(reference, prompt)
     # Here and there a sum's last bit decides to which side an element is rounded.
     error = (logits - expected).square().mean().sqrt() / (unquantised - expected).square().mean().sqrt()

@@ -21,3 +21,11 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
     made = SteppedEngine(tmp_path_factory.mktemp("truth"), prefix_cache=False)
     yield made
     made.close()
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> Iterator[SteppedEngine]:
+    """One engine with a cache in fp8; to be built before any fake devices are."""
+    made = SteppedEngine(tmp_path, prefix_cache=False, kv_dtype="fp8")
+    yield made
+    made.close()

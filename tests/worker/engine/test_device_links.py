@@ -55,14 +55,6 @@ def pair(tmp_path: Path, truth: SteppedEngine, pump: Pump) -> Iterator[Pair]:
     made.close()
 
 
-@pytest.fixture
-def quantised(tmp_path: Path) -> Iterator[SteppedEngine]:
-    """One engine with a cache in fp8; to be built before the fake devices are."""
-    made = SteppedEngine(tmp_path, prefix_cache=False, kv_dtype="fp8")
-    yield made
-    made.close()
-
-
 def words(count: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(3, 97) for _ in range(count)]

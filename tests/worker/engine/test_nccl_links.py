@@ -84,6 +84,18 @@ def test_prompts_are_sent_over_nccl_where_configured(
     pair.close()
 
 
+def test_codes_and_scales_are_sent_over_nccl(
+    tmp_path: Path, quantised: SteppedEngine, made: list[WatchedEndpoint]
+) -> None:
+    pair = Pair(tmp_path, source={"transport": "nccl", "kv_dtype": "fp8"}, transport="nccl", kv_dtype="fp8")
+    for length in (5, 30):
+        prompt = words(length, seed=length)
+        assert pair.generate(prompt, most=12)[0] == ask(quantised, prompt, most=12)[0]
+        pair.assert_free()
+    assert transports(pair) == ["nccl"]
+    pair.close()
+
+
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     ways: Pair, truth: SteppedEngine, made: list[WatchedEndpoint], end: str

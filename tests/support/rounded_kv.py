@@ -1,0 +1,37 @@
+"""What `transformers` computes where keys and values are rounded to e4m3 with a scale for each token and
+head: written a second time, from the format's definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama import modeling_llama
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x [..., dim] as codes of a scale for each vector stand for it; e4m3 from its definition."""
+    exponents, mantissas = np.arange(1, 16)[:, None], np.arange(8)[None, :]
+    normal = ((1 + mantissas / 8) * 2.0 ** (exponents - 7)).ravel()[:-1]  # the last one is NaN
+    values = np.concatenate([np.arange(8) / 8 * 2.0**-6, normal])
+    wide = x.double().cpu().numpy()
+    largest = torch.from_numpy(np.abs(wide).max(-1, keepdims=True).astype(np.float32))
+    scale = (largest / 448).bfloat16().double().numpy()
+    sizes = np.abs(wide / scale)
+    above = np.searchsorted(values, sizes).clip(1, len(values) - 1)
+    low, high = values[above - 1], values[above]
+    nearest = np.where(sizes - low < high - sizes, low, high)
+    return torch.from_numpy(np.sign(wide) * nearest * scale).to(x)
+
+
+def round_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama models of `transformers` with eager attention round them, until the test ends."""
+    eager = modeling_llama.eager_attention_forward
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **kwargs: Any) -> Any:
+        return eager(module, query, rounded(key), rounded(value), *others, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
