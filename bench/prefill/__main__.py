@@ -22,8 +22,9 @@ host.
                      (Poisson), alone and next to a long one (--long), with a worker's step bounds or those of
                      --step-ms MS,MS, the first of which is also run alone
 
-mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory of
-tensors; peak_beside_gb: of that, what runs used in addition to weights, KV and permanent buffers.
+mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16), whatever the weights. peak_gb: the most
+device memory of tensors; peak_beside_gb: of that, what runs used in addition to weights, KV and permanent
+buffers.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
     parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
     parser.add_argument(
@@ -112,6 +114,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
             share,
             tier,
             arguments.kv_dtype,
+            arguments.quantization,
         )
         for prompts, tokens in arguments.prompts
         for share in shares

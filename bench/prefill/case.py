@@ -24,6 +24,7 @@ class Case:
     cached: int = 0
     tier: str = "device"
     kv_dtype: str = "auto"
+    quantization: str | None = None
 
     @property
     def model(self) -> Shape:

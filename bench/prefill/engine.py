@@ -69,7 +69,7 @@ class PrefillEngine:
         self._seed = 0
         self.folder = folder
         self.decoder = random_model(
-            first.model, first.dtype, longest + 2, BLOCK_TOKENS, device, kv_dtype=first.kv_dtype
+            first.model, first.dtype, longest + 2, BLOCK_TOKENS, device, first.quantization, first.kv_dtype
         )
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)

@@ -15,14 +15,21 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.dequantize import dequantized
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
+from baton.engine.kernels.gpu.gemm.int4_linear import has_digits, int4_linear
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
-from baton.engine.kernels.gpu.step.quantize_rows import quantize_gated_rows, quantize_rows, scale_rows
+from baton.engine.kernels.gpu.step.quantize_rows import (
+    quantize_digits,
+    quantize_gated_rows,
+    quantize_rows,
+    scale_rows,
+)
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
+from baton.engine.kernels.weight_format import INT4_SPAN
 from baton.engine.model.modules import DenseMlp, Linear, Model, Product
 
 
@@ -55,7 +62,23 @@ class W8A8Library:
 # Up to so many rows the library multiplies codes without their scales.
 _MOST_UNSCALED_ROWS = 512
 
-Choice = GemvTuning | SkinnyTuning | WideTuning | Library | W8A8Tuning | W8A8Library
+
+@dataclass(frozen=True, slots=True)
+class DigitsTuning:
+    """Two digits of x times int4 codes of W, by integers; tiles as `SkinnyTuning`."""
+
+    rows: int = 16
+    columns: int = 64
+    splits: int = 1
+    stages: int = 5
+    warps: int = 4
+
+    @property
+    def tiles(self) -> SkinnyTuning:
+        return SkinnyTuning(self.rows, self.columns, INT4_SPAN, self.splits, self.stages, self.warps)
+
+
+Choice = GemvTuning | SkinnyTuning | WideTuning | Library | W8A8Tuning | W8A8Library | DigitsTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +146,7 @@ class Gemm:
             model.device,
             model.precision.activations,
             max((kind.outputs for kind in kinds if kind.post_norm is not None), default=0),
-            max((kind.inputs for kind in kinds if has_w8a8(kind.linear.weight)), default=0),
+            max(code_bytes(kind.linear.weight) for kind in kinds),
         )
 
     def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
@@ -159,7 +182,7 @@ def _feed_forward_by_codes(mlp: DenseMlp, hidden: Tensor, width: int, scratch: S
 
 def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]:
     """Elements and tiles of `Scratch.space` that a product takes."""
-    if isinstance(choice, SkinnyTuning | W8A8Tuning):
+    if isinstance(choice, SkinnyTuning | W8A8Tuning | DigitsTuning):
         tiles = choice if isinstance(choice, SkinnyTuning) else choice.tiles
         return split_space_needed(rows, product.outputs, tiles, product.epilogue)
     if isinstance(choice, WideTuning):
@@ -188,6 +211,9 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
         return
     if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(linear.weight):
         _by_codes(out, x, product, choice, scratch)
+        return
+    if isinstance(choice, DigitsTuning):
+        _by_digits(out, x, product, choice, scratch)
         return
     if norm is not None:
         normed = scratch.normed[: x.numel()].view(x.shape)
@@ -224,6 +250,13 @@ def _one_row(out: Tensor, x: Tensor, product: Product, tuning: GemvTuning) -> No
         gemv(out, x, weight, bias, product.epilogue, product.norm, tuning)
 
 
+def code_bytes(weight: Weight) -> int:
+    """Bytes of a row of x as codes or digits, where products with this weight may need such."""
+    if not isinstance(weight, QuantizedWeight):
+        return 0
+    return weight.columns * (2 if has_digits(weight.format) else 1)
+
+
 def has_w8a8(weight: Weight) -> bool:
     """Whether codes of 8 bits with a scale a row can be multiplied by this weight's codes."""
     held = weight.format if isinstance(weight, QuantizedWeight) else None
@@ -254,6 +287,15 @@ def _by_codes(
     tiles = choice.tiles if isinstance(choice, W8A8Tuning) else W8A8Tuning().tiles
     bias = product.linear.bias
     quantized_linear(out, codes, weight, bias, product.epilogue, tiles, scratch.space, scales)
+
+
+def _by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, scratch: Scratch) -> None:
+    weight, bias = product.linear.weight, product.linear.bias
+    assert isinstance(weight, QuantizedWeight)
+    digits = scratch.codes[: 2 * x.numel()].view(torch.int8).view(2, *x.shape)
+    scales = scratch.code_scales[: x.shape[0]]
+    quantize_digits(digits, scales, x, product.norm)
+    int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
 
 
 def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product, scratch: Scratch) -> None:

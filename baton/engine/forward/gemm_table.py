@@ -27,7 +27,7 @@ import torch
 import triton
 
 from baton.device.kernel_cache import kernel_cache
-from baton.engine.forward.gemm import Choice, Library, ProductKey, W8A8Library, W8A8Tuning
+from baton.engine.forward.gemm import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
@@ -40,6 +40,7 @@ _KINDS: dict[str, type[Choice]] = {
     "library": Library,
     "w8a8": W8A8Tuning,
     "w8a8-library": W8A8Library,
+    "digits": DigitsTuning,
 }
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
@@ -176,6 +177,8 @@ def file_stem(gpu_name: str) -> str:
 def _default(key: ProductKey) -> Choice:
     """Memory-bound products go through W once by our own kernels; wide ones are the library's."""
     rows, quantized = key.rows, key.weight_dtype != key.act_dtype
+    if key.weight_dtype.startswith("int4") and 1 < rows <= _MOST_SKINNY_ROWS and key.act_dtype != "float32":
+        return DigitsTuning(rows=_row_tile(rows), splits=2)
     if rows == 1:
         return GemvTuning()
     if (

@@ -59,10 +59,9 @@ def _compile(variant: Variant, device: int) -> None:
     """Runs the kernel once on small operands."""
     import torch
 
-    from baton.engine.forward.gemm import Scratch, W8A8Tuning, run_product, space_needed
+    from baton.engine.forward.gemm import Scratch, run_product, space_needed
     from baton.engine.kernels.fusion import Norm
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
-    from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
     from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
     from baton.engine.model.modules import Linear, Product
 
@@ -70,7 +69,7 @@ def _compile(variant: Variant, device: int) -> None:
     dtype, place = getattr(torch, variant.dtype), torch.device("cuda", device)
     rows = 1
     if not isinstance(variant.choice, GemvTuning):
-        rows = variant.choice.rows if isinstance(variant.choice, SkinnyTuning | W8A8Tuning) else _ROWS
+        rows = getattr(variant.choice, "rows", _ROWS)
     gated = 2 if variant.epilogue.gated else 1
     x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
@@ -82,6 +81,10 @@ def _compile(variant: Variant, device: int) -> None:
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)
     run_product(
-        out, x, product, variant.choice, Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype, codes=_DEPTH)
+        out,
+        x,
+        product,
+        variant.choice,
+        Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype, codes=2 * _DEPTH),
     )
     torch.cuda.synchronize()

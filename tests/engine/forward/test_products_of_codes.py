@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.engine.forward import gemm
 from baton.engine.forward.gemm import (
     Choice,
+    DigitsTuning,
     Library,
     Scratch,
     W8A8Library,
@@ -20,9 +21,8 @@ from baton.engine.forward.gemm import (
     space_needed,
 )
 from baton.engine.kernels.fusion import Epilogue, Norm
-from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
-from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.modules import DenseMlp, Linear, Product
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
@@ -33,15 +33,11 @@ ROWS, WIDTH, INNER = 17, 64, 96
 CLOSE = 2**-5
 
 
-def as_codes(x: Tensor, held: WeightFormat) -> QuantizedWeight:
-    return quantize(x, held)
-
-
 @pytest.fixture(autouse=True)
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
         normed = x if norm is None else rms_norm(x, norm.gain, norm.eps)
-        found = as_codes(normed, FP8 if codes.dtype == torch.float8_e4m3fn else INT8)
+        found = quantize(normed, FP8 if codes.dtype == torch.float8_e4m3fn else INT8)
         codes.copy_(found.codes)
         scales.copy_(found.scales[:, 0])
 
@@ -66,7 +62,7 @@ def unscaled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def scratch(product: Product, choice: Choice) -> Scratch:
     space = space_needed(ROWS, product, choice)
-    return Scratch(ROWS, WIDTH, 2 * INNER, space, torch.device(DEVICE), torch.bfloat16, codes=INNER)
+    return Scratch(ROWS, WIDTH, 2 * INNER, space, torch.device(DEVICE), torch.bfloat16, codes=2 * INNER)
 
 
 @pytest.mark.usefixtures("unscaled")
@@ -74,8 +70,12 @@ def scratch(product: Product, choice: Choice) -> Scratch:
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda epilogue: epilogue.name)
 @pytest.mark.parametrize(
     ("held", "choice"),
-    [(FP8, W8A8Library()), (INT8, W8A8Tuning(16, 64, 64, 2, 2, 4))],
-    ids=["library", "tiles"],
+    [
+        (FP8, W8A8Library()),
+        (INT8, W8A8Tuning(16, 64, 64, 2, 2, 4)),
+        (FORMATS["int4"], DigitsTuning(16, 64, 2, 2, 4)),
+    ],
+    ids=["library", "tiles", "digits"],
 )
 def test_a_product(held: WeightFormat, choice: Choice, epilogue: Epilogue, bias: bool) -> None:
     double = 2 if epilogue.gated else 1
@@ -84,7 +84,9 @@ def test_a_product(held: WeightFormat, choice: Choice, epilogue: Epilogue, bias:
     norm = Norm(normal(WIDTH, seed=3).bfloat16(), 1e-5)
     product = Product("", Linear(weight, b), epilogue, norm)
     x, out = normal(ROWS, WIDTH, seed=4).bfloat16(), normal(ROWS, INNER, seed=5).bfloat16()
-    codes = as_codes(rms_norm(x, norm.gain, norm.eps), held).dequantized(torch.float32)
+    codes = rms_norm(x, norm.gain, norm.eps).float()
+    if held.codes != "int4":  # as good as no rounding
+        codes = quantize(codes, held).dequantized(torch.float32)
     expected = reference(codes, weight.dequantized(torch.float32), b, epilogue, out)
     run_product(out, x, product, choice, scratch(product, choice))
     torch.testing.assert_close(out.float(), expected, rtol=CLOSE, atol=CLOSE)

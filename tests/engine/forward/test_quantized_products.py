@@ -9,10 +9,11 @@ from torch import Tensor
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv
+from baton.engine.kernels.gpu.gemm.int4_linear import int4_linear
 from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
-from baton.engine.kernels.gpu.step.quantize_rows import quantize_gated_rows, quantize_rows
+from baton.engine.kernels.gpu.step.quantize_rows import quantize_digits, quantize_gated_rows, quantize_rows
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.quantize import quantize
@@ -134,3 +135,43 @@ def test_codes_times_codes(
     space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     quantized_linear(out, x.codes, weight, None, epilogue, tuning, space, x.scales.view(-1))
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_rows_become_two_digits(norm: bool) -> None:
+    x, gain = normal(5, 300, seed=1), normal(300, seed=2)
+    x[2] = 0
+    digits, scales = torch.empty(2, 5, 300, dtype=torch.int8, device=DEVICE), torch.empty(5, device=DEVICE)
+    quantize_digits(digits, scales, x, Norm(gain, 1e-5) if norm else None)
+    expected = rms_norm(x, gain, 1e-5) if norm else x
+    high, low = digits.float()
+    restored = (128 * high + low) * scales[:, None]
+    torch.testing.assert_close(scales, expected.abs().amax(-1) / 16319, rtol=1e-5, atol=1e-30)
+    assert bool(((restored - expected).abs() <= 0.501 * scales[:, None]).all())
+    assert float(digits.float().abs().max()) == 127
+
+
+@pytest.mark.parametrize("held", [held for held in HELD if held.codes == "int4"], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "splits", "bias", "epilogue"),
+    [
+        (1, 40, 128, 1, False, Epilogue.PLAIN),
+        (17, 70, 300, 3, True, Epilogue.RESIDUAL),
+        (5, 64, 256, 2, False, Epilogue.SWIGLU),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_int4_by_digits(
+    held: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
+) -> None:
+    double = 2 if epilogue.gated else 1
+    x, weight = normal(m, k, seed=1), quantize(matrix(held, double * n, k).to(DEVICE), held)
+    b = normal(double * n, seed=4) if bias else None
+    out = normal(m, n, seed=5)
+    digits, scales = torch.empty(2, m, k, dtype=torch.int8, device=DEVICE), torch.empty(m, device=DEVICE)
+    quantize_digits(digits, scales, x)
+    expected = reference(x, weight.dequantized(torch.float32), b, epilogue, out)
+    tuning = SkinnyTuning(rows=16, columns=32, splits=splits, stages=2)
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    int4_linear(out, digits, scales, weight, b, epilogue, tuning, space)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))

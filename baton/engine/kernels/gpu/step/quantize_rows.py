@@ -2,6 +2,9 @@
 gated activation, is part of it where it can be.
 
     scale = max |row| / most        code = row / scale, rounded to e4m3 or to an integer
+
+Or two digits of 8 bits stand for an element, where weights of 4 bits are multiplied by integers:
+128 · high + low, with low from -64 to 63. They are finer than bfloat16 but for a row's smallest elements.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from baton.device.ptx import let_next_begin
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import gated
 
+# The largest number of two digits: 128 · 127 + 63.
+_MOST_DIGITS = 16319.0
 _MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 # Rows wider than this have more threads.
 _WIDE = 8192
@@ -33,7 +38,8 @@ def _store_codes(values, codes, scales, row, i, WIDTH: tl.constexpr, MOST: tl.co
 @triton.jit
 def _quantize(
     x, gain, codes, scales, eps,
-    WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, HAS_NORM: tl.constexpr, MOST: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, HAS_NORM: tl.constexpr, DIGITS: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
     let_next_begin()
     row = tl.program_id(0).to(tl.int64)
@@ -46,7 +52,16 @@ def _quantize(
         if gain.dtype.element_ty == dtype:
             values = values.to(dtype).to(tl.float32)
         values = (values * gains).to(dtype).to(tl.float32)
-    _store_codes(values, codes, scales, row, i, WIDTH, MOST)
+    if DIGITS:
+        scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-30) / MOST
+        number = tl.floor(values / scale + 0.5).to(tl.int32)
+        high = (number + 64) >> 7
+        behind = tl.num_programs(0).to(tl.int64) * WIDTH
+        tl.store(codes + row * WIDTH + i, high.to(tl.int8), mask=i < WIDTH)
+        tl.store(codes + behind + row * WIDTH + i, (number - high * 128).to(tl.int8), mask=i < WIDTH)
+        tl.store(scales + row, scale)
+    else:
+        _store_codes(values, codes, scales, row, i, WIDTH, MOST)
 
 
 @triton.jit
@@ -99,9 +114,25 @@ def _scale(
 def quantize_rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
     """x [R, W], normed first where there is a norm → codes [R, W] e4m3 or int8, scales [R] float32; all
     contiguous. Raises ValueError for what does not fit."""
+    if codes.shape != x.shape:
+        raise ValueError(f"codes {tuple(codes.shape)} of {tuple(x.shape)}")
+    _launch(codes, scales, x, norm, _MOST[codes.dtype], digits=False)
+
+
+def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
+    """x [R, W], normed first where there is a norm → digits [2, R, W] int8, the high ones first, and scales
+    [R] float32: x = scale · (128 · high + low). Raises ValueError for what does not fit."""
+    if digits.shape != (2, *x.shape) or digits.dtype != torch.int8:
+        raise ValueError(f"digits {tuple(digits.shape)} {digits.dtype} of {tuple(x.shape)}")
+    _launch(digits, scales, x, norm, _MOST_DIGITS, digits=True)
+
+
+def _launch(
+    codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None, most: float, *, digits: bool
+) -> None:
     rows, width = x.shape
-    if codes.shape != x.shape or scales.shape != (rows,) or (norm and norm.gain.shape != (width,)):
-        raise ValueError(f"codes {tuple(codes.shape)} and scales {tuple(scales.shape)} of {tuple(x.shape)}")
+    if scales.shape != (rows,) or (norm is not None and norm.gain.shape != (width,)):
+        raise ValueError(f"scales {tuple(scales.shape)} or the norm do not fit {tuple(x.shape)}")
     _quantize[(rows,)](
         x,
         x if norm is None else norm.gain,
@@ -111,7 +142,8 @@ def quantize_rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = 
         WIDTH=width,
         WIDTH_POWER=triton.next_power_of_2(width),
         HAS_NORM=norm is not None,
-        MOST=_MOST[codes.dtype],
+        DIGITS=digits,
+        MOST=most,
         num_warps=16 if width > _WIDE else 8,
     )
 
