@@ -1,5 +1,5 @@
 """Products in which codes of activations are multiplied by codes of weights. Rows become codes by torch here:
-Triton's interpreter rounds to e4m3 in its own way."""
+Triton's interpreter rounds to e4m3 and to bfloat16 in its own way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,15 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         sums = gate_up if operands is None else gate_up * operands[0][:, None] * operands[1].view(-1)
         rows(codes, scales, gated(sums.to(gate_up.dtype), epilogue))
 
+    def digits(found: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
+        normed = (x if norm is None else rms_norm(x, norm.gain, norm.eps)).float()
+        scales.copy_(normed.abs().amax(-1) / 16319)
+        number = (normed / scales[:, None]).round()
+        high = ((number + 64) / 128).floor()
+        found.copy_(torch.stack((high, number - 128 * high)))
+
     monkeypatch.setattr(gemm, "quantize_rows", rows)
+    monkeypatch.setattr(gemm, "quantize_digits", digits)
     monkeypatch.setattr(gemm, "quantize_gated_rows", gated_rows)
 
 
