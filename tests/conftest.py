@@ -46,6 +46,7 @@ UNTIMED = tuple(
         "separation",
         "shared_namespace",
         "strangers",
+        "tools",
     )
 )
 

@@ -43,6 +43,7 @@ from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization.helper_processes import HelperProcesses, helper_settings
 from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
+from services.router.tools.conversation_format import ConversationFormat
 from services.router.workers.cancels import Cancels
 from services.router.workers.certificates import WorkerCertificates
 from services.router.workers.directory import Directory
@@ -143,6 +144,12 @@ class Router:
             self.observations,
             config.request_timeout_s,
             config.max_answer_values,
+            ConversationFormat.of(
+                info.tokenizer.chat_template,
+                self.tokenizer.tokenizer.special_tokens,
+                config.tool_calls,
+                config.reasoning,
+            ),
         )
         self.readiness = Readiness(self.placement, self.dispatcher)
 

@@ -11,7 +11,7 @@ from tests.e2e.cluster import Cluster, baton_up
 from tests.support.checkpoints import FAMILIES
 
 # Blocks and chunks that short prompts fill, and slots for as many as a module asks at once.
-CUT = ("--block-tokens", "7", "--chunk-tokens", "17", "--slots", "32")
+CUT = ("--block-tokens", "7", "--chunk-tokens", "17", "--slots", "32", "--tool-calls", "hermes")
 
 
 @pytest.fixture(scope="session")

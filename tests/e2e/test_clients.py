@@ -252,14 +252,12 @@ def test_openai_errors(cluster: Cluster) -> None:
         assert unknown.value.code == "model_not_found"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("other")
-        with pytest.raises(openai.BadRequestError) as tools:
+        with pytest.raises(openai.BadRequestError) as audio:
             client.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": "a"}],
-                tools=[{"type": "function", "function": {"name": "f"}}],
+                model=MODEL, messages=[{"role": "user", "content": "a"}], modalities=["audio"]
             )
-        assert tools.value.param == "tools"
-        assert "not supported yet" in tools.value.message
+        assert audio.value.param == "modalities"
+        assert "not supported yet" in audio.value.message
 
 
 def test_batons_own_client(cluster: Cluster, truth: Truth) -> None:

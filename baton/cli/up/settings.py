@@ -88,6 +88,8 @@ FLAGS = (
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
+    Flag("router.tool_calls", "auto|none|hermes|llama3|mistral", "how the model writes tool calls"),
+    Flag("router.reasoning", "auto|none|think", "how the model marks reasoning"),
     Flag("router.strict_fields", "true|false", "refuse requests with undocumented fields", bare="true"),
     Flag(
         "router.refuse_late",

@@ -8,7 +8,14 @@ from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from services.common.config.state import StateConfig
 from services.common.config.tls import Auth, InternalTls, PublicTls
-from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, StrictModel
+from services.common.config.types import (
+    DRAIN_S,
+    ClusterSecret,
+    LogLevel,
+    ReasoningFormat,
+    StrictModel,
+    ToolCallFormat,
+)
 
 
 class ConnectionLimits(StrictModel):
@@ -118,6 +125,16 @@ class RouterSettings(StrictModel):
         False,
         description="refuse requests with fields that no API documents; else such fields are ignored and "
         "named in the response",
+    )
+    tool_calls: ToolCallFormat = Field(
+        "auto",
+        description="how the model writes tool calls; auto: as its chat template shows; none: tools are "
+        "refused",
+    )
+    reasoning: ReasoningFormat = Field(
+        "auto",
+        description="how the model marks reasoning, which is returned apart from the content; think: "
+        "<think>…</think>; auto: as its chat template shows",
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),

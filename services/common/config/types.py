@@ -14,6 +14,9 @@ class StrictModel(BaseModel):
 
 
 Role = Literal["prefill", "decode", "both"]
+# How a model writes tool calls and marks reasoning; auto: as its chat template shows.
+ToolCallFormat = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ReasoningFormat = Literal["auto", "none", "think"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 DRAIN_S = 20.0  # how long running requests may take to end at a stop

@@ -10,6 +10,7 @@ _STRING: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _IDS: Schema = {"type": "array", "items": _COUNT}
 _FINISH: Schema = {"enum": ["stop", "length", None]}
+_CHAT_FINISH: Schema = {"enum": ["stop", "length", "tool_calls", None]}
 _NULLABLE: Schema = {"type": ["string", "null"]}
 
 
@@ -105,11 +106,27 @@ ANSWERS: Mapping[str, Schema] = {
     "ChatChoice": _object(
         {
             "index": _COUNT,
-            "message": _object({"role": _is("assistant"), "content": _NULLABLE, "refusal": {"type": "null"}}),
+            "message": _object(
+                {"role": _is("assistant"), "content": _NULLABLE, "refusal": {"type": "null"}},
+                reasoning_content=_STRING,
+                tool_calls=_many("ToolCall"),
+            ),
             "logprobs": {"type": ["object", "null"]},
-            "finish_reason": _FINISH,
+            "finish_reason": _CHAT_FINISH,
         },
         token_ids=_IDS,
+    ),
+    "ToolCall": _object(
+        {
+            "id": _STRING,
+            "type": _is("function"),
+            "function": _object({"name": _STRING, "arguments": _STRING}),
+        }
+    ),
+    "ToolCallDelta": _object(
+        {"index": _COUNT, "function": _object({"arguments": _STRING}, name=_STRING)},
+        id=_STRING,
+        type=_is("function"),
     ),
     "ChatCompletionChunk": _completion(
         "chat.completion.chunk", "ChatChunkChoice", _or_null("Usage"), whole=False
@@ -117,9 +134,15 @@ ANSWERS: Mapping[str, Schema] = {
     "ChatChunkChoice": _object(
         {
             "index": _COUNT,
-            "delta": _object({}, role=_is("assistant"), content=_STRING),
+            "delta": _object(
+                {},
+                role=_is("assistant"),
+                content=_STRING,
+                reasoning_content=_STRING,
+                tool_calls=_many("ToolCallDelta"),
+            ),
             "logprobs": {"type": ["object", "null"]},
-            "finish_reason": _FINISH,
+            "finish_reason": _CHAT_FINISH,
         },
         token_ids=_IDS,
     ),

@@ -112,20 +112,19 @@ _COMPLETIONS: FieldTable = {
 
 # How a conversation becomes a prompt.
 _CONVERSATION: FieldTable = {
-    **_used("messages", "add_generation_prompt", "chat_template_kwargs"),
+    **_used("messages", "add_generation_prompt", "chat_template_kwargs", "tools", "tool_choice"),
     **_refused(
         chat_template=(),
         continue_final_message=(False,),
         documents=([],),
         media_io_kwargs=({},),
         mm_processor_kwargs=({},),
-        tools=([],),
     ),
 }
 _CHAT: FieldTable = {
     **_SAMPLING,
     **_CONVERSATION,
-    **_used("max_completion_tokens", "top_logprobs"),
+    **_used("max_completion_tokens", "top_logprobs", "parallel_tool_calls"),
     # `store` asks that the conversation be kept for the provider's dashboard. Nothing is kept.
     **_no_effect("prediction", "store"),
     **_refused(
@@ -137,10 +136,8 @@ _CHAT: FieldTable = {
         functions=([],),
         include_reasoning=(True,),
         modalities=(["text"],),
-        parallel_tool_calls=(True, False),
         reasoning_effort=("none",),
         return_prompt_text=(False,),
-        tool_choice=("none", "auto"),
         verbosity=("medium",),
         web_search_options=(),
     ),

@@ -12,6 +12,8 @@ from baton.errors import FieldError
 from services.router.formats.field_table import CHAT, FieldTable
 from services.router.formats.openai_fields import Body, Part, SamplingBody
 from services.router.formats.openai_logprobs import chat_logprobs
+from services.router.formats.openai_tools import ToolBody, calls_sent_back, tool_use
+from services.router.formats.structured_choice import StructuredChoice
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
 from services.router.text.token_texts import TokenTexts
 
@@ -26,6 +28,7 @@ class MessageBody(Part):
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
     function_call: None = None
+    reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     annotations: list[Any] | None = None
@@ -38,11 +41,13 @@ Messages = Annotated[list[MessageBody], FailFast()]
 class ChatFields(Body):
     """The fields that define how a conversation is rendered; shared with /tokenize."""
 
-    nested: ClassVar[Mapping[str, type[BaseModel]]] = {"messages": MessageBody}
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {"messages": MessageBody, "tools": ToolBody}
 
     messages: Messages
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
     def chat(self) -> Chat:
         """The conversation; FieldError if a message is not text."""
@@ -50,6 +55,7 @@ class ChatFields(Body):
             tuple(_turn(number, message) for number, message in enumerate(self.messages)),
             add_generation_prompt=self.add_generation_prompt is not False,
             template_variables=self.chat_template_kwargs,
+            tools=[] if self.tool_choice == "none" else [tool.for_template() for tool in self.tools or ()],
         )
 
 
@@ -59,6 +65,7 @@ class ChatBody(SamplingBody, ChatFields):
     table: ClassVar[FieldTable] = CHAT
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {**SamplingBody.nested, **ChatFields.nested}
 
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -76,6 +83,10 @@ class ChatBody(SamplingBody, ChatFields):
             parsed,
             chat=self.chat(),
             fills_context=True,
+            structured=True,
+            tools=tool_use(
+                self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False
+            ),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             api_names=api_names,
         )
@@ -91,23 +102,58 @@ class ChatFormatter:
     def __init__(self, body: ChatBody, texts: TokenTexts) -> None:
         self._with_ids = body.return_token_ids is True
         self._texts = texts
+        # By index, of outputs with structure.
+        self._structured: dict[int, StructuredChoice] = {}
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
         """One choice of a response that is not streamed."""
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
-        return self._choice(index, request, delta, message=message)
+        structured = self._of(index, request)
+        if structured is None:
+            message = {"role": "assistant", "content": delta.text, "refusal": None}
+            return self._choice(index, request, delta, message=message)
+        choice = self._choice(index, request, delta, message=structured.message(delta.text))
+        if delta.finish is not None:
+            choice["finish_reason"] = structured.reason(delta.finish)
+        return choice
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
         """Up to three chunks: the role (first delta only), content if there is some, the finish reason."""
         chunks: list[dict[str, object]] = []
         if delta.opening:
             chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
+        structured = self._of(index, request)
+        if structured is not None:
+            return chunks + self._structured_chunks(index, request, delta, structured)
         if delta.text or (delta.token_ids and (request.wants_logprobs or self._with_ids)):
             content = dataclasses.replace(delta, finish=None)
             chunks.append(self._choice(index, request, content, delta={"content": delta.text}))
         if delta.finish is not None:
             chunks.append(_chunk(index, {}, delta.finish.reason))
         return chunks
+
+    def _structured_chunks(
+        self, index: int, request: Request, delta: Delta, structured: StructuredChoice
+    ) -> list[dict[str, object]]:
+        """A chunk for each piece; the tokens are those of the first one."""
+        deltas = structured.deltas(delta.text, last=delta.finish is not None)
+        if not deltas and delta.token_ids and (request.wants_logprobs or self._with_ids):
+            deltas = [{"content": ""}]
+        chunks: list[dict[str, object]] = []
+        for number, piece in enumerate(deltas):
+            if number:
+                chunks.append(_chunk(index, piece))
+            else:
+                content = dataclasses.replace(delta, finish=None)
+                chunks.append(self._choice(index, request, content, delta=piece))
+        if delta.finish is not None:
+            chunks.append(_chunk(index, {}, structured.reason(delta.finish)))
+        return chunks
+
+    def _of(self, index: int, request: Request) -> StructuredChoice | None:
+        """The parser of an output; None where it is plain text."""
+        if request.structure is None:
+            return None
+        return self._structured.setdefault(index, StructuredChoice(request.structure))
 
     def _choice(
         self, index: int, request: Request, output: Delta, **content: dict[str, Any]
@@ -121,17 +167,12 @@ class ChatFormatter:
         return choice
 
 
-def _chunk(index: int, delta: dict[str, str], finish: str | None = None) -> dict[str, object]:
+def _chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, object]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
 def _turn(number: int, message: MessageBody) -> ChatTurn:
-    if message.tool_calls:
-        raise FieldError(
-            f"messages[{number}].tool_calls is not supported yet",
-            param="messages",
-            code="unsupported_parameter",
-        )
+    calls = calls_sent_back(number, message.tool_calls) if message.tool_calls else None
     content = message.content
     if content is None and message.role == "assistant":
         content = ""
@@ -141,7 +182,9 @@ def _turn(number: int, message: MessageBody) -> ChatTurn:
         raise FieldError(
             f"messages[{number}].content must be a string or a list of text parts", param="messages"
         )
-    return ChatTurn(message.role, content, message.name, message.tool_call_id)
+    return ChatTurn(
+        message.role, content, message.name, message.tool_call_id, message.reasoning_content, calls
+    )
 
 
 def _part(number: int, part: object) -> str:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from baton.errors import BatonError
+from baton.errors import BatonError, FieldError
 from services.router.formats.openai_chat import ChatBody
 from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.responses_body import ResponsesBody
@@ -29,11 +30,15 @@ from services.router.text.model_info import ModelInfo
 from services.router.text.stop_strings import automaton_of
 from services.router.tokenization.request_reader import Body, RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
+from services.router.tools.conversation_format import ConversationFormat
+from services.router.tools.output_parser import OutputStructure
 from services.router.workers.pools import Pools
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
 _NO_LIMIT = 2**62
+# Tokens at the end of a prompt that show whether it has opened reasoning.
+_PROMPT_END = 12
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -83,6 +88,7 @@ class Admission:
         observations: Observations,
         timeout_s: float,
         max_response_values: int,
+        conversation_format: ConversationFormat | None = None,
     ) -> None:
         """`timeout_s`: the longest that a request may take. `max_response_values`: see `sizes`."""
         self.model = model
@@ -91,6 +97,7 @@ class Admission:
         self._observations = observations
         self._timeout_s = timeout_s
         self._max_response_values = max_response_values
+        self._format = conversation_format or ConversationFormat()
 
     async def completion(
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
@@ -147,11 +154,13 @@ class Admission:
 
     async def _outputs(self, parsed: ParsedRequest, arrival: _Arrival) -> list[Request]:
         """A request for each output of one prompt."""
+        parsed = self._with_forced_calls(parsed)
         fields = validate.check_fields(parsed, self.model.limits())
         if sum(map(len, fields.stop)) > _LONG_STOPS:
             await self.tokenizer.run(lambda: automaton_of(fields.stop))
         prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
+        structure = await self._structure(parsed, prompt_ids) if parsed.structured else None
         echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [
             Request(
@@ -167,12 +176,32 @@ class Admission:
                 min_tokens=limits.min_tokens,
                 echo=echo,
                 grammar=parsed.grammar,
+                structure=structure,
                 choice=choice,
                 slo=arrival.slo or parsed.slo,
                 call=parsed.call,
             )
             for choice in range(fields.choices)
         ]
+
+    def _with_forced_calls(self, parsed: ParsedRequest) -> ParsedRequest:
+        """The request, guided to the calls that it must make."""
+        self._format.check(parsed.tools)
+        forced = self._format.grammar(parsed.tools)
+        if forced is None:
+            return parsed
+        if parsed.grammar is not None:
+            field = parsed.api_name("grammar")
+            raise FieldError(f"{field} and a tool_choice that forces a call cannot be combined", param=field)
+        names = {**parsed.api_names, "grammar": "tools"}
+        return dataclasses.replace(parsed, grammar=forced, api_names=names)
+
+    async def _structure(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> OutputStructure | None:
+        """What to look for in the outputs of a conversation."""
+        end, limits = "", self.model.limits()
+        if self._format.reasoning:
+            end = await self.tokenizer.decode(prompt_ids[-_PROMPT_END:], limits, skip_special_tokens=False)
+        return self._format.structure(parsed.tools, end, guided=parsed.grammar is not None)
 
     async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
         """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from

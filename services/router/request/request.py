@@ -11,6 +11,8 @@ from typing import Any
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.slo import Slo
+from services.router.tools.output_parser import OutputStructure
+from services.router.tools.tool_use import ToolUse
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class ChatTurn:
     content: str
     name: str | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    # Calls of tools, as chat templates take them.
+    tool_calls: Sequence[Mapping[str, object]] | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Chat:
 
     turns: tuple[ChatTurn, ...]
     add_generation_prompt: bool = True
+    # The tools that the template shows to the model.
+    tools: Sequence[Mapping[str, object]] = ()
     # Further variables for the template; None: none.
     template_variables: Mapping[str, object] | None = None
     # The API's field that has the messages. For error messages.
@@ -90,6 +97,9 @@ class ParsedRequest:
     best_of: int | None = None
     # What the output must match; None: anything.
     grammar: Grammar | None = None
+    # Whether reasoning and tool calls are looked for in the output, and the tools that it may or must call.
+    structured: bool = False
+    tools: ToolUse | None = None
     slo: Slo | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
@@ -152,6 +162,8 @@ class Request:
     echo: Echo | None = None
     # What the output's text must match.
     grammar: Grammar | None = None
+    # What is looked for in the output's text; None: it is content.
+    structure: OutputStructure | None = None
     # Index among the outputs of its prompt.
     choice: int = 0
     slo: Slo | None = None

@@ -22,8 +22,9 @@ _LONGEST_REASON = 200
 # Variables that a client must not set: those with fields of their own, the environment's, special tokens.
 RESERVED = frozenset(
     {
-        "messages", "add_generation_prompt", "raise_exception", "strftime_now", "bos_token", "eos_token",
-        "unk_token", "pad_token", "sep_token", "cls_token", "mask_token", "additional_special_tokens",
+        "messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "bos_token",
+        "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+        "additional_special_tokens",
     }
 )  # fmt: skip
 
@@ -59,6 +60,8 @@ class ChatTemplate:
         given["messages"] = [
             {name: value for name, value in vars(turn).items() if value is not None} for turn in chat.turns
         ]
+        if chat.tools:
+            given["tools"] = list(chat.tools)
         try:
             text = "\0".join(strings_of(given))
             spellings = self._control.found_in(text)

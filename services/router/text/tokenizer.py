@@ -31,7 +31,8 @@ class ModelTokenizer:
             else _load_tokenizer(folder / "tokenizer.json")
         )
         added = self.tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._special_tokens = {token.content: id_ for id_, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special_tokens.values())
         control = ControlTokens.of(self.tokenizer)
         template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
         self._template = ChatTemplate(template, variables, control) if template else None
@@ -87,9 +88,16 @@ class ModelTokenizer:
         """Each token as the vocabulary spells it; empty for unknown ids."""
         return [self.tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
-    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """A new detokenizer for one output."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of all special tokens, by text."""
+        return dict(self._special_tokens)
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A new detokenizer for one output. `kept`: special tokens that are not skipped."""
+        skipped = self._special_ids - kept if skip_special_tokens else frozenset[int]()
         return Detokenizer(self.tokenizer, skipped, prompt_ids)
 
     def _encode(self, parts: list[str], param: str, *, special: bool) -> list[int]:

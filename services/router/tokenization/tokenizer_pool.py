@@ -60,8 +60,11 @@ class TokenizerPool:
 
     def output_text(self, request: Request) -> OutputText:
         """The text side of a request's output."""
-        skip = request.skip_special_tokens
-        return OutputText(request, self.tokenizer.detokenizer(request.prompt_ids, skip_special_tokens=skip))
+        kept = frozenset[int]() if request.structure is None else request.structure.kept_ids
+        detokenizer = self.tokenizer.detokenizer(
+            request.prompt_ids, skip_special_tokens=request.skip_special_tokens, kept=kept
+        )
+        return OutputText(request, detokenizer)
 
     async def run(self, job: Callable[[], T]) -> T:
         """Runs a job of at most a few milliseconds in a thread; BatonError(OVERLOADED) if too many wait."""

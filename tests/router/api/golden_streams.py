@@ -6,6 +6,7 @@ python -m tests.router.api.golden_streams        writes them
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from services.router.formats.responses_body import ResponsesBody
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
+from services.router.tools.families import HERMES, LLAMA3, MISTRAL
+from services.router.tools.output_parser import OutputStructure
 from tests.router.conftest import MODEL, byte_tokenizer
 
 FOLDER = Path(__file__).parent / "golden"
@@ -86,6 +89,25 @@ def two() -> Script:
     return [(0, first[0]), (1, second[0]), (0, first[1])]
 
 
+HERMES_OUTPUT = (
+    "I will loo",
+    'k.\n<tool_call>\n{"name": "we',
+    'ather", "arguments": {"city": "Zü',
+    'rich"}}\n</tool_call>',
+    '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n',
+)
+LLAMA3_OUTPUT = ('{"name": "weather", "par', 'ameters": {"city": "Bern", "days": [1, 2]}}')
+MISTRAL_OUTPUT = ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": ', '"Ber')
+_NAMES = frozenset({"weather", "f"})
+# Of the cases whose outputs have structure.
+STRUCTURES = {
+    "tools-hermes": OutputStructure(HERMES, _NAMES),
+    "tools-llama3": OutputStructure(LLAMA3, _NAMES),
+    "tools-mistral": OutputStructure(MISTRAL, _NAMES),
+    "tools-none-called": OutputStructure(HERMES, _NAMES),
+    "tools-logprobs": OutputStructure(LLAMA3, _NAMES),
+    "reasoning": OutputStructure(reasoning=True),
+}
 LOST = BatonError(ErrorKind.UNAVAILABLE, "gave up after 3 attempts: a worker was lost")
 # Name → the path, the fields of the body, the script, the error that ends it.
 CASES: Mapping[str, tuple[str, dict[str, Any], Script, BatonError | None]] = {
@@ -100,6 +122,17 @@ CASES: Mapping[str, tuple[str, dict[str, Any], Script, BatonError | None]] = {
     "chat-continuous": ("chat", {"stream_options": CONTINUOUS, "n": 2}, two(), None),
     "chat-logprobs": ("chat", {"logprobs": True, "top_logprobs": 2}, one(*deltas("ab", logprobs=True)), None),
     "chat-lost": ("chat", {}, one(*deltas("Hel", finish=None)), LOST),
+    "tools-hermes": ("chat", {}, one(*deltas(*HERMES_OUTPUT)), None),
+    "tools-llama3": ("chat", {"stream_options": USAGE}, one(*deltas(*LLAMA3_OUTPUT)), None),
+    "tools-mistral": ("chat", {}, one(*deltas(*MISTRAL_OUTPUT, finish=Finish.LENGTH)), None),
+    "tools-none-called": ("chat", {}, one(*deltas("It is ", "warm.")), None),
+    "tools-logprobs": (
+        "chat",
+        {"logprobs": True, "top_logprobs": 2},
+        one(*deltas('{"name": "f"', "}", logprobs=True)),
+        None,
+    ),
+    "reasoning": ("chat", {}, one(*deltas("<thi", "nk>\nHm, 2", " and 2\n</think>\n\nIt is", " 4.")), None),
     "response": ("responses", {"instructions": "Be brief."}, one(*deltas("Hé", "llo\n")), None),
     "response-incomplete": (
         "responses",
@@ -122,14 +155,22 @@ def stream_of(name: str) -> bytes:
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    with mock.patch.object(secrets, "token_hex", _hex), mock.patch.object(time, "time", _now):
+    with (
+        mock.patch.object(secrets, "token_hex", _hex),
+        mock.patch.object(secrets, "choice", min),
+        mock.patch.object(time, "time", _now),
+    ):
         answer: CompletionResponse | ResponsesAnswer
         if path == "responses":
             body = ResponsesBody.parse({"model": MODEL, "input": "hi", **fields})
             answer = ResponsesAnswer(dispatcher, body, _request(0, body.wants_logprobs), texts)
         elif path == "chat":
             chat = ChatBody.parse({"model": MODEL, "messages": MESSAGES, **fields})
-            requests = [_request(choice, chat.logprobs is True) for choice in range(chat.n or 1)]
+            structure = STRUCTURES.get(name)
+            requests = [
+                dataclasses.replace(_request(choice, chat.logprobs is True), structure=structure)
+                for choice in range(chat.n or 1)
+            ]
             answer = CompletionResponse(
                 dispatcher, MODEL, requests, ChatFormatter(chat, texts), chat.stream_options
             )

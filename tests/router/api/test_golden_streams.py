@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.router.api.golden_streams import CASES, FOLDER, file_of, stream_of
+from tests.router.api.golden_streams import CASES, FOLDER, STRUCTURES, file_of, stream_of
 from tests.router.conftest import MODEL
 
 
@@ -20,6 +20,34 @@ def test_every_golden_file_has_a_case() -> None:
 def test_the_stream_is_the_golden_file(name: str) -> None:
     """`python -m tests.router.api.golden_streams` writes them anew, where a change is meant."""
     assert stream_of(name) == file_of(name).read_bytes()
+
+
+CITY = ("weather", '{"city": "Zürich"}')
+# Name → content, reasoning, calls, finish reason.
+STRUCTURED: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
+    "tools-hermes": ("I will look.", "", [CITY, ("f", "{}")], "tool_calls"),
+    "tools-llama3": ("", "", [("weather", '{"city": "Bern", "days": [1, 2]}')], "tool_calls"),
+    "tools-mistral": ("", "", [("weather", '{"city": "Ber')], "length"),
+    "tools-none-called": ("It is warm.", "", [], "stop"),
+    "tools-logprobs": ("", "", [("f", "{}")], "tool_calls"),
+    "reasoning": ("It is 4.", "Hm, 2 and 2", [], "stop"),
+}
+
+
+def found_in(choices: list[Any]) -> tuple[str, str, list[tuple[str, str]], str]:
+    """What a client puts together of a stream."""
+    content = reasoning = ""
+    calls: list[tuple[str, str]] = []
+    for choice in choices:
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or ():
+            if call.id is not None:
+                assert (call.index, call.type) == (len(calls), "function")
+                calls.append((call.function.name, ""))
+            name, before = calls[call.index]
+            calls[call.index] = name, before + call.function.arguments
+    return content, reasoning, calls, choices[-1].finish_reason
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -51,6 +79,9 @@ def test_openais_client_parses_it(name: str) -> None:
             return
         chunks.extend(stream)
         choices = [choice for chunk in chunks for choice in chunk.choices if not choice.index]
+        if name in STRUCTURES:
+            assert found_in(choices) == STRUCTURED[name]
+            return
         parts = [choice.delta.content if path == "chat" else choice.text for choice in choices]
         assert "".join(part or "" for part in parts) == text
         assert choices[-1].finish_reason in ("stop", "length")

@@ -1,0 +1,181 @@
+"""Finds the tool calls in an output's text while it is being written.
+
+    text ─▶ opening ─▶ a call ─▶ separator or closing ─▶ a call, or text
+
+Text is held back while it may be the beginning of a marker, and white space before it while a call may
+follow. What looks like a call and is none becomes text again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Collection
+from enum import Enum, auto
+
+from services.router.tools.call_scanner import CallScanner, MalformedCallError
+from services.router.tools.families import MISTRAL, ToolFamily
+from services.router.tools.markers import BLANK, final_length
+from services.router.tools.pieces import CallArguments, CallBegin, Content, Piece
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+class _In(Enum):
+    TEXT = auto()
+    OPENED = auto()  # behind the opening, or a separator
+    CALL = auto()
+    CALLED = auto()  # behind a call
+
+
+class CallParser:
+    """`push` the text in order, then `finish` once."""
+
+    def __init__(self, family: ToolFamily, names: Collection[str]) -> None:
+        """`names`: those of the tools; a call of another is text."""
+        self._family = family
+        self._names = names
+        # A list of calls is opened by its marker and a bracket, which may be apart.
+        self._opening = family.opening.rstrip(BLANK + "[")
+        self._list = family.opening.endswith("[")
+        self._in = _In.TEXT
+        self._held = ""
+        self._scanner = CallScanner(names)
+        self._begun = False  # whether the call that is read was passed on
+        self._calls = 0
+        self._text_came = False
+
+    @property
+    def calls(self) -> int:
+        """How many calls were found."""
+        return self._calls
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that are final with this text."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        pieces: list[Piece] = []
+        if self._in is _In.CALL and not self._begun:
+            self._text(self._opening + self._scanner.raw, pieces)
+        elif self._in in (_In.TEXT, _In.OPENED) and (self._held.strip() or not self._calls):
+            self._text(self._held, pieces)
+        self._held = ""
+        return pieces
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Takes some of the held text; False where more is needed."""
+        match self._in:
+            case _In.TEXT:
+                return self._in_text(pieces)
+            case _In.OPENED:
+                return self._opened(pieces)
+            case _In.CALL:
+                return self._in_call(pieces)
+            case _In.CALLED:
+                return self._called(pieces)
+
+    def _in_text(self, pieces: list[Piece]) -> bool:
+        if not self._opening:
+            return self._without_opening(pieces)
+        before, found, after = self._held.partition(self._opening)
+        if found:
+            self._text(before.rstrip(BLANK), pieces)
+            self._held, self._in = after, _In.OPENED
+            return True
+        final = final_length(self._held, self._opening)
+        self._text(self._held[:final], pieces)
+        self._held = self._held[final:]
+        return False
+
+    def _without_opening(self, pieces: list[Piece]) -> bool:
+        """An output that begins with a brace is a call."""
+        if self._text_came:
+            self._text(self._held, pieces)
+            self._held = ""
+            return False
+        rest = self._held.lstrip(BLANK)
+        ignored = self._family.ignored
+        if ignored and rest.startswith(ignored):
+            self._held = rest.removeprefix(ignored)
+            return True
+        if not rest or (ignored and ignored.startswith(rest)):
+            return False
+        if rest[0] == "{":
+            self._held, self._in = rest, _In.OPENED
+        else:
+            self._text_came = True
+        return True
+
+    def _opened(self, pieces: list[Piece]) -> bool:
+        rest = self._held.lstrip(BLANK)
+        if not rest:
+            return False
+        if self._list and rest[0] in "[,":
+            self._held = rest[1:]
+        elif rest[0] == "{":
+            self._held, self._in = rest, _In.CALL
+            self._scanner, self._begun = CallScanner(self._names), False
+        elif self._list and rest[0] == "]":
+            self._held, self._in = rest[1:], _In.TEXT
+        else:
+            self._text(self._opening + self._held, pieces)
+            self._held, self._in = "", _In.TEXT
+        return True
+
+    def _in_call(self, pieces: list[Piece]) -> bool:
+        if not self._held:
+            return False
+        scanner, text = self._scanner, self._held
+        try:
+            self._held = scanner.push(text)
+        except MalformedCallError as error:
+            self._pass_on(pieces)
+            # What was read is text, but for what was passed on.
+            rest = text[error.place :] if self._begun else self._opening + scanner.raw + text
+            self._text(rest, pieces)
+            self._held, self._in = "", _In.TEXT
+            return False
+        self._pass_on(pieces)
+        if scanner.ended:
+            self._in = _In.CALLED
+        return True
+
+    def _pass_on(self, pieces: list[Piece]) -> None:
+        """Passes on what is known of the call."""
+        if self._scanner.name is None:
+            return
+        if not self._begun:
+            self._begun = True
+            pieces.append(CallBegin(self._calls, self._new_id(), self._scanner.name))
+            self._calls += 1
+        if more := self._scanner.take_arguments():
+            pieces.append(CallArguments(self._calls - 1, more))
+
+    def _called(self, pieces: list[Piece]) -> bool:
+        rest = self._held.lstrip(BLANK)
+        closing = self._family.closing.strip()
+        if not rest or (closing and closing != rest and closing.startswith(rest)):
+            return False
+        if closing and rest.startswith(closing):
+            self._held, self._in = rest.removeprefix(closing), _In.TEXT
+        elif rest[0] == (self._family.separator.strip() or "{"):
+            self._held, self._in = rest.removeprefix(self._family.separator.strip()), _In.OPENED
+        else:
+            self._in, self._text_came = _In.TEXT, True
+        return True
+
+    def _text(self, text: str, pieces: list[Piece]) -> None:
+        if text:
+            self._text_came = True
+            pieces.append(Content(text))
+
+    def _new_id(self) -> str:
+        if self._family is MISTRAL:  # its template takes nine characters only
+            return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,86 @@
+"""How families of models write tool calls, and by what in a chat template a family is known.
+
+    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>      Qwen2.5, Qwen3, Hermes
+    llama3    {"name": …, "parameters": {…}}; …                         Llama 3.1 to 3.3
+    mistral   [TOOL_CALLS][{"name": …, "arguments": {…}}, …]            Mistral, Mixtral
+
+Sources: the chat templates that the models' authors publish.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.v1.types_pb2 import Grammar
+from services.router.tools.tool_use import Tool, ToolUse
+
+
+@dataclass(frozen=True)
+class ToolFamily:
+    """One way to write calls. `opening`: what a call, or a list of calls, begins with; "": an output that
+    is a call begins with its brace. `separator`: between two calls. `arguments`: the key of a call's
+    arguments."""
+
+    name: str
+    opening: str
+    closing: str
+    separator: str
+    arguments: str
+    # Whether opening and closing are around each call, not around all of them.
+    each: bool = False
+    # What may stand before a call without saying anything.
+    ignored: str = ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must not be left out of the output as special tokens."""
+        return tuple(text.strip() for text in (self.opening, self.closing, self.ignored) if text.strip())
+
+    def grammar(self, use: ToolUse, special_ids: Mapping[str, int]) -> Grammar:
+        """What an output must match that calls the tools of `use.forced`, at least one and at most
+        `most_calls`. `special_ids`: the ids of markers that are special tokens."""
+        opening, closing = (_literal(text, special_ids) for text in (self.opening, self.closing))
+        calls = " | ".join(f"call_{number}" for number in range(len(use.forced)))
+        more = f" ({json.dumps(self.separator)} one){{0,{use.most_calls - 1}}}" if use.most_calls > 1 else ""
+        if self.each:
+            rules = [f"start: one{more}", f"one: {opening} ({calls}) {closing}"]
+        else:
+            rules = [f"start: {opening} one{more} {closing}", f"one: {calls}"]
+        rules += [self._call(number, tool) for number, tool in enumerate(use.forced)]
+        return Grammar(grammar="\n".join(rules))
+
+    def _call(self, number: int, tool: Tool) -> str:
+        before = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
+        schema = {**tool.parameters, "x-guidance": {"whitespace_pattern": " ?"}}
+        return f"call_{number}: {json.dumps(before)} %json {json.dumps(schema)} {json.dumps('}')}"
+
+
+HERMES = ToolFamily("hermes", "<tool_call>\n", "\n</tool_call>", "\n", "arguments", each=True)
+LLAMA3 = ToolFamily("llama3", "", "", "; ", "parameters", ignored="<|python_tag|>")
+MISTRAL = ToolFamily("mistral", "[TOOL_CALLS][", "]", ", ", "arguments")
+FAMILIES = {family.name: family for family in (HERMES, LLAMA3, MISTRAL)}
+
+
+def detect(template: str | None) -> ToolFamily | None:
+    """The family whose calls a chat template writes; None where it writes none, or in another way."""
+    if template is None:
+        return None
+    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        return MISTRAL
+    if "<tool_call>" in template and "<function=" not in template:
+        return HERMES
+    if "<|python_tag|>" in template or ('"parameters": ' in template and "ipython" in template):
+        return LLAMA3
+    return None
+
+
+def _literal(text: str, special_ids: Mapping[str, int]) -> str:
+    """A text in a grammar, its special tokens by their ids."""
+    for marker, token in special_ids.items():
+        before, found, after = text.partition(marker)
+        if found:
+            parts = (_literal(before, {}), f"<[{token}]>", _literal(after, {}))
+            return " ".join(part for part in parts if part)
+    return json.dumps(text) if text else ""

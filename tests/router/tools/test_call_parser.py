@@ -1,0 +1,184 @@
+"""Calls of every family in outputs that come in pieces of any size."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from services.router.tools.families import FAMILIES, HERMES, LLAMA3, MISTRAL, ToolFamily, detect
+from services.router.tools.output_parser import OutputParser, OutputStructure
+from services.router.tools.pieces import CallArguments, CallBegin, Content, Reasoning
+
+ARGUMENTS = {"city": 'Zü"rich{[\\', "days": [1, 2, {"a": None}], "unit": "°C }\n", "n": -1.5e3, "": {}}
+
+
+class Found:
+    """What an output was parsed into, put together."""
+
+    def __init__(self, structure: OutputStructure, parts: list[str]) -> None:
+        self.content = self.reasoning = ""
+        self.calls: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        parser = OutputParser(structure)
+        for number, part in enumerate(parts):
+            for piece in parser.push(part, last=number == len(parts) - 1):
+                match piece:
+                    case Content(text):
+                        self.content += text
+                    case Reasoning(text):
+                        self.reasoning += text
+                    case CallBegin(index, id_, name):
+                        assert index == len(self.calls)
+                        self.calls.append((name, ""))
+                        self.ids.append(id_)
+                    case CallArguments(index, text):
+                        name, before = self.calls[index]
+                        assert index == len(self.calls) - 1, "arguments of an earlier call"
+                        self.calls[index] = name, before + text
+        assert parser.calls == len(self.calls)
+
+
+def found(family: ToolFamily | None, text: str, *, reasoning: bool = False, within: bool = False) -> Found:
+    """The same however the text is cut."""
+    structure = OutputStructure(family, frozenset({"f", "g.h-1"}), reasoning, within)
+    whole = Found(structure, [text])
+    draw = random.Random(len(text))
+    for most in (1, 2, 5, 40):
+        parts, rest = [], text
+        while rest:
+            count = draw.randint(1, most)
+            parts.append(rest[:count])
+            rest = rest[count:]
+        cut = Found(structure, parts or [""])
+        assert (cut.content, cut.reasoning, cut.calls) == (whole.content, whole.reasoning, whole.calls), most
+    return whole
+
+
+def written(family: ToolFamily, *calls: tuple[str, object]) -> str:
+    """As models of the family write calls."""
+    texts = [json.dumps({"name": name, family.arguments: given}, ensure_ascii=False) for name, given in calls]
+    if family.each:
+        return family.separator.join(f"{family.opening}{text}{family.closing}" for text in texts)
+    return family.opening + family.separator.join(texts) + family.closing
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_one_call_and_several(family: ToolFamily) -> None:
+    for calls in ([("f", ARGUMENTS)], [("f", {}), ("g.h-1", ARGUMENTS), ("f", {"a": 1})]):
+        one = found(family, written(family, *calls))
+        assert [(name, json.loads(text)) for name, text in one.calls] == calls
+        assert one.content == ""
+        assert len(set(one.ids)) == len(calls)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello.",
+        " a <tool b",
+        "see [TOOL] and {braces} {",
+        "line\n\nline \n",
+        "<",
+        "x\n<tool_call",
+        "<|python",
+    ],
+)
+def test_text_without_calls_is_unchanged(family: ToolFamily, text: str) -> None:
+    one = found(family, text)
+    assert (one.content, one.calls) == (text, [])
+
+
+def test_text_before_and_between_calls() -> None:
+    call = written(HERMES, ("f", {"a": 1}))
+    one = found(HERMES, f"I will look.\n\n{call}\nAnd then:\n{call}\n\n")
+    assert one.content == "I will look.\nAnd then:"
+    assert one.calls == [("f", '{"a": 1}')] * 2
+    one = found(MISTRAL, 'So: [TOOL_CALLS] [ {"name": "f", "arguments": {"a": 1}} ] ')
+    assert (one.content, one.calls) == ("So:", [("f", '{"a": 1}')])
+
+
+def test_other_ways_to_write_a_call() -> None:
+    assert found(HERMES, '<tool_call>{"arguments":{"a":1},"name":"f"}</tool_call>').calls == [
+        ("f", '{"a":1}')
+    ]
+    assert found(
+        LLAMA3, '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": true}}'
+    ).calls == [("f", '{"a": true}')]
+    assert found(HERMES, '<tool_call>\n{"name": "f"}\n</tool_call>').calls == [("f", "{}")]
+    assert found(HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>').calls == [
+        ("f", '{"a": 1}')
+    ]
+    assert found(MISTRAL, '[TOOL_CALLS]{"name": "f", "arguments": {}}').calls == [("f", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (HERMES, "<tool_call>\nnothing\n</tool_call>"),
+        (HERMES, '<tool_call>\n{"arguments": {"a": 1}}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": 5}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'),
+        (LLAMA3, '{"name": "Bob", "parameters": {}}'),
+        (HERMES, "<tool_call>\n{name: f}"),
+        (LLAMA3, '{"colour": "red", "n": [1, 2]}'),
+        (LLAMA3, '{"a": 1} and {"name": "f"}'),
+        (MISTRAL, "[TOOL_CALLS] I could not"),
+    ],
+)
+def test_what_looks_like_a_call_and_is_none_stays_text(family: ToolFamily, text: str) -> None:
+    one = found(family, text)
+    assert one.calls == []
+    assert "".join(one.content.split()) == "".join(text.split())
+
+
+def test_a_call_that_is_cut_off() -> None:
+    one = found(HERMES, '<tool_call>\n{"name": "f", "arguments": {"city": "Zür')
+    assert one.calls == [("f", '{"city": "Zür')]
+    assert one.content == ""
+    one = found(HERMES, '<tool_call>{"name": "f" "arguments": {}}')
+    assert (one.calls, one.content) == ([("f", "")], '"arguments": {}}')
+    assert found(HERMES, '<tool_call>\n{"na').content == '<tool_call>{"na'
+
+
+def test_reasoning_before_text_and_calls() -> None:
+    call = written(HERMES, ("f", {"a": 1}))
+    one = found(HERMES, f"<think>\nI need f.\n</think>\n\nOne moment. {call}", reasoning=True)
+    assert (one.reasoning, one.content) == ("I need f.", "One moment.")
+    assert one.calls == [("f", '{"a": 1}')]
+    one = found(None, "so\n\nit is </think> 4 <think>", reasoning=True, within=True)
+    assert (one.reasoning, one.content) == ("so\n\nit is", "4 <think>")
+    one = found(None, "<think>cut </thin", reasoning=True)
+    assert (one.reasoning, one.content) == ("cut </thin", "")
+    for text in ("4", " <thinking> 4", "", "<thi"):
+        one = found(None, text, reasoning=True)
+        assert (one.reasoning, one.content) == ("", text)
+
+
+def test_reasoning_is_not_searched_for_calls() -> None:
+    call = written(HERMES, ("f", {}))
+    one = found(HERMES, f"<think>{call}</think>no", reasoning=True)
+    assert (one.calls, one.content, one.reasoning) == ([], "no", call)
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ('{%- if tools %}<tools>…</tools> <tool_call>\\n{\\"name\\": …}</tool_call>', HERMES),
+        ('{{ "[TOOL_CALLS] [" }}', MISTRAL),
+        ('{{ "<|python_tag|>" + tool_call.name }}', LLAMA3),
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary} ipython "parameters": ',
+            LLAMA3,
+        ),
+        ("{{ '<tool_call>\\n<function=' + name }}", None),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", None),
+        ("{{ messages }}", None),
+        (None, None),
+    ],
+)
+def test_a_family_is_known_by_its_template(template: str | None, family: ToolFamily | None) -> None:
+    assert detect(template) is family
