@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, FailFast
+from pydantic import BaseModel, FailFast, Field, JsonValue
 
 from baton.errors import FieldError
 from services.router.formats.field_table import CHAT, FieldTable
@@ -15,13 +15,17 @@ from services.router.formats.openai_logprobs import chat_logprobs
 from services.router.formats.openai_tools import ToolBody, calls_sent_back, tool_use
 from services.router.formats.structured_choice import StructuredChoice
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
+from services.router.request.validate import ROLES
 from services.router.text.token_texts import TokenTexts
+
+_ROLES: list[JsonValue] = [*sorted(ROLES)]
 
 
 class MessageBody(Part):
     """One message. Fields that assistant messages of a response have may be sent back empty."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    # Validation checks it, for both APIs (`validate.ROLES`).
+    role: str = Field(json_schema_extra={"enum": [*_ROLES]})
     # A string or a list of text parts; `_turn` checks it, for a better error message than pydantic's.
     content: Any = None
     name: str | None = None

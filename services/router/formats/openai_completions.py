@@ -40,7 +40,7 @@ class CompletionBody(SamplingBody):
             best_of=self.best_of,
         )
         prompts = _prompts(self.prompt)
-        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+        if len(prompts) > 1 and len(prompts) * (self.n or 1) > MAX_CHOICES:
             raise FieldError(f"at most {MAX_CHOICES} choices in one request", param="n")
         return [
             dataclasses.replace(common, text=prompt)
@@ -81,9 +81,7 @@ class CompletionFormatter:
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise FieldError("the prompt is empty", param="prompt")
-    if all(is_token_id(item) for item in prompt):
+    if all(is_token_id(item) for item in prompt):  # an empty list too: `check_fields` refuses it
         return [tuple(prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise FieldError(f"at most {MAX_PROMPTS} prompts in one request; got {len(prompt)}", param="prompt")

@@ -22,6 +22,7 @@ from services.router.http.errors import error_response
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s\[\]:/@]+)(?::\d+)?", re.ASCII)
 _ANY = "*"
 _JSON = "application/json"
+_IDENTITY = "identity"
 # Of all interfaces; a web page may name them to reach loopback.
 _UNSPECIFIED = frozenset({"0.0.0.0", "::", "[::]"})
 
@@ -54,6 +55,9 @@ class HttpGuard:
             return error_response(BatonError(ErrorKind.FORBIDDEN, "this Host is not served here"))
         if method != "POST":
             return None
+        if headers.get("content-encoding", _IDENTITY).lower() != _IDENTITY:
+            error = BatonError(ErrorKind.INVALID, "bodies must not be compressed")
+            return error_response(error, 415)
         content_type = headers.get("content-type")
         if content_type is None:
             if "origin" in headers:  # a browser: curl and API clients send none

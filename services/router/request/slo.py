@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from baton.errors import FieldError
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
-# A longest value in milliseconds, about a day.
-_LONGEST_MS = 1e8
+# In milliseconds: the longest is about a day; below the shortest, a rate would be infinite.
+_SHORTEST_MS, _LONGEST_MS = 1e-3, 1e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Slo:
 
 
 def slo_of_headers(headers: Mapping[str, str]) -> Slo | None:
-    """The limits in a request's headers; None without any. Raises FieldError where a value is no positive
-    number."""
+    """The limits in a request's headers; None without any. Raises FieldError where a value is out of
+    bounds."""
     return slo_of(TTFT_HEADER, headers.get(TTFT_HEADER), TPOT_HEADER, headers.get(TPOT_HEADER))
 
 
@@ -35,7 +35,7 @@ def slo_of(
     ttft_name: str, ttft_ms: str | float | None, tpot_name: str, tpot_ms: str | float | None
 ) -> Slo | None:
     """The limits given in milliseconds; None without any. Raises FieldError with the value's name where it is
-    no positive number."""
+    out of bounds."""
     ttft_s, tpot_s = _seconds(ttft_name, ttft_ms), _seconds(tpot_name, tpot_ms)
     return None if ttft_s is None and tpot_s is None else Slo(ttft_s, tpot_s)
 
@@ -47,6 +47,6 @@ def _seconds(name: str, milliseconds: str | float | None) -> float | None:
         value = float(milliseconds)
     except ValueError:
         value = math.nan
-    if not 0 < value <= _LONGEST_MS:
-        raise FieldError(f"{name} must be a positive number of milliseconds", param=name)
+    if not _SHORTEST_MS <= value <= _LONGEST_MS:
+        raise FieldError(f"{name} must be from {_SHORTEST_MS:g} to {_LONGEST_MS:g} milliseconds", param=name)
     return value / 1e3

@@ -41,7 +41,7 @@ async def test_limits_are_positive_numbers(site: SiteMaker, header: str, value: 
         assert response.json()["error"]["param"] == header
         request = ids_request(PROMPT, 4)
         request.tpot_slo_ms = -1
-        with pytest.raises(grpc.aio.AioRpcError, match="tpot_slo_ms must be a positive number") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="tpot_slo_ms must be from") as refused:
             await here.generate(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

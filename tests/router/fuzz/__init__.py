@@ -1,0 +1,1 @@
+"""Random requests to both public ports, from a seed."""
