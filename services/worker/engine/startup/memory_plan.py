@@ -141,8 +141,13 @@ class MemoryPlanner:
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
     """Bytes that a worker may use on a GPU beside weights, links and KV blocks."""
     logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
-    widest = max(rows for rows, _ in layer_matrices(config).values()) + 4 * config.hidden_size
-    return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
+    matrices = layer_matrices(config).values()
+    widest = max(rows for rows, _ in matrices) + 4 * config.hidden_size
+    quantized = config.quantization is not None or engine.quantization is not None
+    # One matrix at full width, of formats whose codes cannot be multiplied by those of many rows.
+    dequantized = 2 * max(rows * columns for rows, columns in matrices) if quantized else 0
+    rows = engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
+    return _BASE_BYTES + logits + rows + dequantized
 
 
 def link_bytes(engine: EngineConfig, layout: Layout) -> int:

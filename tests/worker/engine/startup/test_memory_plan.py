@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
+from baton.engine.model.quantization.held import held_formats
+from baton.engine.model.weights import weight_bytes
 from baton.errors import BatonError, ErrorKind
 from baton.layout import FP8
 from services.common.config.worker import EngineConfig, WorkerConfig
@@ -121,6 +124,21 @@ def test_configured_blocks_and_links_together_must_be_free(plan: Plan) -> None:
 
 def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
     assert other_bytes(config, EngineConfig(), 256) <= 2_500_000_000
+
+
+def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfig) -> None:
+    full, fp8 = (other_bytes(config, EngineConfig(quantization=name), 64) for name in (None, "fp8"))
+    assert fp8 - full == 2 * 28672 * 4096
+
+
+@pytest.mark.parametrize(("name", "share"), [("fp8", 0.565), ("int8", 0.565), ("int4", 0.361)])
+def test_bytes_of_the_whole_model(config: ModelConfig, name: str, share: float) -> None:
+    """Embedding, head and norms stay as they are."""
+    whole, quantized = (
+        weight_bytes(config, torch.bfloat16, held_formats(config, quantization))
+        for quantization in (None, name)
+    )
+    assert quantized / whole == pytest.approx(share, rel=0.01)
 
 
 def test_no_more_blocks_than_all_slots_can_use(plan: Plan) -> None:
