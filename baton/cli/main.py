@@ -1,5 +1,5 @@
 """The `baton` command: `up`, `demo`, `router`, `worker`, `worker-group`, `supervise`, `stop-workers`,
-`status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `version`.
+`ray-certificate`, `status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, group, pool, router, stop_workers, supervise, worker
+from baton.cli import drain, group, pool, ray_certificate, router, stop_workers, supervise, worker
 from baton.cli.check import command as check
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
@@ -97,6 +97,9 @@ def _parser() -> Parser:
     supervise.add_flags(add("supervise", supervise.run, "run the workers of an existing Ray cluster"))
     stop_workers.add_flags(
         add("stop-workers", stop_workers.run, "drain the workers of this container, before Ray ends them")
+    )
+    ray_certificate.add_flags(
+        add("ray-certificate", ray_certificate.run, "make the certificate of a Ray node for its address")
     )
     add("version", _version, "print the version")
     return parser

@@ -129,3 +129,37 @@ def test_no_secret_is_in_what_ray_is_told() -> None:
     (secrets,) = [volume for volume in files if volume["name"] == "secrets"]
     keys = {item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]}
     assert keys == {"cluster-secret", "prefix-secret", "ray-token", "redis-url"}
+
+
+@pytest.mark.parametrize("pod", ["ray-head", "workers", "supervisor"])
+def test_a_pod_of_ray_makes_a_certificate_for_its_address(pod: str) -> None:
+    """The authority's key is in the init container alone, and the authority is Ray's alone."""
+    spec = case("ray").pods()[f"demo-baton-{pod}"]
+    init = spec["initContainers"][0]
+    assert init["command"][:2] == ["baton", "ray-certificate"]
+    assert "$(BATON_HOST)" in init["command"]
+    assert ("demo-baton-ray-head" in init["command"]) == (pod == "ray-head")
+    mounts = {one["name"]: one for one in init["volumeMounts"]}
+    assert mounts["ray-authority"]["readOnly"] is True
+    main = {one["name"]: one for one in spec["containers"][0]["volumeMounts"]}
+    assert "ray-authority" not in main
+    assert main["ray-tls"]["readOnly"] is True
+    made = case("ray").one("Certificate", "demo-baton-ray-authority")["spec"]
+    assert made["isCA"] is True
+    (authority,) = [one for one in spec["volumes"] if one["name"] == "ray-authority"]
+    assert authority["secret"]["secretName"] == made["secretName"]
+
+
+def test_an_authority_of_ones_own_for_ray() -> None:
+    internal = {"enabled": True, "existingSecret": "internal-tls", "rayAuthoritySecret": "ray-ca"}
+    rendered = render_with("ray", tls__internal=internal)
+    assert rendered.of_kind("Certificate") == {}
+    for pod in ("ray-head", "workers", "supervisor"):
+        volumes = {one["name"]: one for one in rendered.pods()[f"demo-baton-{pod}"]["volumes"]}
+        assert volumes["ray-authority"]["secret"]["secretName"] == "ray-ca"
+        assert volumes["internal-tls"]["secret"]["secretName"] == "internal-tls"
+
+
+def test_without_tls_ray_has_no_certificates() -> None:
+    for spec in render_with("ray", tls={}).pods().values():
+        assert "initContainers" not in spec

@@ -111,6 +111,11 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"tls.internal.csiDriver": True}, "tls.internal.csiDriver"),
     (
+        {"ray.enabled": True, "tls.internal.enabled": True, "tls.internal.existingSecret": "x"},
+        "tls.internal.rayAuthoritySecret is empty",
+    ),
+    ({"tls.internal.rayAuthoritySecret": "x"}, "tls.internal.rayAuthoritySecret is for"),
+    (
         {"tls.public.enabled": True, "tls.public.existingSecret": "t", "tls.public.clientCASecret": "c"},
         "test.tlsSecret is empty",
     ),

@@ -115,6 +115,12 @@ tls.public.clientCASecret is for tls.public.enabled
 {{- if and $tls.public.clientCASecret $values.test.enabled $values.router.enabled (not $values.test.tlsSecret) }}
 test.tlsSecret is empty, and tls.public.clientCASecret asks clients for a certificate; or set test.enabled to false
 {{- end }}
+{{- if and (include "baton.withRay" .) $tls.internal.enabled (not $tls.internal.certManager) (not $tls.internal.rayAuthoritySecret) }}
+tls.internal.rayAuthoritySecret is empty: Ray verifies addresses, so its pods make their certificates themselves; or set tls.internal.certManager
+{{- end }}
+{{- if and $tls.internal.rayAuthoritySecret (not $tls.internal.enabled) }}
+tls.internal.rayAuthoritySecret is for tls.internal.enabled
+{{- end }}
 {{- if and $tls.internal.csiDriver (not $tls.internal.certManager) }}
 tls.internal.csiDriver is for tls.internal.certManager
 {{- end }}

@@ -57,9 +57,56 @@ resources: {{ include "baton.rayRoom" . | quote | squote }}
 - {name: RAY_TMPDIR, value: /tmp/ray}
 {{- if .Values.tls.internal.enabled }}
 - {name: RAY_USE_TLS, value: "1"}
-- {name: RAY_TLS_SERVER_CERT, value: /run/baton/tls/internal/tls.crt}
-- {name: RAY_TLS_SERVER_KEY, value: /run/baton/tls/internal/tls.key}
-- {name: RAY_TLS_CA_CERT, value: /run/baton/tls/internal/ca.crt}
+- {name: RAY_TLS_SERVER_CERT, value: /run/baton/tls/ray/tls.crt}
+- {name: RAY_TLS_SERVER_KEY, value: /run/baton/tls/ray/tls.key}
+- {name: RAY_TLS_CA_CERT, value: /run/baton/tls/ray/ca.crt}
+{{- end }}
+{{- end -}}
+
+{{/* Ray's peers verify addresses, which are known when a pod starts: an init container makes the certificate. */}}
+{{- define "baton.rayAuthoritySecret" -}}
+{{- default (printf "%s-ray-authority" (include "baton.fullname" .)) .Values.tls.internal.rayAuthoritySecret -}}
+{{- end -}}
+
+{{/* (root, component, settings) */}}
+{{- define "baton.rayCertificateInit" -}}
+{{- if .root.Values.tls.internal.enabled }}
+{{- $hosts := list "--host" "$(BATON_HOST)" -}}
+{{- if eq .component "ray-head" }}{{ $hosts = append (append $hosts "--host") (include "baton.rayAddress" .root | splitList ":" | first) }}{{ end }}
+- name: ray-certificate
+  image: {{ include "baton.image" (dict "root" .root "image" "worker") | quote }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: {{ concat (list "baton" "ray-certificate" "--authority" "/run/baton/tls/ray-authority" "--out" "/run/baton/tls/ray") $hosts | toJson }}
+  env:
+    - {name: HOME, value: /tmp}
+    - {name: BATON_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+  resources:
+    requests: {cpu: 100m, memory: 128Mi}
+    limits: {memory: 512Mi}
+  securityContext:
+    {{- toYaml .settings.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: ray-authority, mountPath: /run/baton/tls/ray-authority, readOnly: true}
+    - {name: ray-tls, mountPath: /run/baton/tls/ray}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsMount" -}}
+{{- if .Values.tls.internal.enabled }}
+- {name: ray-tls, mountPath: /run/baton/tls/ray, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsVolumes" -}}
+{{- if .Values.tls.internal.enabled }}
+- name: ray-authority
+  secret:
+    secretName: {{ include "baton.rayAuthoritySecret" . }}
+    defaultMode: 0440
+    items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+- name: ray-tls
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
 {{- end -}}
 
@@ -97,8 +144,9 @@ readinessProbe:
     "probes" (include "baton.rayProbes" (dict "port" "gcs-server"))
     "resources" (toYaml $settings.resources)
     "security" $settings.containerSecurityContext
-    "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}" (include "baton.secretMounts" $context))
-    "volumes" (printf "%s\n%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 512Mi}" (include "baton.secretsVolume" $context) (include "baton.tlsVolumes" $context))
+    "mounts" (printf "%s%s\n- {name: shm, mountPath: /dev/shm}" (include "baton.secretMounts" $context) (include "baton.rayTlsMount" .))
+    "volumes" (printf "%s\n%s%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 512Mi}" (include "baton.secretsVolume" $context) (include "baton.tlsVolumes" $context) (include "baton.rayTlsVolumes" .))
+    "init" (include "baton.rayCertificateInit" $context)
     "grace" 30 -}}
 {{- if not .Values.kuberay.enabled }}{{ $_ := set $pod "command" (include "baton.rayCommand" $context | fromJsonArray) }}{{ end -}}
 {{- include "baton.podTemplate" (merge $context $pod) -}}
@@ -119,9 +167,9 @@ readinessProbe:
     "probes" (include "baton.rayProbes" (dict "port" "ray-node"))
     "resources" (include "baton.workerResources" $context)
     "security" (include "baton.workerSecurity" $context | fromYaml)
-    "mounts" (include "baton.workerMounts" $context)
-    "volumes" (include "baton.workerVolumes" $context)
-    "init" (include "baton.modelInit" (merge (dict "component" "supervisor") $context))
+    "mounts" (printf "%s%s" (include "baton.workerMounts" $context) (include "baton.rayTlsMount" .root))
+    "volumes" (printf "%s%s" (include "baton.workerVolumes" $context) (include "baton.rayTlsVolumes" .root))
+    "init" (printf "%s\n%s" (include "baton.rayCertificateInit" $context) (include "baton.modelInit" (merge (dict "component" "supervisor") $context)))
     "grace" (add $values.lifecycle.longestGenerationSeconds $values.lifecycle.marginSeconds) -}}
 {{- if not $values.kuberay.enabled }}{{ $_ := set $pod "command" (include "baton.rayCommand" $context | fromJsonArray) }}{{ end -}}
 {{- include "baton.podTemplate" (merge $context $pod) -}}
