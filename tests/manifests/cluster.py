@@ -72,15 +72,19 @@ class Cluster:
     def _all_pods(self) -> list[Pod]:
         return [pod for pods in self.pods.values() for pod in pods]
 
-    @property
-    def hosts(self) -> str:
-        """What DNS says, for /etc/hosts. Pods of headless Services are found by the test alone."""
+    def _hosts(self) -> str:
+        """What DNS says: the Service's address, or those of the pods of a headless one."""
         lines = ["127.0.0.1 localhost"]
         for name, proxy in self.services.items():
-            if not proxy.service.headless:
-                domain = f"{name}.{NAMESPACE}"
-                lines.append(f"{proxy.address} {name} {domain} {domain}.svc {domain}.svc.cluster.local")
+            domain = f"{name}.{NAMESPACE}"
+            names = f"{name} {domain} {domain}.svc {domain}.svc.cluster.local"
+            addresses = proxy.pod_addresses() if proxy.service.headless else [proxy.address]
+            lines += [f"{address} {names}" for address in addresses]
         return "\n".join(lines) + "\n"
+
+    def _tell_names(self, *starting: Pod) -> None:
+        for pod in (*self._all_pods(), *starting):
+            pod.write_hosts(self._hosts())
 
     async def start(self) -> None:
         """All at once, as Kubernetes does; returns when all pods are ready."""
@@ -103,11 +107,12 @@ class Cluster:
     async def _add(self, deployment: Deployment) -> Pod:
         pod = self._pod(f"{deployment.name}-{next(self._numbers)}", deployment.template)
         self.pods[deployment.name].append(pod)
+        self._tell_names()
         await pod.start(self.store)
         return pod
 
     def _pod(self, name: str, template: PodTemplate) -> Pod:
-        return Pod(name, template, self._network, self._folder / name, self.hosts)
+        return Pod(name, template, self._network, self._folder / name)
 
     async def replace(self, name: str) -> list[Ended]:
         """A rollout by the Deployment's strategy: new pods for all there are. Returns how the old ones
@@ -120,6 +125,7 @@ class Cluster:
                 await (await self._add(deployment)).until_ready(deadline - time.monotonic())
             ended.append(await old.delete())
             self.pods[name].remove(old)
+            self._tell_names()
             self.past.append(old)
             if not deployment.surge:
                 await (await self._add(deployment)).until_ready(deadline - time.monotonic())
@@ -130,6 +136,7 @@ class Cluster:
         template = self.hooks[name]
         pod = self._pod(f"{name}-{next(self._numbers)}", template)
         assert template.deadline_s is not None
+        self._tell_names(pod)
         await pod.start(self.store)
         try:
             return await pod.ended(template.deadline_s), pod.log.read_text()

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,31 +26,31 @@ _LOCKED = re.compile(r"\b(nosuid|nodev|noexec)\b")
 
 @dataclass(frozen=True)
 class Root:
-    """What a container's file system is made of: `volumes` has the folder of each with files, `hosts` the
-    content of /etc/hosts, `user` and `group` the ids that the container sees itself as."""
+    """What a container's file system is made of: `volumes` has the folder of each with files, `folder` the
+    file `hosts`; `shared` are volumes of other containers of the pod too; `address`: None: it has no network;
+    `user` and `group` are the ids that the container sees itself as."""
 
     folder: Path
     container: Container
     kinds: Mapping[str, Volume]
+    shared: Collection[str]
     volumes: Mapping[str, Path]
-    hosts: str
     hostname: str
-    address: str
+    address: str | None
     user: int
     group: int
 
     def start_command(self, command: Sequence[str]) -> list[str]:
         """Runs `command` as process 1 of a new container. The process started is its parent, which ends with
         its exit code."""
-        script = self.folder / "start.sh"
+        script = self.folder / f"start-{self.container.name}.sh"
         script.write_text("\n".join(self._script(command)) + "\n")
         new = ("--mount", "--pid", "--uts", "--ipc", "--net", "--fork", "--kill-child")
         return ["unshare", *new, "sh", "-e", str(script)]
 
     def _script(self, command: Sequence[str]) -> Iterator[str]:
-        root = self.folder / "root"
+        root = self.folder / f"root-{self.container.name}"
         root.mkdir()
-        (self.folder / "hosts").write_text(self.hosts)
         yield f"mount -t tmpfs root {root}"
         for name in sorted(os.listdir("/")):
             if name not in _HIDDEN:
@@ -58,7 +58,7 @@ class Root:
         yield f"mkdir -p {root}/proc {root}/etc {root}/tmp {root}/run {root}/var {root}{_STAND_INS}"
         for name in _ETC:
             yield f"if [ -e /etc/{name} ]; then cp -r /etc/{name} {root}/etc/; fi"
-        yield f"cp {self.folder}/hosts {root}/etc/hosts"
+        yield f"touch {root}/etc/hosts; mount --bind {self.folder}/hosts {root}/etc/hosts"
         yield f"echo 'hosts: files' > {root}/etc/nsswitch.conf"
         yield f"mount -t proc proc {root}/proc"
         for mount in sorted(self.container.mounts, key=lambda one: len(one.path)):
@@ -71,7 +71,8 @@ class Root:
         (self.folder / "valkey-server").write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
         yield f"install {self.folder}/valkey-server {root}{_STAND_INS}/"
         yield f"hostname {self.hostname}"
-        yield from join_commands(self.address)
+        if self.address is not None:
+            yield from join_commands(self.address)
         yield f"cd {root}; mkdir old; pivot_root . old; umount -l /old; rmdir /old"
         yield "mount -o remount,ro /; cd /tmp"
         identity = f"--map-user={self.user} --map-group={self.group}"
@@ -81,7 +82,11 @@ class Root:
         kind = self.kinds[volume]
         target = f"{root}{path}"
         yield f"mkdir -p {target}"
-        if isinstance(kind, EmptyDir):
+        if isinstance(kind, EmptyDir) and volume in self.shared:
+            yield f"mkdir -p {self.folder}/empty/{volume}; mount --bind {self.folder}/empty/{volume} {target}"
+            if read_only:
+                yield f"mount -o remount,bind,ro {target}"
+        elif isinstance(kind, EmptyDir):
             yield f"mount -t tmpfs -o size={kind.size},mode=0777 {volume} {target}"
             assert not read_only, path
         else:

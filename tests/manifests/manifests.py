@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +56,22 @@ class Container:
 
 @dataclass(frozen=True)
 class PodTemplate:
-    """`user`, `group`: ids that its processes run as."""
+    """`init`: what runs to its end before the container; `user`, `group`: ids that its processes run as."""
 
     labels: Labels
+    init: tuple[Container, ...]
     container: Container
     volumes: Mapping[str, Volume]
     user: int
     group: int
     grace_s: float
     deadline_s: float | None
+
+    @property
+    def shared(self) -> set[str]:
+        """Volumes of several containers."""
+        counts = Counter(mount.volume for one in (*self.init, self.container) for mount in one.mounts)
+        return {name for name, count in counts.items() if count > 1}
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ class Service:
     selector: Labels
     ports: tuple[ServicePort, ...]
     headless: bool
+    not_ready_too: bool
 
 
 def read_deployment(manifest: Mapping[str, Any]) -> Deployment:
@@ -134,8 +143,7 @@ def read_service(manifest: Mapping[str, Any]) -> Service:
         name = read_metadata(top)[0]
         with top.section("spec") as spec:
             spec.expect("type", "ClusterIP")
-            # Addresses of pods that are not ready are for monitors and certificates.
-            spec.expect("publishNotReadyAddresses", True)
+            not_ready_too = spec.take("publishNotReadyAddresses", False)
             address = spec.take("clusterIP", None)
             assert address in (None, "None")
             selector = spec.take("selector")
@@ -144,7 +152,7 @@ def read_service(manifest: Mapping[str, Any]) -> Service:
                 with port:
                     port.expect("appProtocol", "http", "https", "kubernetes.io/h2c")  # for gateways
                     ports.append(ServicePort(port.take("name"), port.take("port"), port.take("targetPort")))
-    return Service(name, selector, tuple(ports), address == "None")
+    return Service(name, selector, tuple(ports), address == "None", not_ready_too)
 
 
 def read_metadata(top: Fields) -> tuple[str, Labels]:
@@ -165,15 +173,17 @@ def _pod(top: Fields) -> PodTemplate:
         user, group = _pod_security(spec)
         volumes = dict(read_volume(volume) for volume in spec.sections("volumes"))
         (container,) = (_container(one) for one in spec.sections("containers"))
-        unknown = {mount.volume for mount in container.mounts} - volumes.keys()
+        init = tuple(_container(one) for one in spec.sections("initContainers"))
+        mounted = {mount.volume for one in (*init, container) for mount in one.mounts}
+        unknown = mounted - volumes.keys()
         assert not unknown, f"mounts of no volume: {unknown}"
-        unused = volumes.keys() - {mount.volume for mount in container.mounts}
+        unused = volumes.keys() - mounted
         assert not unused, f"volumes that nothing mounts: {unused}"
         grace_s, deadline_s = (
             spec.take("terminationGracePeriodSeconds", 30),
             spec.take("activeDeadlineSeconds", None),
         )
-    return PodTemplate(labels, container, volumes, user, group, grace_s, deadline_s)
+    return PodTemplate(labels, init, container, volumes, user, group, grace_s, deadline_s)
 
 
 def _pod_security(spec: Fields) -> tuple[int, int]:
@@ -248,7 +258,7 @@ def _probe(container: Fields, key: str) -> Probe | None:
     if fields is None:
         return None
     with Fields(fields, key) as probe:
-        fails_after_s = probe.take("periodSeconds") * probe.take("failureThreshold")
+        fails_after_s = probe.take("periodSeconds", 10) * probe.take("failureThreshold", 3)
         timeout_s = probe.take("timeoutSeconds", 1)
         tcp = probe.take("tcpSocket", None)
         if tcp is not None:

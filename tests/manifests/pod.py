@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.manifests.container import Root, environment, exec_command, inner_pid
-from tests.manifests.manifests import PodTemplate, Probe, Variable
+from tests.manifests.manifests import Container, PodTemplate, Probe, Variable
 from tests.manifests.network import Network
 from tests.manifests.volumes import ObjectFiles, Store, write_files
 
@@ -21,6 +21,7 @@ _ASKS_S = 0.1
 # After a pod's deletion nodes forward to it until they have learnt of it.
 _FORWARDED_S = 1.0
 _SHOWN = 6000
+_INIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Ended:
 class Pod:
     """A pod of one container. `ready` follows its readiness probe; `terminating`: it was deleted."""
 
-    def __init__(self, name: str, template: PodTemplate, network: Network, folder: Path, hosts: str) -> None:
+    def __init__(self, name: str, template: PodTemplate, network: Network, folder: Path) -> None:
         self.name = name
         self.template = template
         self.address = network.pod_address()
@@ -43,7 +44,6 @@ class Pod:
         self.log = folder / "log"
         self._network = network
         self._folder = folder
-        self._hosts = hosts
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -65,36 +65,57 @@ class Pod:
             if isinstance(volume, ObjectFiles):
                 write_files(self._folder / "volumes" / name, volume, store)
 
+    def write_hosts(self, hosts: str) -> None:
+        """Sets /etc/hosts, also of a running pod."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "hosts").write_text(hosts)
+
     async def start(self, store: Store) -> None:
-        """Starts it; returns before it is ready."""
-        self._folder.mkdir(parents=True)
+        """Starts it, once it has its hosts; returns before it is ready."""
         self.write_volumes(store)
+        for container in self.template.init:
+            process = await self._started(container, None)
+            async with asyncio.timeout(_INIT_S):
+                code = await process.wait()
+            assert code == 0, self.why(f"{self.name}: {container.name} ended with {code}")
+        self._process = await self._started(self.template.container, self.address)
+        await self._network.connect(self.address, self._process.pid)
+        self._tasks.append(asyncio.create_task(self._probe_always()))
+
+    async def _started(self, container: Container, address: str | None) -> asyncio.subprocess.Process:
+        """Runs a container. Those before the main one have no network, which the chart's need none of."""
         template = self.template
         root = Root(
             folder=self._folder,
-            container=template.container,
+            container=container,
             kinds=template.volumes,
+            shared=template.shared,
             volumes={name: self._folder / "volumes" / name for name in template.volumes},
-            hosts=self._hosts,
             hostname=self.name,
-            address=self.address,
+            address=address,
             user=template.user,
             group=template.group,
         )
-        with self.log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *root.start_command(template.container.command),
-                env=self.environment(),
+        with self.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *root.start_command(self._expanded(container)),
+                env=self.environment(container),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        await self._network.connect(self.address, self._process.pid)
-        self._tasks.append(asyncio.create_task(self._probe_always()))
 
-    def environment(self) -> dict[str, str]:
-        container = self.template.container
+    def _expanded(self, container: Container) -> list[str]:
+        """With the values of variables in place of $(NAME), as Kubernetes does it."""
+        expanded = list(container.command)
+        for name, value in self.environment(container).items():
+            expanded = [word.replace(f"$({name})", value) for word in expanded]
+        assert not [word for word in expanded if "$(" in word], f"{self.name}: unknown variables"
+        return expanded
+
+    def environment(self, container: Container) -> dict[str, str]:
+        """The variables of its image and manifest."""
         return environment(container.image) | {
             variable.name: self._value(variable) for variable in container.variables
         }
@@ -198,7 +219,7 @@ class Pod:
         """Runs a command in the container: exit code and output."""
         process = await asyncio.create_subprocess_exec(
             *exec_command(self.pid, command),
-            env=self.environment(),
+            env=self.environment(self.template.container),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

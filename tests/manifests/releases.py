@@ -10,7 +10,7 @@ from tests.certificates import Authority, write
 from tests.deploy.chart import RELEASE, Rendered, render_with
 from tests.manifests.issuer import Secret, secret_of
 
-Topology = Literal["node", "split"]
+Topology = Literal["node", "split", "ray"]
 NAME = f"{RELEASE}-baton"
 TEST = f"{NAME}-test"
 _PUBLIC = {"enabled": True, "existingSecret": "public-tls", "clientCASecret": "client-ca"}
@@ -18,8 +18,12 @@ _INTERNAL = {"enabled": True, "certManager": True}
 
 
 def rendered(topology: Topology, *, tls: bool, drain_s: int = 5) -> Rendered:
-    """`drain_s`: seconds that a stopping router still serves."""
-    changes: dict[str, Any] = {"topology": topology, "lifecycle__drainSeconds": drain_s}
+    """`ray`: topology node under Ray; `drain_s`: seconds that a stopping router still serves."""
+    changes: dict[str, Any] = {"lifecycle__drainSeconds": drain_s}
+    if topology == "ray":
+        changes["ray__enabled"] = True
+    else:
+        changes["topology"] = topology
     if tls:
         changes |= {"tls__public": _PUBLIC, "tls__internal": _INTERNAL, "test__tlsSecret": "test-client"}
     return render_with("cpu", **changes)

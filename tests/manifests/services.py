@@ -35,6 +35,16 @@ class ServiceProxy:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def pod_addresses(self) -> list[str]:
+        """Of the Service's pods that are ready, or of all where it publishes those that are not."""
+        return [
+            pod.address
+            for pod in self._pods()
+            if (pod.ready or self.service.not_ready_too)
+            and not pod.terminating
+            and self.service.selector.items() <= pod.template.labels.items()
+        ]
+
     def endpoints(self, port: ServicePort) -> list[tuple[str, int]]:
         """Address and port of each ready pod."""
         return [

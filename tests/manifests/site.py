@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from tests.certificates import Authority, Issued
@@ -99,15 +99,19 @@ class Site:
     async def _served(self, pod: Pod, port: int, client: Issued) -> str:
         return await asyncio.to_thread(served_certificate, pod, port, self.authority, client, self._folder)
 
-    async def replaced_under_load(self, *roles: str, times: int, clients: int) -> None:
+    async def replaced_under_load(
+        self, *roles: str, times: int, clients: int, codes: Mapping[str, int] = {}
+    ) -> None:
         """Rollouts of the Deployments, one after the other: no request fails, answers stay what they were,
-        and each old pod ends with exit code 0 within its grace period."""
+        and each old pod ends with exit code 0, or that in `codes`, within its grace period."""
         async with steady_load(self.endpoint, clients) as load:
             for role in roles * times:
                 deployment = self.cluster.deployments[f"{NAME}-{role}"]
                 before = load.answered.total()
                 for ended in await self.cluster.replace(deployment.name):
-                    assert ended.code == 0, self.cluster.past[-1].why(f"{role}: exit code {ended.code}")
+                    assert ended.code == codes.get(role, 0), self.cluster.past[-1].why(
+                        f"{role}: exit code {ended.code}"
+                    )
                     assert ended.after_s < deployment.template.grace_s, role
                 self.cluster.check()
                 assert not load.failed, f"{role}: {load.failed[:3]}"

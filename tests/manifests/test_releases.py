@@ -17,6 +17,12 @@ def test_a_release_with_tls_serves_and_replaces_its_pods() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_release_under_ray_with_tls() -> None:
+    run_tests(SCENARIOS / "scenario_ray.py", within_s=600)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("release", ["node-plain", "node-tls", "split-plain", "split-tls"])
 def test_full_size(release: str) -> None:
