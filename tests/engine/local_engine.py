@@ -111,10 +111,13 @@ class LocalEngine:
         checkpoint: bool = False,
         longest: int = 256,
         ring_slots: int | None = None,
+        cache_dtype: str | None = None,
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens.
-        `ring_slots`: slots that mailbox and ring are sized for; by default `slots`."""
+        `ring_slots`: slots that mailbox and ring are sized for; by default `slots`. `cache_dtype`: by
+        default `dtype`."""
         weights_dtype = getattr(torch, dtype)
+        cache_dtype = cache_dtype or dtype
         if checkpoint:
             config = load_config(folder)
             weights = load_weights(config, folder, device, weights_dtype)
@@ -123,8 +126,9 @@ class LocalEngine:
             (folder / "config.json").write_text(json.dumps(CONFIG))
             config = load_config(folder)
             weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
-        layout = config.layout(block_tokens, dtype)
-        model = Model(config, weights, layout, device, Precision.of(weights_dtype))
+        layout = config.layout(block_tokens, cache_dtype)
+        precision = Precision.of(weights_dtype, getattr(torch, cache_dtype))
+        model = Model(config, weights, layout, device, precision)
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,19 +93,21 @@ def check(request: Request, got: Answer, wanted: Answer) -> None:
             assert [token for token, _ in reported.top] == [token for token, _ in its.top]
 
 
-def prove(folder: Path, size: Size, seed: int) -> str:
+def prove(folder: Path, size: Size, seed: int, cache_dtype: str = "float32") -> str:
     draw = random.Random(seed)
     requests = random_requests(draw, size)
-    device = DEVICE if size.graph else "cpu"
-    chunk = 256 if size.graph else 16
-    many = LocalEngine(
-        folder / "model", slots=size.slots, blocks=size.blocks, device=device, graph=size.graph, chunk=chunk
-    )
+    how: dict[str, Any] = {
+        "device": DEVICE if size.graph else "cpu",
+        "graph": size.graph,
+        "chunk": 256 if size.graph else 16,
+        "cache_dtype": cache_dtype,
+    }
+    many = LocalEngine(folder / "model", slots=size.slots, blocks=size.blocks, **how)
     crowd = Crowd(many, reserve=size.reserve, host_blocks=4 * size.blocks)
     answers = crowd.run(requests, draw, join=0.9)
     counts = crowd.counts(answers)
     crowd.assert_all_free()
-    one = LocalEngine(folder / "model", slots=1, blocks=128, device=device, graph=size.graph, chunk=chunk)
+    one = LocalEngine(folder / "model", slots=1, blocks=128, **how)
     for request, answer in zip(requests, answers, strict=True):
         check(request, answer, alone(one, request))
     assert one.pools.free == one.pools.total
@@ -118,8 +121,9 @@ def prove(folder: Path, size: Size, seed: int) -> str:
     return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.stalled_rows}"
 
 
-def test_a_few_random_requests(tmp_path: Path) -> None:
-    print(prove(tmp_path, REDUCED, seed=1))
+@pytest.mark.parametrize("cache_dtype", ["float32", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+def test_a_few_random_requests(tmp_path: Path, cache_dtype: str) -> None:
+    print(prove(tmp_path, REDUCED, seed=1, cache_dtype=cache_dtype))
 
 
 @pytest.mark.gpu
@@ -127,3 +131,9 @@ def test_a_few_random_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_two_thousand_random_requests_on_a_gpu(tmp_path: Path, part: int) -> None:
     print(f"\nPROOF requests part {part}: {prove(tmp_path, FULL, seed=100 + part)}")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_five_hundred_random_requests_with_a_cache_in_fp8_on_a_gpu(tmp_path: Path) -> None:
+    print(f"\nPROOF requests, KV in fp8: {prove(tmp_path, FULL, seed=200, cache_dtype='float8_e4m3fn')}")

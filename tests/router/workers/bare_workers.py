@@ -21,6 +21,7 @@ def bare_worker(
     tokenizer: bytes = TOKENIZER,
     fingerprint: bytes = b"same",
     weight_format: str = "bfloat16",
+    kv_format: str = "k",
     slots: int = 8,
     context: int = 512,
     vocab_size: int = 300,
@@ -36,7 +37,9 @@ def bare_worker(
         max_context_tokens=context,
         vocab_size=vocab_size,
         load=Load(slots=slots, free_slots=slots),
-        pool=Pool(model=MODEL, checkpoint=checkpoint, tokenizer=tokenizer, kv_format="k", numerics="exact"),
+        pool=Pool(
+            model=MODEL, checkpoint=checkpoint, tokenizer=tokenizer, kv_format=kv_format, numerics="exact"
+        ),
         weight_format=weight_format,
     )
     worker = Worker(cast("Peer", None), described, lambda: None)

@@ -248,9 +248,9 @@ def test_workers_of_other_pools_or_models_do_not_make_a_router_usable() -> None:
 
 
 def test_a_pair_whose_kv_formats_differ_is_refused_with_both() -> None:
-    prefill, decode = bare_worker(PREFILL, fingerprint=b"other"), bare_worker(DECODE)
-    prefill.described.pool.kv_format = "bfloat16/64/native"
-    decode.described.pool.kv_format = "float8_e4m3fn/64/native"
+    prefill = bare_worker(PREFILL, fingerprint=b"other", kv_format="bfloat16/64/native")
+    decode = bare_worker(DECODE, kv_format="float8_e4m3fn/64/native")
+    assert prefill.pool != decode.pool
     assert placement_of([prefill, decode]).unusable_reason() == (
         "no prefill worker matches a decode worker: "
         "their KV formats are bfloat16/64/native and float8_e4m3fn/64/native"
