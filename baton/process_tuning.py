@@ -31,6 +31,13 @@ def batch_wakeups() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def prompt_wakeups() -> None:
+    """Undoes `batch_wakeups`, which a child inherits: this thread, and those that it starts from now on,
+    run as soon as they are woken."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def sharpen_timers() -> None:
     """Makes short waits end when they should, of this thread and those that it starts from now on. By default
     Linux adds up to 50 µs to each wait, to wake others together with it: more than the 20 µs after which an

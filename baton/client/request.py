@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 from baton.client.types import Message
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
-from baton.v1.types_pb2 import LogitBias
+from baton.v1.types_pb2 import Choices, Grammar, LogitBias
 
+_GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -39,6 +41,12 @@ class Sampling(TypedDict, total=False):
     logprobs: int
     echo: bool
     n: int
+    # What the output must match, one of these: a JSON schema (as a mapping, or its text), a regular
+    # expression, one of some texts, a context-free grammar.
+    json_schema: str | Mapping[str, Any]
+    regex: str
+    choice: Sequence[str]
+    grammar: str
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
@@ -47,10 +55,27 @@ def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> Gene
     biases, stop = sampling.get("logit_bias", {}), sampling.get("stop", ())
     try:
         fields["logit_bias"] = [LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
+        fields["grammar"] = _grammar(fields)
         fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
         return GenerateRequest(model=model, **_prompt(prompt), **fields)
     except (TypeError, ValueError) as error:
         raise BatonError(ErrorKind.INVALID, f"not a request: {error}") from error
+
+
+def _grammar(fields: dict[str, Any]) -> Grammar | None:
+    """Takes what the output must match out of the arguments. Raises ValueError where there is more than
+    one."""
+    given = {name: fields.pop(name) for name in _GRAMMARS if name in fields}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError(f"only one of {', '.join(given)} may be given")
+    ((name, value),) = given.items()
+    if name == "json_schema" and not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False)
+    if name == "choice":
+        return Grammar(choice=Choices(choices=value))
+    return Grammar(**{name: value})
 
 
 class _PromptField(TypedDict, total=False):

@@ -60,6 +60,9 @@ class MaskClient:
     # Called where a sequence that is followed cannot continue: slot, generation, why.
     on_failed: Callable[[int, int, BatonError], None]
     program: Sequence[str] = PROGRAM
+    # Grammars that were compiled, and those that were refused or failed; processes that ended.
+    opened: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
     _running: _Running | None = field(default=None, init=False)
     # Why no process can compute masks for this model.
@@ -71,6 +74,11 @@ class MaskClient:
     def pid(self) -> int | None:
         """The process's id, while it runs."""
         return None if self._running is None else self._running.process.pid
+
+    @property
+    def followed(self) -> int:
+        """Sequences whose masks are computed."""
+        return len(self._followed)
 
     async def next_mask(self, grammar: Grammar, limits: Limits, output_ids: Sequence[int]) -> bytes:
         """Which tokens may follow `output_ids`; as `EngineCommand.first_token_mask`. Raises BatonError:
@@ -129,11 +137,14 @@ class MaskClient:
             async with asyncio.timeout(COMPILE_S):
                 event = await running.call(MaskCommand(open=command))
         except TimeoutError:
+            self.failed += 1
             running.kill("a grammar was compiled for too long")
             message = f"the grammar was not compiled within {COMPILE_S:g} s"
             raise BatonError(ErrorKind.INVALID, message) from None
         if event.WhichOneof("event") == "failed":
+            self.failed += 1
             raise _error(event.failed)
+        self.opened += 1
         return event.mask
 
     async def _started(self) -> _Running:
@@ -160,6 +171,7 @@ class MaskClient:
     def _on_failed(self, key: SlotKey, error: BatonError) -> None:
         if key in self._followed:
             self._followed.discard(key)
+            self.failed += 1
             self.on_failed(*key, error)
 
     def _on_end(self, computing: int) -> None:

@@ -29,6 +29,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mask_board import Mask, MaskBoard
 from baton.engine.rings.output_ring import Finish, Record, RingObserver
 from baton.errors import BatonError, ErrorKind
+from baton.process_tuning import prompt_wakeups, sharpen_timers
 from baton.v1.masks_pb2 import (
     MaskCommand,
     MaskEvent,
@@ -175,6 +176,8 @@ def _failure(error: BatonError) -> Failure:
 def main() -> int:
     """Runs until the front ends; the exit code is for its log only."""
     launch = MasksLaunch.model_validate_json(sys.stdin.read())
+    prompt_wakeups()  # a mask that is late holds its slot for a step
+    sharpen_timers()
     limit = launch.memory_mb << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

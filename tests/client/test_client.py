@@ -24,6 +24,7 @@ from baton.client import (
     Prompt,
     Usage,
 )
+from baton.v1.types_pb2 import Choices, Grammar
 from tests.router.conftest import Site, SiteMaker, until
 from tests.router.fake_model import expected, logprobs_of
 
@@ -93,6 +94,25 @@ async def test_every_field_is_sent(site: SiteMaker, kind: str) -> None:
             assert [one.token_id for one in reported] == list(ids)
             assert [one.logprob for one in reported] == [logprobs_of(token, 0).logprob for token in ids]
             assert all(len(one.top) == 2 for one in reported)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sent"),
+    [
+        ("json_schema", {"type": "object"}, Grammar(json_schema='{"type": "object"}')),
+        ("json_schema", "true", Grammar(json_schema="true")),
+        ("regex", "a+", Grammar(regex="a+")),
+        ("choice", ["a", "b"], Grammar(choice=Choices(choices=["a", "b"]))),
+        ("grammar", "start: /a/", Grammar(grammar="start: /a/")),
+    ],
+)
+async def test_a_grammar_is_sent(site: SiteMaker, field: str, value: Any, sent: Grammar) -> None:
+    async with site() as here:
+        await complete("async", here, PROMPT, max_tokens=2, ignore_eos=False, **{field: value})
+        (request,) = here.worker("prefill-0").prefill_requests
+        assert request.grammar == sent
+        with pytest.raises(BatonError, match="only one of"):
+            await complete("async", here, PROMPT, **{"regex": "a", "grammar": "b"})
 
 
 @both

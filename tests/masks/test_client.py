@@ -81,6 +81,7 @@ async def test_masks_of_a_first_token_and_of_a_slots_tokens(worker: Worker) -> N
     await worker.client.follow((2, 8), 5, AB, LIMITS, ids_of("a"))
     worker.draw(2, 8, b)
     assert await worker.next_mask() == (2, 8, 6, {a, *both_ends})
+    assert (worker.client.opened, worker.client.failed, worker.client.followed) == (3, 0, 1)
 
 
 async def test_what_cannot_be_compiled_is_invalid_and_disturbs_nobody(worker: Worker) -> None:
@@ -91,7 +92,7 @@ async def test_what_cannot_be_compiled_is_invalid_and_disturbs_nobody(worker: Wo
         assert caught.value.kind is ErrorKind.INVALID
     worker.draw(0, 1, ids_of("a")[0])
     assert (await worker.next_mask())[:3] == (0, 1, 4)
-    assert worker.client.restarts == 0
+    assert (worker.client.restarts, worker.client.failed, worker.client.followed) == (0, 3, 1)
 
 
 async def test_a_sequence_without_any_token_fails_alone(worker: Worker) -> None:

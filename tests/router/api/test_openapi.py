@@ -27,7 +27,6 @@ UNSAID = {
     "suffix",
     "response_format",
     "structured_outputs",
-    "guided_regex",
     "best_of",
     "min_tokens",
     "max_tokens",

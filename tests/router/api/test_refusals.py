@@ -90,7 +90,6 @@ REFUSED: list[tuple[str, Any]] = [
     ("structured_outputs", {"regex": "a", "choice": ["b"]}),
     ("structured_outputs", {"structural_tag": "{}"}),
     ("structured_outputs", {"choice": []}),
-    ("guided_regex", "a" * (128 * 1024 + 1)),
     ("stream_options", {"include_usage": "yes"}),
     ("stream", "yes"),
 ]

@@ -10,6 +10,8 @@ from baton.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
 from services.router.formats.openai_completions import CompletionBody
 from services.router.formats.responses_body import ResponsesBody
+from services.router.request.request import ParsedRequest
+from services.router.request.validate import RequestLimits, check_fields
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}
 TEXT = '{"type": "object", "properties": {"ä": {"type": "integer"}}}'
@@ -98,3 +100,17 @@ def test_what_constrains_nothing(fields: dict[str, Any]) -> None:
 def test_what_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(FieldError, match=reason):
         parse(**fields)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar(regex="a" * (128 * 1024)), "131076 bytes; at most 131072"),
+        (Grammar(), "is empty"),
+        (Grammar(choice=Choices()), "is empty"),
+    ],
+)
+def test_sizes_are_checked_before_anything_is_compiled(grammar: Grammar, reason: str) -> None:
+    parsed = ParsedRequest(model="m", text="a", grammar=grammar)
+    with pytest.raises(FieldError, match=reason):
+        check_fields(parsed, RequestLimits("m", (2,), 100, 100))
