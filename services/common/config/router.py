@@ -39,6 +39,12 @@ class ConnectionLimits(StrictModel):
     # Must exceed the time for which common clients keep idle connections (httpx 5 s, aiohttp 15 s, load
     # balancers 60 s): a request that is sent while the router closes the connection is lost.
     idle_timeout_s: float = Field(75.0, gt=0, description="an idle connection is closed after so long")
+    max_connection_age_s: float = Field(
+        3600.0,
+        gt=0,
+        description="a gRPC connection takes no new calls after so long, so that clients spread over the "
+        "routers that there are; its running calls end first",
+    )
     write_timeout_s: float = Field(
         60.0,
         gt=0,

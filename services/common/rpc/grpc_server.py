@@ -58,6 +58,7 @@ def public_options(
     its call with RESOURCE_EXHAUSTED before it is read.
     """
     handshake_ms, idle_ms = int(limits.head_timeout_s * 1000), int(limits.idle_timeout_s * 1000)
+    age_ms = int(limits.max_connection_age_s * 1000)
     return [
         ("grpc.max_allowed_incoming_connections", max_connections),
         # From TCP's handshake to the client's HTTP/2 settings.
@@ -65,6 +66,8 @@ def public_options(
         ("grpc.http2.settings_timeout", handshake_ms),
         # Closes connections without a call; clients reconnect with their next call.
         ("grpc.max_connection_idle_ms", idle_ms),
+        # Gives notice of the end (GOAWAY): new calls go to a new connection, running ones end on this one.
+        ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_concurrent_streams", 1_024),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_metadata_size", limits.max_head_bytes),

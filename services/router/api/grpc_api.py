@@ -17,12 +17,13 @@ from baton.v1.router_pb2 import (
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    RequestTrace,
     Usage,
 )
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
+from services.router.formats.answer_headers import answer_metadata
 from services.router.formats.generate_message import MessageT, parse_message
-from services.router.formats.ignored_fields import HEADER, shown
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
@@ -68,10 +69,10 @@ class GrpcApi:
         not only when the suspended generator is garbage-collected.
         """
         tokens, cached = 0, 0
+        traces: list[RequestTrace] = []
         try:
             requests = await self._admission.generate(data, context.time_remaining())
-            if ignored := requests[0].call.ignored_fields:
-                context.set_trailing_metadata(((HEADER, shown(ignored)),))
+            context.set_trailing_metadata(answer_metadata(requests[0]))
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
             async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)
@@ -82,7 +83,10 @@ class GrpcApi:
                     unfinished -= delta.finish is not None
                     if delta.usage is not None:  # what every output of the prompt found cached
                         cached = min(cached, delta.usage.cached_tokens)
+                    if delta.trace is not None:
+                        traces.append(delta.trace)
                     if not unfinished:
+                        context.set_trailing_metadata(answer_metadata(requests[0], traces))
                         prompt = len(requests[0].prompt_ids)
                         response.usage.CopyFrom(
                             Usage(prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached)

@@ -12,7 +12,7 @@ from starlette.types import Send
 from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
-from services.router.formats.ignored_fields import header
+from services.router.formats.answer_headers import answer_headers
 from services.router.formats.json_bodies import send_json
 from services.router.formats.openai_fields import StreamOptions
 from services.router.lifecycle.dispatcher import Dispatcher
@@ -52,7 +52,6 @@ class CompletionResponse:
         self._requests = requests
         self._formatter = formatter
         self._options = options or StreamOptions()
-        self._headers = header(requests[0].call.ignored_fields)
         self._id = formatter.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
         # Prompt tokens that each request found in a prefix cache, once it has ended.
@@ -72,7 +71,8 @@ class CompletionResponse:
             for index, (request, delta) in enumerate(zip(self._requests, outputs, strict=True))
         )
         document = {**self._head(self._formatter.whole_object), "choices": choices, "usage": usage}
-        await send_json(send, document, self._headers)
+        traces = [delta.trace for delta in outputs if delta.trace is not None]
+        await send_json(send, document, answer_headers(self._requests[0], traces))
 
     async def stream(self, send: Send) -> None:
         """Sends server-sent events: one for each chunk, then the usage if asked for, then [DONE].
@@ -80,7 +80,7 @@ class CompletionResponse:
         The status is sent with the first event. So an error before any token is raised, and gets its own
         status; a later one ends the stream with an error event.
         """
-        events = EventStream(send, self._headers)
+        events = EventStream(send, answer_headers(self._requests[0]))
         tokens = 0
         head = self._head(self._formatter.chunk_object)
         try:

@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from baton.errors import BatonError
 from services.router.api.event_stream import EventStream
-from services.router.formats.ignored_fields import header
+from services.router.formats.answer_headers import answer_headers
 from services.router.formats.json_bodies import send_json
 from services.router.formats.responses_body import ResponsesBody
 from services.router.formats.responses_documents import Document, ResponseDocuments
@@ -27,12 +27,13 @@ class ResponsesAnswer:
         self._dispatcher = dispatcher
         self._request = request
         self._documents = ResponseDocuments(body, request, secrets.token_hex(16), int(time.time()), texts)
-        self._headers = header(request.call.ignored_fields)
 
     async def whole(self, send: Send) -> None:
         """Sends one body once the output has ended; raises the request's error."""
         (delta,) = await self._dispatcher.collect([self._request])
-        await send_json(send, self._documents.whole(delta, int(time.time())), self._headers)
+        traces = [delta.trace] if delta.trace is not None else []
+        document = self._documents.whole(delta, int(time.time()))
+        await send_json(send, document, answer_headers(self._request, traces))
 
     async def stream(self, send: Send) -> None:
         """Sends the events of OpenAI's Responses API, the first of them with the first token.
@@ -40,7 +41,7 @@ class ResponsesAnswer:
         So an error before any token is raised, and gets its own status; a later one ends the stream with
         `response.failed`.
         """
-        events = EventStream(send, self._headers)
+        events = EventStream(send, answer_headers(self._request))
         try:
             await self._run(events)
         except BatonError as error:

@@ -74,7 +74,7 @@ class Dispatcher:
                 whole.offsets.extend(delta.offsets)
                 whole.logprobs += delta.logprobs
                 whole.prompt_logprobs += delta.prompt_logprobs
-                whole.finish, whole.usage = delta.finish, delta.usage
+                whole.finish, whole.usage, whole.trace = delta.finish, delta.usage, delta.trace
                 texts[index].append(delta.text)
         for whole, parts in zip(outputs, texts, strict=True):
             whole.text = "".join(parts)

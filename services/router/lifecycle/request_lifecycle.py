@@ -184,7 +184,8 @@ class RequestLifecycle:
         """The request's entry in the waiting queue, the same for all attempts."""
         if self._entry is None:
             waited_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
-            self._entry = self._deps.queue.enter(self._request.call, self._request.slo, waited_s)
+            request = self._request
+            self._entry = self._deps.queue.enter(request.call, request.slo, waited_s, request.deadline)
         return self._entry
 
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:

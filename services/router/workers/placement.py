@@ -117,7 +117,7 @@ class Placement:
         self._directory = directory
         self.pools = pools
         self._ahead = prefill_ahead_tokens
-        self._refuse_late = refuse_late
+        self.refuse_late = refuse_late
 
     def usable(self, call: ClientCall | None = None) -> bool:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
@@ -164,7 +164,7 @@ class Placement:
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
-        if self._refuse_late and tpot_s is not None and not returning:
+        if self.refuse_late and tpot_s is not None and not returning:
             may_use = partial(_in_time, may_use, tpot_s, context)
         ordered = sorted(hits, key=order.__getitem__)
         for place, decode in enumerate(ordered):
@@ -198,7 +198,7 @@ class Placement:
     ) -> float:
         """See `early_refusal.check_in_time`; returns the predicted seconds of the prompt on one worker. Does
         nothing, and returns 0, unless requests that would be late are refused."""
-        if not self._refuse_late:
+        if not self.refuse_late:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
         decodes = [worker for worker in workers if worker.decodes]

@@ -89,14 +89,23 @@ class WaitingQueue:
         """Requests that wait, including those outside."""
         return len(self._waiting) + self._outside
 
-    def enter(self, call: ClientCall, slo: Slo | None = None, waited_s: float = 0.0) -> QueueEntry:
-        """The entry of a request that arrived `waited_s` ago."""
+    def enter(
+        self,
+        call: ClientCall,
+        slo: Slo | None = None,
+        waited_s: float = 0.0,
+        deadline: float | None = None,
+    ) -> QueueEntry:
+        """The entry of a request that arrived `waited_s` ago. Where late requests are refused, its deadline
+        (on the event loop's clock) is a limit of its first token too."""
         turn = max(self._turn, call.next_turn)
         call.next_turn = turn + 1
         self._arrivals += 1
         entry = QueueEntry(call, (turn, self._arrivals), slo)
         if slo is not None and slo.ttft_s is not None:
             entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
+        if deadline is not None and self._placement.refuse_late:
+            entry.first_token_by = min(deadline, entry.first_token_by or deadline)
         return entry
 
     async def claim(
@@ -115,9 +124,9 @@ class WaitingQueue:
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
             returning=entry.returning,
         )  # fmt: skip
-        if entry.slo is None or entry.returning:
+        if entry.returning or (entry.slo is None and entry.first_token_by is None):
             return await self._wait(entry, pick, until)
-        demand = Demand(tokens, mean_context(tokens, max_tokens), entry.slo)
+        demand = Demand(tokens, mean_context(tokens, max_tokens), entry.slo or Slo())
         ahead_s = sum(waiter.prefill_s for waiter in self._waiting)
         seconds = self._placement.check_in_time(
             demand, _left_s(entry), cached, entry.call, len(self._waiting), ahead_s

@@ -12,7 +12,7 @@ import pytest
 
 from baton.v1.router_pb2 import ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
-from tests.router.conftest import SiteMaker, ids_request, until
+from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
 from tests.router.raw_http import silent
 
 
@@ -70,3 +70,13 @@ async def test_metadata_has_a_limit(site: SiteMaker) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListModels(ListModelsRequest(), metadata=[("x", "a" * 20_000)], timeout=5)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_old_connection_ends_after_its_calls(site: SiteMaker) -> None:
+    """A stream goes on for several times that age; later calls get connections of their own."""
+    async with site(connections={"max_connection_age_s": 0.2}) as here:
+        here.worker("decode-0").behaviour.step_s = 0.05
+        assert len(tokens_of(await here.generate(ids_request([1, 2], 20)))) == 20
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            assert len(tokens_of(await here.generate(ids_request([1, 2], 2)))) == 2

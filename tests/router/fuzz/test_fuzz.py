@@ -31,6 +31,7 @@ from tests.router.http_client import http
 
 # Requests at once. More would wait for slots, and a queue that is full is another verdict.
 AT_ONCE = 8
+KINDS = ("http", "grpc", "http noise", "grpc noise")
 _GENERATE = "/baton.v1.RouterService/Generate"
 # What a request may be answered with besides success, over HTTP and over gRPC.
 _REFUSALS = {400, 404, 413}
@@ -39,6 +40,7 @@ _CODES = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
 }
 # Fields whose names differ between the APIs.
 _NAMES = {"messages": "prompt", "top_logprobs": "logprobs", "chat": "prompt"}
@@ -66,6 +68,9 @@ class Fuzz:
         """Asks both APIs for the same."""
         ask = draw_ask(draw)
         over_http, over_grpc = await asyncio.gather(self._by_http(ask), self._by_grpc(ask))
+        if any(verdict.kind is not None and verdict.kind.retryable for verdict in (over_http, over_grpc)):
+            self.counts["to be tried again"] += 2  # the machine was busy for seconds: no verdict
+            return
         self.counts["http ok" if over_http.kind is None else "http refused"] += 1
         self.counts["grpc ok" if over_grpc.kind is None else "grpc refused"] += 1
         assert over_http == over_grpc, ask
@@ -161,7 +166,7 @@ def unhurried_heart(site: SiteMaker, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_both_apis_agree_and_none_fails(site: SiteMaker) -> None:
     counts = await run(site, 800, seed=1)
     assert counts.total() == 800
-    assert min(counts.values()) > 10, counts
+    assert all(counts[f"{kind} {end}"] > 10 for kind in KINDS for end in ("ok", "refused")), counts
 
 
 @pytest.mark.slow

@@ -1,0 +1,34 @@
+"""Where a request's time went, as the header `Server-Timing` of HTTP and as trailing metadata of gRPC.
+
+    server-timing: queue;dur=0.1, prefill;dur=24.3, transfer;dur=1.2, decode;dur=310.0
+
+Milliseconds: until a worker began with it, to the first token, from there until decode had its KV cache (what
+of the handoff no computation hid), and from there to the end. A stage that was not reached is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.v1.router_pb2 import RequestTrace, Stage
+
+HEADER = "server-timing"
+# Name → the stages between which it is.
+_SPANS: dict[str, tuple[Stage.ValueType, Stage.ValueType]] = {
+    "queue": (Stage.STAGE_UNSPECIFIED, Stage.STAGE_PREFILLING),
+    "prefill": (Stage.STAGE_PREFILLING, Stage.STAGE_FIRST_TOKEN),
+    "transfer": (Stage.STAGE_FIRST_TOKEN, Stage.STAGE_HANDED_OFF),
+    "decode": (Stage.STAGE_HANDED_OFF, Stage.STAGE_ENDED),
+}
+
+
+def server_timing(traces: Iterable[RequestTrace]) -> str:
+    """The value for the outputs of one call: of each stage the longest. Empty if no stage was reached."""
+    longest: dict[str, float] = {}
+    for trace in traces:
+        reached = {one.stage: one.offset_ns for one in trace.stages} | {Stage.STAGE_UNSPECIFIED: 0}
+        for name, (since, until) in _SPANS.items():
+            if since in reached and until in reached:
+                milliseconds = max(0, reached[until] - reached[since]) / 1e6
+                longest[name] = max(longest.get(name, 0.0), milliseconds)
+    return ", ".join(f"{name};dur={longest[name]:.1f}" for name in _SPANS if name in longest)
