@@ -7,13 +7,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.manifests.manifests import Container
 from tests.manifests.network import join_commands
-from tests.manifests.volumes import EmptyDir, Volume
 
 REPOSITORY = Path(__file__).parents[2]
 # Folders of the host that a container does not see.
@@ -26,15 +25,14 @@ _LOCKED = re.compile(r"\b(nosuid|nodev|noexec)\b")
 
 @dataclass(frozen=True)
 class Root:
-    """What a container's file system is made of: `volumes` has the folder of each with files, `folder` the
-    file `hosts`; `shared` are volumes of other containers of the pod too; `address`: None: it has no network;
-    `user` and `group` are the ids that the container sees itself as."""
+    """What a container's file system is made of: `volumes` has a folder for each volume, of which only those
+    in `writable` may be changed; `folder`, which is the pod's, has the file `hosts`; `address`: None: it has
+    no network; `user` and `group` are the ids that the container sees itself as."""
 
     folder: Path
     container: Container
-    kinds: Mapping[str, Volume]
-    shared: Collection[str]
-    volumes: Mapping[str, Path]
+    volumes: Path
+    writable: Collection[str]
     hostname: str
     address: str | None
     user: int
@@ -50,7 +48,7 @@ class Root:
 
     def _script(self, command: Sequence[str]) -> Iterator[str]:
         root = self.folder / f"root-{self.container.name}"
-        root.mkdir()
+        root.mkdir(exist_ok=True)
         yield f"mount -t tmpfs root {root}"
         for name in sorted(os.listdir("/")):
             if name not in _HIDDEN:
@@ -79,18 +77,9 @@ class Root:
         yield f"exec unshare --user {identity} setpriv --no-new-privs {shlex.join(command)}"
 
     def _mounted(self, root: Path, volume: str, path: str, *, read_only: bool) -> Iterator[str]:
-        kind = self.kinds[volume]
         target = f"{root}{path}"
-        yield f"mkdir -p {target}"
-        if isinstance(kind, EmptyDir) and volume in self.shared:
-            yield f"mkdir -p {self.folder}/empty/{volume}; mount --bind {self.folder}/empty/{volume} {target}"
-            if read_only:
-                yield f"mount -o remount,bind,ro {target}"
-        elif isinstance(kind, EmptyDir):
-            yield f"mount -t tmpfs -o size={kind.size},mode=0777 {volume} {target}"
-            assert not read_only, path
-        else:
-            yield f"mount --bind {self.volumes[volume]} {target}"
+        yield f"mkdir -p {target}; mount --bind {self.volumes}/{volume} {target}"
+        if read_only or volume not in self.writable:
             yield f"mount -o remount,bind,ro {target}"
 
 

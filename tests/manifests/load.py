@@ -18,12 +18,12 @@ from baton.client.tls import Tls
 _NAME = "demo-baton"
 _MODEL = "baton-demo"
 _ANSWER_S = 60.0
-_PAUSE_S = 0.1
+_PAUSE_S = 0.2
 _ASKED = (
     ("What is Baton?", 8),
-    ("The router places a request on two workers. " * 6, 24),
-    ("Once upon a time", 80),
-    ("A KV block holds the keys and values of sixteen tokens. " * 20, 12),
+    ("The router places a request on two workers. " * 6, 12),
+    ("Once upon a time", 60),
+    ("A KV block holds the keys and values of sixteen tokens. " * 20, 6),
 )
 
 

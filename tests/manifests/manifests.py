@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,12 +65,6 @@ class PodTemplate:
     group: int
     grace_s: float
     deadline_s: float | None
-
-    @property
-    def shared(self) -> set[str]:
-        """Volumes of several containers."""
-        counts = Counter(mount.volume for one in (*self.init, self.container) for mount in one.mounts)
-        return {name for name, count in counts.items() if count > 1}
 
 
 @dataclass(frozen=True)

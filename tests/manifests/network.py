@@ -40,6 +40,7 @@ class Network:
     def __init__(self) -> None:
         self._pods = itertools.count(2)
         self._services = itertools.count(1)
+        self._links = itertools.count(1)
 
     def pod_address(self) -> str:
         return f"10.244.0.{next(self._pods)}"
@@ -56,8 +57,11 @@ class Network:
         while not _has_own_network(pid):
             assert time.monotonic() < deadline, "no network namespace"
             await asyncio.sleep(0.002)
-        name = "veth" + address.rpartition(".")[2]
-        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        name = f"veth{next(self._links)}"
+        # The same for a container that is started again, so that no neighbour has to learn another.
+        mac = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+        peer = ("peer", "name", "eth0", "address", mac, "netns", str(pid))
+        _ip("link", "add", name, "type", "veth", *peer)
         _ip("link", "set", name, "master", _BRIDGE, "up")
 
 

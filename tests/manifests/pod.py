@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.manifests.container import Root, environment, exec_command, inner_pid
 from tests.manifests.manifests import Container, PodTemplate, Probe, Variable
 from tests.manifests.network import Network
-from tests.manifests.volumes import ObjectFiles, Store, write_files
+from tests.manifests.volumes import EmptyDir, ObjectFiles, Store, mount_empty, unmount, write_files
 
 # A kubelet asks once in `periodSeconds`; a test has no time for that.
 _ASKS_S = 0.1
@@ -33,7 +33,8 @@ class Ended:
 
 
 class Pod:
-    """A pod of one container. `ready` follows its readiness probe; `terminating`: it was deleted."""
+    """A pod of one container. `ready` follows its readiness probe; `terminating`: it was deleted. A container
+    that ends by itself is an error, unless it `may_restart`."""
 
     def __init__(self, name: str, template: PodTemplate, network: Network, folder: Path) -> None:
         self.name = name
@@ -41,6 +42,8 @@ class Pod:
         self.address = network.pod_address()
         self.ready = False
         self.terminating = False
+        self.may_restart = False
+        self.restarts = 0
         self.log = folder / "log"
         self._network = network
         self._folder = folder
@@ -65,6 +68,12 @@ class Pod:
             if isinstance(volume, ObjectFiles):
                 write_files(self._folder / "volumes" / name, volume, store)
 
+    def _make_empty_folders(self) -> None:
+        """They last as long as the pod, whose containers share them."""
+        for name, volume in self.template.volumes.items():
+            if isinstance(volume, EmptyDir):
+                mount_empty(self._folder / "volumes" / name, volume)
+
     def write_hosts(self, hosts: str) -> None:
         """Sets /etc/hosts, also of a running pod."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -73,14 +82,38 @@ class Pod:
     async def start(self, store: Store) -> None:
         """Starts it, once it has its hosts; returns before it is ready."""
         self.write_volumes(store)
+        self._make_empty_folders()
         for container in self.template.init:
             process = await self._started(container, None)
             async with asyncio.timeout(_INIT_S):
                 code = await process.wait()
             assert code == 0, self.why(f"{self.name}: {container.name} ended with {code}")
+        await self._run()
+        self._tasks.append(asyncio.create_task(self._live()))
+
+    async def _run(self) -> None:
         self._process = await self._started(self.template.container, self.address)
         await self._network.connect(self.address, self._process.pid)
-        self._tasks.append(asyncio.create_task(self._probe_always()))
+
+    async def _live(self) -> None:
+        """Probes; starts the container again when it has ended, if the test allows that."""
+        while not self.terminating:
+            assert self._process is not None
+            probing = asyncio.create_task(self._probe_always())
+            ending = asyncio.create_task(self._process.wait())
+            try:
+                await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if probing.done():
+                    return probing.result()
+            finally:
+                probing.cancel()
+                ending.cancel()
+            if self.terminating:
+                return
+            assert self.may_restart, self.why(f"{self.name} ended with {self._process.returncode}")
+            self.ready = False
+            self.restarts += 1
+            await self._run()
 
     async def _started(self, container: Container, address: str | None) -> asyncio.subprocess.Process:
         """Runs a container. Those before the main one have no network, which the chart's need none of."""
@@ -88,9 +121,8 @@ class Pod:
         root = Root(
             folder=self._folder,
             container=container,
-            kinds=template.volumes,
-            shared=template.shared,
-            volumes={name: self._folder / "volumes" / name for name in template.volumes},
+            volumes=self._folder / "volumes",
+            writable={name for name, volume in template.volumes.items() if isinstance(volume, EmptyDir)},
             hostname=self.name,
             address=address,
             user=template.user,
@@ -153,16 +185,16 @@ class Pod:
             await asyncio.sleep(_ASKS_S)
 
     def _alive(self, alive: bool) -> None:
-        assert alive, self.why(f"{self.name} fails its liveness probe")
+        if not alive:
+            assert self.may_restart, self.why(f"{self.name} fails its liveness probe")
+            assert self._process is not None
+            self._process.kill()
 
     def _set_ready(self, ready: bool) -> None:
         self.ready = ready
 
     async def _asked(self, probe: Probe) -> bool:
-        """Whether it succeeds. Never once the container has ended, which here nothing starts again."""
-        assert self._process is not None
-        ended = self._process.returncode is not None and not self.terminating
-        assert not ended, self.why(f"{self.name} ended with {self._process.returncode}")
+        """Whether it succeeds."""
         port = self.template.container.ports[probe.port]
         with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
             async with asyncio.timeout(probe.timeout_s):
@@ -207,7 +239,11 @@ class Pod:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return await self._process.wait()
+        code = await self._process.wait()
+        for name, volume in self.template.volumes.items():
+            if isinstance(volume, EmptyDir):
+                unmount(self._folder / "volumes" / name)
+        return code
 
     async def ended(self, within_s: float) -> int:
         """Waits for the end of a pod that ends by itself; its exit code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.manifests.load import Endpoint, steady_load
 from tests.manifests.pod import Pod
 from tests.manifests.releases import NAME, TEST, OwnCertificates, Topology, rendered
 
+_COMMAND_S = 60.0
 _FOLLOWED_S = 60.0  # A process looks at its certificates every 5 s.
 _DOMAIN = f"{NAME}.baton.internal"
 
@@ -57,6 +59,27 @@ class Site:
         code, said = await self.cluster.run_hook(TEST)
         assert code == 0, said
         assert len(said.splitlines()) == 5, said
+
+    async def containers_are_confined(self) -> None:
+        """They run as their user, without capabilities, and write to their own volumes alone."""
+        asked = 'id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/1/status; touch /tmp/a || true; touch /a /usr/a'
+        for pods in self.cluster.pods.values():
+            for pod in pods:
+                _, said = await pod.execute(["sh", "-c", asked], _COMMAND_S)
+                user, capabilities, privileges, *refused = said.splitlines()
+                assert int(user) == pod.template.user
+                assert (capabilities.split()[1].strip("0"), privileges.split()[1]) == ("", "1"), said
+                assert len(refused) == 2, said
+                assert all("Read-only file system" in line for line in refused), said
+
+    async def commands_of_the_notes_work(self) -> None:
+        """Those that `kubectl exec` runs in a router; `top` needs a terminal."""
+        (router,) = self.cluster.pods[f"{NAME}-router"]
+        found = re.findall(r"exec deployment/\S+-router -c router -- (.*)$", self.release.notes, re.M)
+        assert found == ["baton status"], found
+        for command in found:
+            code, said = await router.execute(command.split(), _COMMAND_S)
+            assert code == 0, said
 
     async def every_port_is_declared(self) -> None:
         """Each port that a container declares listens, and what listens may be reached by somebody."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,18 @@ def _items(fields: Fields) -> dict[str, str] | None:
         with item:
             items[item.take("key")] = item.take("path")
     return items or None
+
+
+def mount_empty(folder: Path, volume: EmptyDir) -> None:
+    """Makes the folder, which holds no more than its limit."""
+    folder.mkdir(parents=True)
+    options = f"size={volume.size},mode=0777"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "empty", str(folder)], check=True, timeout=30)
+
+
+def unmount(folder: Path) -> None:
+    """Takes away what `mount_empty` made, if it is there."""
+    subprocess.run(["umount", "-l", str(folder)], check=False, timeout=30, stderr=subprocess.DEVNULL)
 
 
 def bytes_of(quantity: str) -> int:

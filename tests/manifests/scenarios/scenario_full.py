@@ -32,8 +32,13 @@ async def test_ports(release: tuple[Topology, Site]) -> None:
     await release[1].every_port_is_declared()
 
 
-async def test_helm_test(release: tuple[Topology, Site]) -> None:
+async def test_containers_are_confined(release: tuple[Topology, Site]) -> None:
+    await release[1].containers_are_confined()
+
+
+async def test_helm_test_and_the_commands_of_the_notes(release: tuple[Topology, Site]) -> None:
     await release[1].helm_test()
+    await release[1].commands_of_the_notes_work()
 
 
 async def test_strangers_get_nothing(release: tuple[Topology, Site]) -> None:

@@ -15,6 +15,8 @@ from tests.manifests.releases import NAME
 from tests.manifests.site import Site, site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+# Ray notices a lost head within a minute.
+_SERVES_AGAIN_S = 200.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,4 +57,18 @@ async def test_strangers_get_nothing_of_ray(release: Site, tmp_path_factory: pyt
 async def test_routers_and_nodes_are_replaced_under_load(release: Site) -> None:
     # `ray start` of 2.60 ends with 1 after SIGTERM, however well it has drained.
     await release.replaced_under_load("router", "workers", times=2, clients=2, codes={"workers": 1})
+    await release.helm_test()
+
+
+async def test_the_release_serves_again_after_a_lost_head(release: Site) -> None:
+    """Ray's control store is gone with its head. Nodes and the supervisor end, are started again by the
+    kubelet, and join the new head."""
+    cluster = release.cluster
+    others = [pod for role in ("workers", "supervisor") for pod in cluster.pods[f"{NAME}-{role}"]]
+    for pod in others:
+        pod.may_restart = True
+    await cluster.replace(f"{NAME}-ray-head")
+    async with asyncio.timeout(_SERVES_AGAIN_S):
+        while not all(pod.restarts and pod.ready for pod in others):  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
     await release.helm_test()

@@ -18,8 +18,9 @@ async def release(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
         yield running
 
 
-async def test_ports(release: Site) -> None:
+async def test_containers(release: Site) -> None:
     await release.every_port_is_declared()
+    await release.containers_are_confined()
 
 
 async def test_strangers_get_nothing(release: Site) -> None:
