@@ -15,7 +15,7 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.dequantize import dequantized
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
-from baton.engine.kernels.gpu.gemm.int4_linear import has_digits, int4_linear
+from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
@@ -65,17 +65,18 @@ _MOST_UNSCALED_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class DigitsTuning:
-    """Two digits of x times int4 codes of W, by integers; tiles as `SkinnyTuning`."""
+    """Two digits of x times codes of W, int4 or e4m3; tiles as `SkinnyTuning`."""
 
     rows: int = 16
     columns: int = 64
     splits: int = 1
     stages: int = 5
     warps: int = 4
+    width: int = INT4_SPAN
 
     @property
     def tiles(self) -> SkinnyTuning:
-        return SkinnyTuning(self.rows, self.columns, INT4_SPAN, self.splits, self.stages, self.warps)
+        return SkinnyTuning(self.rows, self.columns, self.width, self.splits, self.stages, self.warps)
 
 
 Choice = GemvTuning | SkinnyTuning | WideTuning | Library | W8A8Tuning | W8A8Library | DigitsTuning
@@ -212,7 +213,7 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
     if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(linear.weight):
         _by_codes(out, x, product, choice, scratch)
         return
-    if isinstance(choice, DigitsTuning):
+    if isinstance(choice, DigitsTuning) and has_digits(linear.weight):
         _by_digits(out, x, product, choice, scratch)
         return
     if norm is not None:
@@ -254,7 +255,14 @@ def code_bytes(weight: Weight) -> int:
     """Bytes of a row of x as codes or digits, where products with this weight may need such."""
     if not isinstance(weight, QuantizedWeight):
         return 0
-    return weight.columns * (2 if has_digits(weight.format) else 1)
+    return weight.columns * (2 if has_digits(weight) else 1)
+
+
+def has_digits(weight: Weight) -> bool:
+    """Whether two digits of x can be multiplied by this weight's codes."""
+    if not isinstance(weight, QuantizedWeight):
+        return False
+    return int4_by_digits(weight.format) or (weight.format.codes == "fp8" and not weight.format.scale_columns)
 
 
 def has_w8a8(weight: Weight) -> bool:
@@ -292,10 +300,15 @@ def _by_codes(
 def _by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, scratch: Scratch) -> None:
     weight, bias = product.linear.weight, product.linear.bias
     assert isinstance(weight, QuantizedWeight)
-    digits = scratch.codes[: 2 * x.numel()].view(torch.int8).view(2, *x.shape)
+    by_int4 = weight.format.codes == "int4"
+    kind = torch.int8 if by_int4 else weight.codes.dtype
+    digits = scratch.codes[: 2 * x.numel()].view(kind).view(2, *x.shape)
     scales = scratch.code_scales[: x.shape[0]]
     quantize_digits(digits, scales, x, product.norm)
-    int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
+    if by_int4:
+        int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
+    else:
+        quantized_linear(out, digits, weight, bias, product.epilogue, choice.tiles, scratch.space, scales)
 
 
 def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product, scratch: Scratch) -> None:

@@ -15,11 +15,11 @@ from baton.engine.forward.gemm import (
     Library,
     W8A8Library,
     W8A8Tuning,
+    has_digits,
     has_gemv,
     has_w8a8,
 )
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
-from baton.engine.kernels.gpu.gemm.int4_linear import has_digits
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
@@ -78,6 +78,11 @@ _DIGITS = (
     (64, 1, 5, 4), (64, 2, 5, 4), (64, 4, 5, 4), (64, 1, 8, 4), (64, 2, 8, 4), (128, 1, 5, 4), (128, 2, 5, 4),
     (128, 4, 5, 4), (128, 2, 5, 8), (64, 8, 5, 4), (64, 2, 3, 4), (64, 4, 3, 4),
 )  # fmt: skip
+# with the width along K
+_FP8_DIGITS = (
+    (64, 1, 5, 4, 128), (64, 2, 5, 4, 128), (64, 4, 5, 4, 128), (64, 2, 3, 4, 256), (64, 4, 3, 4, 256),
+    (64, 1, 3, 4, 256), (128, 2, 4, 8, 128),
+)  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -106,8 +111,9 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
         found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
     tile = _tile(rows)
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
-    if rows <= 128 and has_digits(weight.format):
-        found += [DigitsTuning(tile, *shape) for shape in _DIGITS]
+    if rows <= 128 and has_digits(weight):
+        shapes = _DIGITS if weight.format.codes == "int4" else _FP8_DIGITS
+        found += [DigitsTuning(tile, *shape) for shape in shapes]
     if rows > 1 and has_w8a8(weight):
         found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
         if weight.format.codes == "fp8":

@@ -143,7 +143,7 @@ def _int4_skinny(
     )  # fmt: skip
 
 
-def has_digits(held: WeightFormat) -> bool:
+def int4_by_digits(held: WeightFormat) -> bool:
     """Whether the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
     group = held.scale_columns
     return held.codes == "int4" and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
@@ -160,11 +160,16 @@ def int4_linear(
     space: SplitSpace | None = None,
 ) -> None:
     """x as digits [2, M, K] int8 with scales [M], weight [N, K] (gated: [2 N, K]) of a format that
-    `has_digits`, out [M, N], contiguous. With splits, `space` holds at least `split_space_needed`. Raises
+    `int4_by_digits`, out [M, N], contiguous. With splits, `space` holds at least `split_space_needed`. Raises
     ValueError for what does not fit; `tuning.width` is not used."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     (_, m, k), held = digits.shape, weight.format
-    if weight.shape[1] != k or tuple(out.shape) != (m, n) or x_scales.shape != (m,) or not has_digits(held):
+    if (
+        weight.shape[1] != k
+        or tuple(out.shape) != (m, n)
+        or x_scales.shape != (m,)
+        or not int4_by_digits(held)
+    ):
         raise ValueError(
             f"digits {tuple(digits.shape)}, out {tuple(out.shape)} do not fit {held.name} {weight.shape}"
         )

@@ -6,7 +6,8 @@ Codes become numbers of x's dtype, exactly. Scales of whole rows multiply the su
 of columns the sums of their group, in float32.
 
 Where x is codes of 8 bits too, with a scale a row (`quantize_rows`), the matrix units multiply codes by
-codes: e4m3 with sums that are float32 after every 128 columns, int8 exactly.
+codes: e4m3 with sums that are float32 after every 128 columns, int8 exactly. Where x is two digits of e4m3
+(`quantize_digits`), W is multiplied by both, and x is as good as not rounded.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
 
 
 @triton.jit
-def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexpr, BK: tl.constexpr,
-          SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr,
-          X_CODES: tl.constexpr):  # fmt: skip
+def _tile(codes, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND: tl.constexpr,
+          BK: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+          DOT: tl.constexpr, X_CODES: tl.constexpr, X_DIGITS: tl.constexpr):  # fmt: skip
     """`_span` of BK columns of fp8 or int8."""
     k = start + tl.arange(0, BK)
     if EVEN:
@@ -89,7 +90,14 @@ def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexp
         if KIND == INT8:
             return tl.dot(w, xs, sums, out_dtype=tl.int32)
         else:
-            return tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
+            sums = tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
+            if X_DIGITS:
+                if EVEN:
+                    xs = tl.load(x_rows + low_digit + k[:, None])
+                else:
+                    xs = tl.load(x_rows + low_digit + k[:, None], mask=(k < K)[:, None], other=0.0)
+                sums = tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
+            return sums
     elif GROUP == 0:
         return tl.dot(code_values(w, KIND, DOT), xs.to(DOT), sums, input_precision="ieee")
     else:
@@ -100,11 +108,12 @@ def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexp
 
 @triton.jit(do_not_specialize=["M"])
 def _quantized_skinny(
-    x, x_scales, codes, scales, zeros, bias, out, partial, arrived, M, N, K, ROW_BYTES, GROUPS,
+    x, x_scales, codes, scales, zeros, bias, out, partial, arrived, low_digit, M, N, K, ROW_BYTES,
+    GROUPS,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ZEROS: tl.constexpr, EVEN: tl.constexpr,
     KIND: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, DOT: tl.constexpr,
-    X_CODES: tl.constexpr,
+    X_CODES: tl.constexpr, X_DIGITS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -129,8 +138,8 @@ def _quantized_skinny(
             )
         else:
             sums = _tile(
-                w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN, DOT,
-                X_CODES,
+                w_rows, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP,
+                EVEN, DOT, X_CODES, X_DIGITS,
             )  # fmt: skip
         if EPILOGUE >= 2:
             u_rows = w_rows + N.to(tl.int64) * ROW_BYTES
@@ -140,8 +149,8 @@ def _quantized_skinny(
                 )
             else:
                 ups = _tile(
-                    u_rows, scales, x_rows, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN,
-                    DOT, X_CODES,
+                    u_rows, scales, x_rows, low_digit, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS,
+                    GROUP, EVEN, DOT, X_CODES, X_DIGITS,
                 )  # fmt: skip
     sums = sums.to(tl.float32)
     ups = ups.to(tl.float32)
@@ -180,12 +189,12 @@ def quantized_linear(
     """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
 
     `tuning.width` is one that `fits` the format. With splits, `space` holds at least `split_space_needed`.
-    `x_scales` [M] float32: x is codes, of the kind of the weight's, which has scales of rows. Raises
-    ValueError for what does not fit.
+    `x_scales` [M] float32: x is codes, of the kind of the weight's, which has scales of rows; or two digits
+    [2, M, K] of e4m3. Raises ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    (m, k), held = x.shape, weight.format
-    coded = x_scales is not None
+    (m, k), held = x.shape[-2:], weight.format
+    coded, digits = x_scales is not None, x.dim() == 3
     if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(held, tuning.width):
         raise ValueError(
             f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
@@ -210,6 +219,7 @@ def quantized_linear(
         out,
         out if space is None else space.partial,
         out if space is None else space.arrived,
+        m * k,
         m,
         n,
         k,
@@ -229,5 +239,6 @@ def quantized_linear(
         GROUP=held.scale_columns,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
         X_CODES=coded,
+        X_DIGITS=digits,
         num_warps=tuning.warps,
     )
