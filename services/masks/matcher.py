@@ -29,7 +29,8 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+# What the library says of a token that the grammar does not allow; of other errors the grammar is the cause.
+_OUTSIDE = ("satisfy the grammar", "parser stopped")
 # Compiled grammars that are kept for the next request with the same.
 _KEPT = 64
 
@@ -49,9 +50,9 @@ class GuidedSequence:
         it does not allow one."""
         self._drawn += len(tokens)
         if not self._matcher.consume_tokens(list(tokens)):
-            if self._matcher.stop_reason() in _TOO_COMPLEX:
-                raise _invalid(self._matcher)
             reason = one_line(self._matcher.get_error())
+            if not any(words in reason for words in _OUTSIDE):
+                raise _invalid(self._matcher)
             raise BatonError(ErrorKind.INTERNAL, f"a token outside the grammar was sampled: {reason}")
 
     def mask(self) -> Mask:

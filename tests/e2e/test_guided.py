@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from jsonschema import validate
 
@@ -199,6 +200,47 @@ async def test_clients_that_leave_leave_nothing(cluster: Cluster) -> None:
                     return
 
         await asyncio.gather(*(one(3 * number) for number in range(8)))
+    await assert_all_free(cluster, within_s=5)
+
+
+async def test_hostile_grammars_disturb_nobody(cluster: Cluster) -> None:
+    """Each ends, in an error of its client or at max_tokens; what runs beside them is as it is alone."""
+    nested = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    exponential = {"$defs": {**nested, "d40": {"type": "string"}}, "$ref": "#/$defs/d0"}
+    recursive = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+    patterns = [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{n}}}$"} for n in range(2, 14)]
+    hostile = [
+        Grammar(json_schema=json.dumps(exponential)),
+        Grammar(json_schema=json.dumps(recursive)),
+        Grammar(json_schema='{"type":"array","items":' * 2000 + "{}" + "}" * 2000),
+        Grammar(json_schema=json.dumps({"enum": [f"value {number}" for number in range(8000)]})),
+        Grammar(json_schema=json.dumps({"allOf": patterns})),
+        Grammar(grammar='start: a\na: a "x" | a a | "y" a | "y"'),
+        Grammar(regex="((a{1,100}){1,100}){1,100}b"),
+        Grammar(regex="a{1000000}"),
+    ]
+    async with cluster.stub() as stub:
+        common: dict[str, Any] = {"seed": 9, "max_tokens": 40}
+
+        async def others() -> list[list[int]]:
+            grammar = Grammar(json_schema=json.dumps(SCHEMA))
+            answers = await asyncio.gather(
+                *(cluster.generate(stub, [*PROMPT, n], grammar=grammar, **common) for n in range(4)),
+                *(cluster.generate(stub, [*PROMPT, n], ignore_eos=True, **common) for n in range(4)),
+            )
+            return [answer.token_ids for answer in answers]
+
+        async def one(grammar: Grammar) -> str:
+            try:
+                return (await cluster.generate(stub, PROMPT, grammar=grammar, **common)).finish
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+
+        alone = await others()
+        beside, *ends = await asyncio.gather(others(), *(one(grammar) for grammar in hostile))
+    assert beside == alone
+    assert set(ends) <= {"stop", "length", "INVALID_ARGUMENT"}
+    assert "INVALID_ARGUMENT" in ends
     await assert_all_free(cluster, within_s=5)
 
 

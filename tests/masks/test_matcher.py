@@ -127,9 +127,15 @@ def test_stop_ids_wait_for_min_tokens_and_a_mask_without_any_token_is_an_error(m
 
 
 def test_a_token_outside_the_grammar_is_an_error(matchers: Matchers) -> None:
-    with pytest.raises(BatonError, match="outside the grammar") as caught:
-        matchers.open(Grammar(regex="ab"), LIMITS, ids_of("b"))
-    assert caught.value.kind is ErrorKind.INTERNAL
+    for text in ("b", "abb", "abc"):
+        with pytest.raises(BatonError, match="outside the grammar") as caught:
+            matchers.open(Grammar(regex="ab"), LIMITS, ids_of(text))
+        assert caught.value.kind is ErrorKind.INTERNAL
+    large = matchers.open(Grammar(regex="a{1000000}"), LIMITS, ())
+    large.mask()
+    with pytest.raises(BatonError, match="too many") as caught:
+        large.advance(ids_of("a"))
+    assert caught.value.kind is ErrorKind.INVALID
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
@@ -74,6 +75,27 @@ def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: 
     engine.run(key, neighbour)
     assert engine.finish[key] is Finish.LENGTH
     assert len(engine.output[neighbour]) == 9
+
+
+def test_no_token_is_outside_its_mask_however_late_the_masks_come(engine: LocalEngine) -> None:
+    """A grammar of which token follows which; masks come before, while or after steps run that want them."""
+    draw = random.Random(6)
+    key = engine.start(PROMPT, max_tokens=7, masked=True, sampling=SamplingParams(1.5, seed=3))
+    free = engine.start([5, 6], max_tokens=40)
+    allowed: dict[int, set[int]] = {}
+    while key not in engine.finish:
+        known = len(engine.output[key])
+        if known and known not in allowed:
+            for _ in range(draw.choice((0, 0, 1, 3))):
+                engine.step()
+            allowed[known] = {(5 * engine.output[key][known - 1] + add) % VOCAB for add in range(3)}
+            allow(engine, key, known, *allowed[known])
+        engine.step()
+    tokens = engine.output[key]
+    assert len(tokens) == 7
+    assert all(token in allowed[number] for number, token in enumerate(tokens) if number)
+    engine.run(free)
+    assert len(engine.output[free]) == 40
 
 
 @pytest.mark.slow
