@@ -8,7 +8,9 @@ from functools import partial
 
 import pytest
 
+from baton.engine.kernels.gpu.attention.items import AttentionTuning
 from bench.decode import budget, churn, steady
+from bench.decode.attention import Bench
 from bench.decode.case import SAMPLINGS, Case, EngineSize
 from bench.decode.churn_plan import Join, engine_size
 from bench.decode.engine import DecodeEngine
@@ -121,3 +123,13 @@ def test_by_graphs_in_the_interpreter() -> None:
     assert ring.full_steps == ring.stalled_rows == 0
     books_are_clean(engine)
     engine.close()
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.decode.attention.tunings", lambda: [AttentionTuning(4, 2)])
+    monkeypatch.setattr("bench.decode.attention._LAYERS", 1)
+    chosen, tuned = Bench("tiny", "fp32", kv_dtype, 2, 130, "cpu").measure()
+    assert (chosen["chosen"], chosen["rows"], chosen["context"]) == (True, 2, 130)
+    assert (tuned["warps"], tuned["stages"]) == (4, 2)
+    assert tuned["us"] > 0

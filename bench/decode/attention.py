@@ -1,0 +1,154 @@
+"""One layer's decode attention alone, by every tuning: what `AttentionTuning.of` should choose.
+
+    python -m bench.decode.attention [--shape llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
+        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--json]
+
+A run is rows x context: so many sequences of so many tokens each. `tb_s`: bytes of keys, values and scales,
+over the time; `chosen`: what a worker uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from baton.device.nvidia_libraries import ENVIRONMENT
+from bench.case_output import show
+from bench.shapes import SHAPES, kv_element_bytes
+
+if TYPE_CHECKING:
+    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+
+_RUNS = "1x1024,8x1024,64x1024,256x1024,32x8192"
+_BLOCK_TOKENS = 64
+# So that a few rows' keys and values are read from memory, not from the GPU's cache.
+_LAYERS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.decode.attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
+    parser.add_argument("--runs", default=_RUNS)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
+    for text in arguments.runs.split(","):
+        rows, context = map(int, text.split("x"))
+        for kv_dtype in arguments.kv_dtype.split(","):
+            bench = Bench(arguments.shape, arguments.dtype, kv_dtype, rows, context, "cuda")
+            for found in bench.measure():
+                show(found, arguments.json)
+
+
+def tunings() -> list[AttentionTuning]:
+    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+
+    return [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
+
+
+class Bench:
+    """One run's tensors, of random numbers; blocks dealt out shuffled."""
+
+    def __init__(
+        self,
+        shape: str,
+        dtype: str,
+        kv_dtype: str,
+        rows: int,
+        context: int,
+        device: str,
+    ) -> None:
+        import torch
+
+        from baton.engine.decode.factory import pass_options
+        from baton.engine.decode.gpu_pass import DecodePass
+        from baton.engine.memory.kv_cache import KVCache
+        from bench.random_model import random_model, randomize
+        from bench.shapes import Shape
+
+        small = {"num_hidden_layers": _LAYERS, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
+        reduced = Shape({**SHAPES[shape].config, **small})
+        model = random_model(reduced, dtype, context, _BLOCK_TOKENS, device, kv_dtype=kv_dtype)
+        self.rows = rows
+        self.run = {"shape": shape, "kv_dtype": kv_dtype, "rows": rows, "context": context}
+        width = -(-context // _BLOCK_TOKENS)
+        cache = KVCache(model.layout, 1 + rows * width, device)
+        randomize(cache)
+        table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
+        self._pass = DecodePass(
+            model, cache, tuple(table for _ in model.layout.groups), rows, pass_options(model, exact=False)
+        )
+        self._attention = [layer.attention for layer in model.layers]
+        self._bytes = rows * reduced.kv_elements_read(context) * kv_element_bytes(reduced, dtype, kv_dtype)
+        self._pass.workspace.qkv[:rows].normal_()
+        self._pass.inputs.slot.copy_(torch.arange(rows))
+        self._pass.inputs.position.fill_(context - 1)
+        self._pass.embed(rows)
+        for number in range(len(model.layout.groups)):
+            self._fill(number, rows, context)
+        self._device = device
+
+    def measure(self) -> list[dict[str, Any]]:
+        """A line for each tuning, the chosen one first."""
+        found = []
+        for tuning in (None, *tunings()):
+            try:
+                us = microseconds(partial(self._launch, tuning), self._device)
+            except Exception:  # more shared memory than this GPU has, say
+                continue
+            by = {"chosen": True} if tuning is None else {"warps": tuning.warps, "stages": tuning.stages}
+            layer_us = us / len(self._attention)
+            found.append(self.run | by | {"us": round(layer_us, 1), "tb_s": round(self._bytes / us / 1e6, 3)})
+        return found
+
+    def _launch(self, tuning: AttentionTuning | None) -> None:
+        self._pass.options = replace(self._pass.options, attention=tuning)
+        for attention in self._attention:
+            self._pass.attend(attention, self.rows)
+
+    def _fill(self, number: int, rows: int, context: int) -> None:
+        """The list of items of a cache group: as `plan_items` cuts rows of equal lengths."""
+        import torch
+
+        from baton.engine.kernels.gpu.attention.items import TILE
+
+        policy, items = self._pass.options.policy, self._pass.inputs.items[number]
+        start = max(0, context - self._pass.heads[number].seen) // TILE * TILE
+        span = context - start
+        pieces = math.ceil(span / max(policy.shortest, math.ceil(rows * span / policy.wanted)))
+        part = math.ceil(span / pieces / TILE) * TILE
+        begins = range(start, context, part)
+        lines = [
+            [row, row, context - 1, begin, min(begin + part, context), row * len(begins), len(begins), 0]
+            for row in range(rows)
+            for begin in begins
+        ]
+        items.count[0] = len(lines)
+        items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
+
+
+def microseconds(launch: Callable[[], None], device: str) -> float:
+    """Of one launch: the median of a graph's replays, on a CPU once."""
+    if device == "cuda":
+        from baton.engine.tuning.measurement import graph_us
+
+        return graph_us(launch)
+    begun = time.perf_counter()
+    launch()
+    return (time.perf_counter() - begun) * 1e6
+
+
+if __name__ == "__main__":
+    main()
