@@ -31,6 +31,7 @@ from tests.router.http_client import http
 
 # Requests at once. More would wait for slots, and a queue that is full is another verdict.
 AT_ONCE = 8
+_PER_SITE = 1500
 KINDS = ("http", "grpc", "http noise", "grpc noise")
 _GENERATE = "/baton.v1.RouterService/Generate"
 # What a request may be answered with besides success, over HTTP and over gRPC.
@@ -127,7 +128,16 @@ class Fuzz:
 
 
 async def run(site: SiteMaker, count: int, seed: int) -> Counter[str]:
-    """Sends `count` requests, in four equal parts: the same to both APIs, and noise to each."""
+    """Sends `count` requests, in four equal parts: the same to both APIs, and noise to each. Every so many
+    have a new router and new workers, for fakes forget nothing and become slow."""
+    counts: Counter[str] = Counter()
+    numbers = range(count * 3 // 4)
+    for start in range(0, len(numbers), _PER_SITE):
+        counts += await _run_part(site, numbers[start : start + _PER_SITE], seed)
+    return counts
+
+
+async def _run_part(site: SiteMaker, part: range, seed: int) -> Counter[str]:
     async with (
         site(prefill=1, decode=1, slots=256, max_waiting=4096) as here,
         http(here) as client,
@@ -142,7 +152,7 @@ async def run(site: SiteMaker, count: int, seed: int) -> Counter[str]:
             fuzz.noise_http,
             fuzz.noise_grpc,
         ]
-        numbers = iter(range(count * 3 // 4))
+        numbers = iter(part)
 
         async def work() -> None:
             for number in numbers:
