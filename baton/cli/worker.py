@@ -66,7 +66,7 @@ def require_free_ports(config: WorkerConfig) -> None:
         (config.metrics_port, "--metrics-port"),
         (config.admin_http_port, "--admin-http-port"),
     ]
-    if config.role == "decode":
+    if config.receives_handoffs:
         ports.append((config.transfer.transfer_port, "--transfer-port"))
     for port, flag in ports:
         if port:

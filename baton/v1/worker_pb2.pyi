@@ -71,6 +71,7 @@ class DescribeResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     UNREADY_FIELD_NUMBER: _builtins.int
+    RECEIVES_HANDOFFS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout and model: equal where two workers may exchange KV blocks."""
     max_context_tokens: _builtins.int
@@ -86,6 +87,8 @@ class DescribeResponse(_message.Message):
     """Why the worker should get no new work, by its own judgement, such as a canary generation that failed; empty
     where it may.
     """
+    receives_handoffs: _builtins.bool
+    """Whether it takes sequences that other workers have prefilled."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -108,10 +111,11 @@ class DescribeResponse(_message.Message):
         pool: Global___Pool | None = ...,
         weight_format: _builtins.str = ...,
         unready: _builtins.str = ...,
+        receives_handoffs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "receives_handoffs", b"receives_handoffs", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,6 +218,7 @@ class Rates(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
     DECODE_CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    DECODE_BESIDE_PREFILL_S_FIELD_NUMBER: _builtins.int
     prefill_token_s: _builtins.float
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
@@ -223,6 +228,8 @@ class Rates(_message.Message):
     """A decode step takes the first, and the others for each of its sequences and for each token of their contexts."""
     decode_sequence_s: _builtins.float
     decode_context_token_s: _builtins.float
+    decode_beside_prefill_s: _builtins.float
+    """How much longer a decode step takes while this worker computes prompts all the time."""
     def __init__(
         self,
         *,
@@ -232,10 +239,11 @@ class Rates(_message.Message):
         decode_step_s: _builtins.float = ...,
         decode_sequence_s: _builtins.float = ...,
         decode_context_token_s: _builtins.float = ...,
+        decode_beside_prefill_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_beside_prefill_s", b"decode_beside_prefill_s", "decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,9 +10,9 @@ Each arm is started, gets Poisson arrivals at every rate (of each GPU that it ha
 The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
 goodput.json, goodput.html with one plot a limit, and each run's folder.
 
-    --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, ...; FLAGS go to `baton up`
-                    or to `vllm serve`. An arm that needs more GPUs than there are, or does not come up, is
-                    skipped, and the table says why
+    --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
+                    `baton up` or to `vllm serve`. An arm that needs more GPUs than there are, or does not
+                    come up, is skipped, and the table says why
     --ideal RATES   adds, for each arm of prefill and decode workers, what the same arrivals would get from
                     the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them
@@ -196,7 +196,7 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
         Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))
         for limits in plan.limits
     ]
-    if plan.ideal is not None and arm.prefill:
+    if plan.ideal is not None and arm.prefill and arm.decode:
         for limits in plan.limits:
             probes = [ideal_probe(run.records, rate, limits, plan.ideal, arm) for rate, run in runs]
             curves.append(Curve(f"{arm.name}, ideal", arm.gpus, limits, tuple(probes)))

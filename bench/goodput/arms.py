@@ -6,9 +6,9 @@ import re
 import shlex
 from dataclasses import dataclass
 
-_PAIR = re.compile(r"(\d+)p(\d+)d")
+_PAIR = re.compile(r"(\d+)p(\d+)(d|both)")
 _BOTH = re.compile(r"(\d*)both")
-KINDS_HELP = "vllm, both, NBOTH such as 2both, NpMd such as 1p1d"
+KINDS_HELP = "vllm, both, Nboth such as 2both, NpMd such as 1p1d, NpMboth (conditional disaggregation)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,11 @@ def parse_arm(text: str) -> Arm:
     if kind == "vllm":
         return Arm(name, "vllm", flags=flags)
     if found := _PAIR.fullmatch(kind):
-        prefill, decode = map(int, found.groups())
-        if prefill and decode:
-            return Arm(name, "baton", prefill=prefill, decode=decode, flags=flags)
+        prefill, others = int(found[1]), int(found[2])
+        if prefill and others and found[3] == "d":
+            return Arm(name, "baton", prefill=prefill, decode=others, flags=flags)
+        if prefill and others:
+            return Arm(name, "baton", prefill=prefill, both=others, flags=("--both-receives", *flags))
     if (found := _BOTH.fullmatch(kind)) and found[1] != "0":
         return Arm(name, "baton", both=int(found[1] or 1), flags=flags)
     raise ValueError(f"{kind!r} is no arm: {KINDS_HELP}")

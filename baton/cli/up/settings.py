@@ -65,6 +65,12 @@ FLAGS = (
     Flag("engine.numerics", "auto|exact|fast", "exact: a token never depends on other requests of its batch"),
     Flag("transfer.transport", "auto|grpc|ipc|nccl", "transport of KV blocks between workers"),
     Flag("transfer.kv_wire", "native|fp8|int8", "format of KV blocks between workers: unchanged, or 8-bit"),
+    Flag(
+        "transfer.both_receives",
+        "true|false",
+        "workers of role both may decode what others have prefilled, and prefill for others",
+        bare="true",
+    ),
     Flag("transfer.transfer_port", "PORT", "link port of the first decode worker"),
     Flag("transfer.frames_port", "PORT", "second link port of the first decode worker, for nccl"),
     Flag("supervision.ray_address", "local|none|ADDR", "start a Ray, use none, or join the Ray at ADDR"),

@@ -18,7 +18,7 @@ def plaintext_ports(config: WorkerConfig) -> list[str]:
     ports = []
     if config.tls is None:
         ports.append("gRPC")
-        if config.role == "decode" and config.transfer.transport != "ipc":
+        if config.receives_handoffs and config.transfer.transport != "ipc":
             ports.append("links over grpc")
     if config.require_tls and ports:
         named = ", ".join(ports)

@@ -68,12 +68,19 @@ class UpConfig(StrictModel):
     def engine_of(self, role: Role) -> EngineConfig:
         """The engine configuration of a role, with `gpu_links` for its peers in this cluster."""
         counts = self.role_counts
-        return self.engine.with_gpu_links(role, counts["prefill"], counts["decode"], self.transfer)
+        return self.engine.with_gpu_links(
+            role, counts["prefill"], counts["decode"], self.transfer, counts["both"]
+        )
 
     @model_validator(mode="after")
     def _ports_do_not_overlap(self) -> UpConfig:
         counts = self.role_counts
-        listening, everyone = counts["decode"], sum(counts.values())
+        exchanging = counts["both"] if self.transfer.both_receives else 0
+        if exchanging and counts["decode"] and (self.transfer.transfer_port or self.transfer.frames_port):
+            raise ValueError(
+                "with both_receives, link ports are for decode workers or for workers of role both"
+            )
+        listening, everyone = counts["decode"] + exchanging, sum(counts.values())
         check_port_ranges(
             (
                 ("transfer.transfer_port", self.transfer.transfer_port, listening),

@@ -166,14 +166,19 @@ class EngineConfig(StrictModel):
         unset = 50.0 if device == "cuda" else self.prefill_step_ms
         return max(self.prefill_step_ms, self.prefill_alone_step_ms or unset)
 
-    def with_gpu_links(self, role: Role, prefill: int, decode: int, transfer: TransferConfig) -> EngineConfig:
-        """The configuration for a worker among so many prefill and decode workers: where `gpu_links` is
-        unset, it becomes the number of its peers whose links need GPU memory at this end."""
+    def with_gpu_links(
+        self, role: Role, prefill: int, decode: int, transfer: TransferConfig, both: int = 0
+    ) -> EngineConfig:
+        """The configuration for a worker among so many prefill, decode and combined workers: where
+        `gpu_links` is unset, it becomes the number of its peers whose links need GPU memory at this end."""
         if self.gpu_links is not None:
             return self
         # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
-        sent_to = decode if transfer.transport == "nccl" else 0
-        peers = {"prefill": sent_to, "decode": prefill, "both": 0}[role]
+        exchange = both if transfer.both_receives else 0
+        sent_to = decode + exchange if transfer.transport == "nccl" else 0
+        others = max(0, exchange - 1)
+        combined = prefill + others + max(0, sent_to - 1) if transfer.both_receives else 0
+        peers = {"prefill": sent_to, "decode": prefill + exchange, "both": combined}[role]
         return self.model_copy(update={"gpu_links": 0 if transfer.through_host else peers})
 
 
@@ -214,6 +219,12 @@ class TransferConfig(StrictModel):
         le=65535,
         description="where a decode worker listens for the frames of nccl links; 0: any free port; "
         "further workers as above",
+    )
+
+    both_receives: bool = Field(
+        False,
+        description="workers of role both exchange sequences with others: one may prefill what another "
+        "decodes, as the router chooses for each request",
     )
 
     def of_worker(self, index: int) -> TransferConfig:
@@ -275,6 +286,11 @@ class WorkerConfig(StrictModel):
         if self.engine.kv_dtype == "fp8" and self.transfer.kv_wire != "native":
             raise ValueError(f"kv_wire {self.transfer.kv_wire} is for a cache that is not quantised itself")
         return self
+
+    @property
+    def receives_handoffs(self) -> bool:
+        """Whether it decodes sequences that other workers have prefilled."""
+        return self.role == "decode" or (self.role == "both" and self.transfer.both_receives)
 
     @property
     def served_name(self) -> str:

@@ -76,6 +76,7 @@ class AttemptCalls:
             max_tokens=self._request.max_tokens,
             ttl_ms=int(remaining_s(self._request) * 1000),
             block_hashes=self._block_hashes,
+            own_prefill=self._claim.prefills_itself,
         )
         if self._request.grammar is not None:
             request.grammar.CopyFrom(self._request.grammar)

@@ -191,7 +191,7 @@ class RequestLifecycle:
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:
         """Hashes of the prompt's blocks, so that decode's prefix-cache hits are not sent. None after a failed
         attempt, in case the two workers disagree about the content of a hash."""
-        if self._blocks is None or self._failures or claim.decode.prefills_itself:
+        if self._blocks is None or self._failures or claim.prefills_itself:
             return ()
         return self._blocks.hashes_for(claim.decode)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SAFETY = 0.95
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
+# What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
+_HANDOFF_S = 0.002
 # Released slots are counted over so many seconds.
 _TURNOVER_S = 2.0
 
@@ -54,6 +56,27 @@ class Backlog:
         """A prompt was computed, or will not be. Idempotent."""
         if self._seconds.pop(number, None) is not None:
             self._clear_at = min(self._clear_at, self._clock() + sum(self._seconds.values()))
+
+
+class PrefillShare:
+    """The share of a worker's time that the prompts of this router take, over the last two seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sent: deque[tuple[float, float]] = deque(maxlen=4096)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """A prompt that takes so long was sent."""
+        self._sent.append((self._clock(), seconds))
+        self._seconds += seconds
+
+    def after(self, seconds: float = 0.0) -> float:
+        """The share with a further prompt that takes so long."""
+        since = self._clock() - _TURNOVER_S
+        while self._sent and self._sent[0][0] < since:
+            self._seconds -= self._sent.popleft()[1]
+        return min(1.0, max(0.0, self._seconds + seconds) / _TURNOVER_S)
 
 
 class Turnover:
@@ -91,12 +114,15 @@ def first_token_s(worker: Worker, tokens: int, cached: int = 0) -> float:
     return worker.backlog.wait_s + prefill_s(worker, tokens, cached)
 
 
-def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0) -> float:
+def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0) -> float:
     """Seconds of a decode step with all sequences that the worker runs or has reserved slots for, and so many
-    more, which have that many tokens together."""
+    more, which have that many tokens together; while it computes prompts as much as lately, and one more
+    that takes `more_prefill_s`."""
     rates = worker.described.load.rates
+    beside = rates.decode_beside_prefill_s
     return (
-        rates.decode_step_s
+        (worker.prefill_share.after(more_prefill_s) * beside if beside else 0.0)
+        + rates.decode_step_s
         + (worker.used_slots + sequences) * rates.decode_sequence_s
         + (worker.context_tokens + context_tokens) * rates.decode_context_token_s
     )
@@ -124,6 +150,35 @@ def miss_risk(worker: Worker, tpot_s: float | None, context_tokens: int) -> Miss
     tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
     pressure = after_s / tightest
     return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)
+
+
+def prefill_delay_s(prefill: Worker, decode: Worker, tokens: int, cached: int, behind: int) -> float:
+    """Seconds by which a prompt computed at `prefill` delays requests, all together: its own until its first
+    token, with the handoff where there is one, those that `prefill` decodes meanwhile, and `behind` others
+    that wait for prefill workers."""
+    own_s = prefill_s(prefill, tokens, cached)
+    delay_s = prefill.backlog.wait_s + own_s
+    if prefill is not decode:
+        delay_s += _HANDOFF_S
+        if decode.exchanges:
+            delay_s += behind * own_s
+    beside = prefill.described.load.rates.decode_beside_prefill_s
+    if beside and prefill.decodes:
+        alone = step_s(prefill, 0) - prefill.prefill_share.after() * beside
+        delay_s += prefill.used_slots * own_s * beside / (alone + beside)
+    return delay_s
+
+
+def prefill_misses(prefill: Worker, tokens: int, cached: int, left_s: float | None) -> int:
+    """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
+    `left_s`, and those that the worker decodes."""
+    own_s = prefill_s(prefill, tokens, cached)
+    late = left_s is not None and prefill.backlog.wait_s + own_s > SAFETY * left_s
+    if not prefill.tpot_limits or not prefill.described.load.rates.decode_beside_prefill_s:
+        return int(late)
+    before, after = (step_s(prefill, 0, 0, more) / SAFETY for more in (0.0, own_s))
+    limits = prefill.tpot_limits
+    return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
 
 
 def sequences_within(worker: Worker, tpot_s: float | None, context_tokens: int) -> int:

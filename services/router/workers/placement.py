@@ -12,6 +12,12 @@ are not sent. Of prefill workers the one with the earliest predicted first token
 before any are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the
 longest cached prefix wins, unless that worker's queue is longer by more than the hits save.
 
+A combined worker that exchanges sequences with others may compute a prompt for itself or leave it to another
+(conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
+prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
+meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
+otherwise wait for long.
+
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.
 """
@@ -20,19 +26,30 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from services.router.request.request import ClientCall
 from services.router.workers.directory import Directory
 from services.router.workers.early_refusal import Demand, check_in_time
-from services.router.workers.forecast import MissRisk, first_token_s, miss_risk, prefill_s, sequences_within
+from services.router.workers.forecast import (
+    MissRisk,
+    first_token_s,
+    miss_risk,
+    prefill_delay_s,
+    prefill_misses,
+    prefill_s,
+    sequences_within,
+    step_s,
+)
 from services.router.workers.pools import Pools, bind
 from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
 MayUse = Callable[[Worker], bool]
-DecodeOrder = tuple[MissRisk, int, int, int, int]
+PrefillOrder = tuple[int, float, int, bool]
+DecodeOrder = tuple[MissRisk, int, float, int, int, int]
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
 _USUAL_OUTPUT = 512
 
@@ -46,6 +63,7 @@ class PrefillClaim:
         self._tokens = tokens
         prefill.queued_tokens += tokens
         self._in_backlog = prefill.backlog.add(seconds)
+        prefill.prefill_share.add(seconds)
 
     def prefill_ended(self) -> None:
         """Releases the tokens: prefill has computed them, or never will."""
@@ -89,9 +107,14 @@ class Claim(PrefillClaim):
             bisect.insort(decode.tpot_limits, tpot_s)
 
     @property
+    def prefills_itself(self) -> bool:
+        """Whether one worker does both, so that no blocks are handed over."""
+        return self.prefill is self.decode
+
+    @property
     def has_certain_room(self) -> bool:
         """Whether prefill may start before decode has reserved the slot."""
-        return self.prefill is not self.decode and self.decode.has_certain_room
+        return not self.prefills_itself and self.decode.has_certain_room
 
     def release(self) -> None:
         """Releases everything, the slot too."""
@@ -118,6 +141,8 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
+        # Placements by who computes the prompt: the worker that decodes it, or another.
+        self.placed = Counter({"own": 0, "other": 0})
 
     def usable(self, call: ClientCall | None = None) -> bool:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
@@ -152,6 +177,8 @@ class Placement:
         may_use: MayUse = lambda worker: True,
         tpot_s: float | None = None,
         *,
+        left_s: Callable[[], float | None] = lambda: None,
+        behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
     ) -> Claim | None:
         """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool. None if no
@@ -159,7 +186,8 @@ class Placement:
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token. `returning`: it has been placed before, and is not refused any more.
+        token, `left_s`: the time left until its first token is due, `behind`: how many requests wait behind
+        it. `returning`: it has been placed before, and is not refused any more.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
@@ -170,12 +198,13 @@ class Placement:
         for place, decode in enumerate(ordered):
             if not _has_room(decode, may_use):
                 continue
-            idle = [worker for worker in self._prefills(decode, hits) if self._starts_soon(worker)]
-            if idle:
-                prefill = min(idle, key=partial(_prefill_order, decode, tokens, hits))
+            order_of = partial(_prefill_order, decode, tokens, hits, left_s(), behind())
+            prefill = self._prefill_for(decode, hits, order_of)
+            if prefill is not None:
                 if prefill.group != decode.group:
                     decode = _nearest(prefill, ordered[place:], order, may_use)
                 bind(call, prefill, decode)
+                self.placed["own" if prefill is decode else "other"] += 1
                 return Claim(
                     prefill,
                     decode,
@@ -209,6 +238,17 @@ class Placement:
         }
         check_in_time(demand, left_s, prefills, decodes, ahead, ahead_s)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
+
+    def _prefill_for(
+        self, decode: Worker, among: Iterable[Worker], order: Callable[[Worker], PrefillOrder]
+    ) -> Worker | None:
+        """The best worker that will start a prompt for `decode` soon. None where there is none, or where it
+        would disturb what it decodes more than it costs to wait for a better one."""
+        able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
+        best = min((worker for worker in able if self._starts_soon(worker)), key=order, default=None)
+        if best is not None and best.exchanges and min(able, key=order) is not best:
+            return None
+        return best
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
@@ -245,11 +285,17 @@ def mean_context(tokens: int, max_tokens: int) -> int:
 
 
 def _prefill_order(
-    decode: Worker, tokens: int, hits: Mapping[Worker, int], prefill: Worker
-) -> tuple[float, int, bool]:
-    """Sort key: the predicted first token in ms, load, then distance."""
-    predicted = round(first_token_s(prefill, tokens, hits[prefill]), 3)
-    return (predicted, prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
+    decode: Worker,
+    tokens: int,
+    hits: Mapping[Worker, int],
+    left_s: float | None,
+    behind: int,
+    prefill: Worker,
+) -> PrefillOrder:
+    """Sort key: limits that would be missed, the delay of all requests in ms, load, then distance."""
+    misses = prefill_misses(prefill, tokens, hits[prefill], left_s)
+    delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind), 3)
+    return (misses, delay_s, prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
 
 
 def _nearest(
@@ -266,7 +312,8 @@ def _nearest(
 
 def _decode_order(worker: Worker, hits: int, tpot_s: float | None, context: int) -> DecodeOrder:
     """Sort key: first the risk that limits are missed, then what a combined worker's cache saves beyond its
-    queue, then free slots."""
+    queue, then the time of its steps where it exchanges sequences with others, then free slots."""
     risk = miss_risk(worker, tpot_s, context) if worker.decodes else MissRisk()
     saves = max(0, hits - worker.queued_tokens) if worker.prefills_itself else 0
-    return (risk, -saves, -worker.free_slots, worker.reserved_tokens, -hits)
+    step = round(step_s(worker, 1, context), 4) if worker.exchanges else 0.0
+    return (risk, -saves, step, -worker.free_slots, worker.reserved_tokens, -hits)

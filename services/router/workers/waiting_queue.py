@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +90,11 @@ class WaitingQueue:
         """Requests that wait, including those outside."""
         return len(self._waiting) + self._outside
 
+    @property
+    def placed(self) -> Counter[str]:
+        """Requests that were placed, by who computes the prompt (`Placement.placed`)."""
+        return self._placement.placed
+
     def enter(
         self,
         call: ClientCall,
@@ -122,7 +128,7 @@ class WaitingQueue:
         tpot_s = entry.slo.tpot_s if entry.slo is not None else None
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
-            returning=entry.returning,
+            left_s=partial(_left_s, entry), behind=self._behind, returning=entry.returning,
         )  # fmt: skip
         if entry.returning or (entry.slo is None and entry.first_token_by is None):
             return await self._wait(entry, pick, until)
@@ -140,6 +146,10 @@ class WaitingQueue:
             if error.kind is ErrorKind.OVERLOADED and asyncio.get_running_loop().time() >= late_at:
                 raise too_late("no slot became free in time", 1.0) from error
             raise
+
+    def _behind(self) -> int:
+        """How many requests wait behind the one that is placed."""
+        return max(0, len(self._waiting) - 1)
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""

@@ -22,7 +22,7 @@ from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
-from services.router.workers.forecast import Backlog, Turnover
+from services.router.workers.forecast import Backlog, PrefillShare, Turnover
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.worker_error import WorkerError
 
@@ -122,7 +122,10 @@ class Worker:
         role = self.identity.role
         self.decodes = role in (WorkerRole.WORKER_ROLE_DECODE, WorkerRole.WORKER_ROLE_BOTH)
         self.prefills_itself = role == WorkerRole.WORKER_ROLE_BOTH
-        self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL
+        # Whether it decodes what others have prefilled. A combined worker that does prefills for others too.
+        self.receives_handoffs = role == WorkerRole.WORKER_ROLE_DECODE or described.receives_handoffs
+        exchanges = self.prefills_itself and described.receives_handoffs
+        self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL or exchanges
         # The id of this router at this worker. A worker that was lost and found again gets a new id, and
         # ends what it runs for the former one.
         self.router_id = secrets.token_bytes(16)
@@ -143,6 +146,7 @@ class Worker:
         # Predicted seconds of those prompts, and how fast slots become free.
         self.backlog = Backlog()
         self.turnover = Turnover()
+        self.prefill_share = PrefillShare()
         # Of this router's requests at decode: the tokens that they have on average while they run, and
         # their limits of the time per output token, in ascending order.
         self.claimed_context = 0
@@ -166,9 +170,9 @@ class Worker:
 
     def can_prefill_for(self, decode: Worker) -> bool:
         """Whether this worker may prefill a sequence for that decode worker, now or once it has room."""
-        if decode.prefills_itself:
-            return self is decode and self.alive
-        if not (self.prefills_for_others and self.alive):
+        if self is decode:
+            return self.prefills_itself and self.alive
+        if not (self.prefills_for_others and decode.receives_handoffs and self.alive):
             return False
         return self.described.fingerprint == decode.described.fingerprint
 
@@ -186,6 +190,11 @@ class Worker:
     def context_tokens(self) -> int:
         """Tokens of the sequences in them."""
         return self.claimed_context + self.foreign_context
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it is a combined worker that may prefill for others and decode what they prefill."""
+        return self.prefills_itself and self.prefills_for_others
 
     @property
     def alive(self) -> bool:

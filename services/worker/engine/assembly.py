@@ -122,8 +122,8 @@ class _Links:
         self, config: WorkerConfig, sink: ReservedBlockSink, loop: DecodeLoop
     ) -> tuple[Receiver | None, tuple[Endpoint, ...]]:
         """The receiver that writes into `sink`, listening, and its endpoints for tickets. None and empty
-        where the role is not decode: no other role receives blocks over links."""
-        if config.role != "decode":
+        where the worker takes no handoffs from others."""
+        if not config.receives_handoffs:
             return None, ()
         transfer, device = config.transfer, None
         if self.device is not None:

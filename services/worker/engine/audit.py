@@ -114,7 +114,9 @@ class EngineAudit:
         return audit
 
     def _rates(self) -> Rates:
-        prompts, steps = self.prefill.loop.scheduler.cost, self.decode.rates()
+        recent = self.prefill.clock.recent()
+        prompts = self.prefill.loop.scheduler.cost
+        steps = self.decode.rates(min(1.0, recent.steps * recent.mean_ms / 1e3))
         half = prompts.half_context
         return Rates(
             prefill_token_s=prompts.seconds_of(1),
@@ -123,6 +125,7 @@ class EngineAudit:
             decode_step_s=steps.step_s,
             decode_sequence_s=steps.sequence_s,
             decode_context_token_s=steps.context_token_s,
+            decode_beside_prefill_s=steps.beside_prefill_s,
         )
 
     def _links(self) -> list[LinkAudit]:

@@ -72,6 +72,7 @@ class WorkerServicer(WorkerServiceServicer):
             pool=self.ready.pool,
             weight_format=self.ready.weight_format,
             unready=self.unready() or "",
+            receives_handoffs=bool(self.ready.transfer_endpoints),
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

@@ -21,6 +21,7 @@ from bench.goodput.workloads import WORKLOADS
         ("v=vllm --seed 1", Arm("v", "vllm", flags=("--seed", "1")), 1),
         ("both", Arm("both", "baton", both=1), 1),
         ("2both", Arm("2both", "baton", both=2), 2),
+        ("1p2both", Arm("1p2both", "baton", prefill=1, both=2, flags=("--both-receives",)), 3),
         ("3p1d", Arm("3p1d", "baton", prefill=3, decode=1), 4),
         (
             "q=1p1d --quantization fp8",

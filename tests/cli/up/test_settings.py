@@ -158,6 +158,12 @@ def test_gpu_links_are_reserved_for_each_peer(tmp_path: Path) -> None:
     assert links("--transport", "nccl") == {"prefill": 2, "decode": 3, "both": 0}
     assert set(links("--transport", "grpc").values()) == set(links("--kv-wire", "int8").values()) == {0}
     file = tmp_path / "baton.yaml"
+    combined = load("--prefill", "1", "--both", "2", "--both-receives")
+    assert {role: combined.engine_of(role).gpu_links for role in ("prefill", "both")} == {
+        "prefill": 0,
+        "both": 2,
+    }
+    assert load("--prefill", "1", "--both", "2").engine_of("both").gpu_links == 0
     file.write_text("engine: {gpu_links: 7}\n")
     assert set(links("-c", str(file)).values()) == {7}
 

@@ -92,7 +92,7 @@ class ScriptedQueue:
     over: list[Any] = field(default_factory=list)
     claims: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
-    def enter(self, call: Any, slo: Any = None, waited_s: float = 0.0) -> QueueEntry:
+    def enter(self, call: Any, *more: Any) -> QueueEntry:
         self.arrived.append(call)
         return QueueEntry(call, PLACE)
 

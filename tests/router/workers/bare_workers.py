@@ -25,6 +25,7 @@ def bare_worker(
     slots: int = 8,
     context: int = 512,
     vocab_size: int = 300,
+    receives_handoffs: bool = False,
 ) -> Worker:
     """A live worker, of the role that its name begins with."""
     described = DescribeResponse(
@@ -41,6 +42,7 @@ def bare_worker(
             model=MODEL, checkpoint=checkpoint, tokenizer=tokenizer, kv_format=kv_format, numerics="exact"
         ),
         weight_format=weight_format,
+        receives_handoffs=receives_handoffs,
     )
     worker = Worker(cast("Peer", None), described, lambda: None)
     worker.following = True

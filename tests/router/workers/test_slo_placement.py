@@ -11,7 +11,7 @@ from services.router.request.slo import Slo
 from services.router.workers.placement import Claim, Placement
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import Found, pools_of
-from tests.router.workers.modelled_cluster import Machine, Make, Traffic, attained, simulate
+from tests.router.workers.modelled_cluster import Machine, Machines, Make, Traffic, attained, simulate
 
 AHEAD = 2048
 
@@ -31,6 +31,19 @@ class RoundRobin(Placement):
             return None
         turn = next(self._turn)
         return Claim(prefills[turn % len(prefills)], decodes[turn % len(decodes)], tokens, tokens)
+
+
+class InTurn(Placement):
+    """Every other prompt is computed by the worker that decodes it."""
+
+    def __init__(self, found: Found, workers: list[Worker]) -> None:
+        super().__init__(found, pools_of(workers), AHEAD)
+        self._prefill, self._both = workers
+        self._turn = itertools.count()
+
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+        prefill = (self._prefill, self._both)[next(self._turn) % 2]
+        return Claim(prefill, self._both, tokens, tokens) if self._both.free_slots > 0 else None
 
 
 def aware(*, refuse_late: bool = False) -> Make:
@@ -88,6 +101,24 @@ def test_goodput_survives_twice_the_sustainable_rate(slo: Slo, peak: float) -> N
     refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
     assert refused[int(0.7 * len(refused))] == 0, "at once"
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
+
+
+def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arrangement() -> None:
+    """One prefill worker beside a combined one that receives handoffs. At 8 ms the combined one may hardly
+    prefill, and two combined workers are worse; at 12 ms it must, and prefill and decode apart are worse."""
+
+    def conditional() -> list[Machine]:
+        return [Machine("prefill"), Machine("both", exchanges=True)]
+
+    def share(machines: Machines, make: Make, rate: float, tpot_ms: float) -> float:
+        served = simulate(machines, make, Traffic(rate, 12, (Slo(0.5, tpot_ms / 1e3),)))
+        return attained(served) / len(served)
+
+    assert share(conditional, aware(), 32, 8) >= 0.9
+    assert share(lambda: of(("both", 1), ("both", 1)), aware(), 32, 8) < 0.5
+    assert share(conditional, aware(), 42, 12) >= 0.9
+    assert share(lambda: of(("prefill", 1), ("decode", 1)), aware(), 42, 12) < 0.9
+    assert share(conditional, InTurn, 32, 8) < 0.5
 
 
 def test_what_no_worker_can_meet_is_refused_at_once() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from baton.block_hash import BlockHasher
 from baton.engine.rings.output_ring import Finish
@@ -43,9 +43,17 @@ class PairRequest:
 class Pair:
     """`source` computes prompts, `target` generates; both have the secret that keys block hashes."""
 
-    def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
-        self.source = SteppedEngine(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
-        self.target = SteppedEngine(folder, "decode", prefix_secret=SECRET, **target)
+    def __init__(
+        self, folder: Path, *, source: dict[str, Any] | None = None, combined: bool = False, **target: Any
+    ) -> None:
+        """`combined`: both are of role both, and exchange sequences."""
+        if combined:
+            target |= {"both_receives": True, "incarnation": "cd" * 16}
+            source = {"both_receives": True, **(source or {})}
+        roles: tuple[Literal["prefill", "both"], Literal["decode", "both"]]
+        roles = ("both", "both") if combined else ("prefill", "decode")
+        self.source = SteppedEngine(folder, roles[0], **{"prefix_secret": SECRET, **(source or {})})
+        self.target = SteppedEngine(folder, roles[1], prefix_secret=SECRET, **target)
         self.each_turn: Callable[[], None] = lambda: None  # called once a turn
         self._numbers = itertools.count(1)
         self._model = self.target.model

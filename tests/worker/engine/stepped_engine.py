@@ -36,6 +36,9 @@ class SteppedEngine:
         role: Literal["prefill", "decode", "both"] = "both",
         prefix_secret: str = "",
         transport: Transport = "auto",
+        *,
+        both_receives: bool = False,
+        incarnation: str = "ab" * 16,
         **engine: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -53,7 +56,7 @@ class SteppedEngine:
             role=role,
             model=str(folder),
             prefix_secret=prefix_secret,
-            transfer=TransferConfig(transport=transport),
+            transfer=TransferConfig(transport=transport, both_receives=both_receives),
             engine=EngineConfig(**{**settings, **engine}),
         )
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -62,7 +65,7 @@ class SteppedEngine:
         rings = SharedRings(SLOTS)
         memory = SharedMemory.create("stepped", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
-        launch = EngineLaunch(worker=config, incarnation="ab" * 16, started_ns=1, channel_fd=0, memory_fd=0)
+        launch = EngineLaunch(worker=config, incarnation=incarnation, started_ns=1, channel_fd=0, memory_fd=0)
         self.model = load(str(folder), config.engine)
         self.engine = build_engine(launch, self.model, EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)

@@ -91,8 +91,8 @@ class AdmissionChecks:
     def _check_resident(self, record: CommitRecord, reservation: Reservation) -> tuple[bytes, ...]:
         """Hashes the prompt's blocks. Raises BatonError(CONFLICT) where the resident blocks, which were not
         sent, are of other tokens or another tenant: the hashes in the reservation came from the router."""
-        if self.prefix_cache is None:
-            return ()
+        if self.prefix_cache is None or reservation.own_prefill:
+            return ()  # own prefill has cached its blocks itself
         hashes = self.prefix_cache.hashes_of(record.token_ids, reservation.tenant)
         if hashes[: reservation.resident_blocks] != reservation.block_hashes:
             raise BatonError(ErrorKind.CONFLICT, "the resident blocks are not of these tokens")

@@ -54,6 +54,8 @@ class Reservation:
     # A cancellation or preemption was posted to its slot; its blocks will be free soon.
     ending: bool = False
     token_ids: tuple[int, ...] = ()
+    # This worker's own prefill writes the blocks, and none are sent.
+    own_prefill: bool = False
     # Prepared when the record arrived ahead of its blocks.
     admission: Admission | None = None
     # Stops the prefill of this worker that writes into these blocks, where one does.

@@ -88,10 +88,11 @@ class DecodeSide:
             self.loop.write_masks(taken)
         return bool(taken)
 
-    def rates(self) -> DecodeRates:
-        """What steps take, from the last second's and those of the calls before."""
+    def rates(self, prefill_share: float) -> DecodeRates:
+        """What steps take, from the last second's and those of the calls before. `prefill_share`: of the last
+        second in which this worker computed prompts."""
         recent = self.clock.recent()
         if recent.steps and recent.mean_ms > 0:
             sequences = recent.tokens / recent.steps
-            self._cost.observe(sequences, self.allocation.context_tokens, recent.mean_ms / 1e3)
+            self._cost.observe(sequences, self.allocation.context_tokens, recent.mean_ms / 1e3, prefill_share)
         return self._cost.rates()

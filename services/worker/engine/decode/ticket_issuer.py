@@ -31,7 +31,7 @@ MAX_TTL_S = 3600.0
 class TicketIssuer:
     """Answers the Reserve calls of one engine.
 
-    `endpoints`: where other workers send blocks; empty where tickets are for this worker's own prefill.
+    `endpoints`: where other workers send blocks; tickets for this worker's own prefill have none.
     `block_bytes`: bytes of a block on the wire, by cache group. `reserve_output_tokens`: output tokens that
     blocks are reserved for at first; None: by the lengths of recent outputs. `certificates`: those that the
     endpoints with TLS present now, in PEM; None: they have none.
@@ -61,7 +61,7 @@ class TicketIssuer:
             entry = self._issue(key, request)
         reservation = entry.reservation
         slot, generation = reservation.key
-        kv_bytes = 0 if self.reserved.receiver is None else self._bytes_to_send(reservation)
+        kv_bytes = 0 if reservation.own_prefill else self._bytes_to_send(reservation)
         return ReservedEvent(ticket=reservation.ticket, slot=slot, generation=generation, kv_bytes=kv_bytes)
 
     def _bytes_to_send(self, reservation: Reservation) -> int:
@@ -75,12 +75,13 @@ class TicketIssuer:
         end = self._end_of(request)
         if self.reserved.allocation.waiting:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
-        hashes = self._usable_hashes(request)
+        own_prefill = request.own_prefill or self.reserved.receiver is None
+        hashes = () if own_prefill else self._usable_hashes(request)
         grant, resident = self._allocate(self._initial_tokens(request.token_count, end), hashes)
         body = TicketBody(
             attempt=request.attempt,
             issuer=self.identity,
-            endpoints=self._endpoint_messages(),
+            endpoints=() if own_prefill else self._endpoint_messages(),
             transfer_id=self._new_transfer_id(),
             block_counts=self.model.pools.counts_for(request.token_count),
             token_count=request.token_count,
@@ -98,9 +99,10 @@ class TicketIssuer:
             block_hashes=hashes[:resident],
             resident_blocks=resident,
             masked=request.HasField("grammar"),
+            own_prefill=own_prefill,
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
-        if self.reserved.receiver is not None:
+        if self.reserved.receiver is not None and not own_prefill:
             counts, resident_counts = list(body.block_counts), list(body.resident_counts)
             self.reserved.receiver.transfers.expect(body.transfer_id, counts, resident_counts)
         return entry
@@ -122,9 +124,9 @@ class TicketIssuer:
         return drawn
 
     def _usable_hashes(self, request: ReserveRequest) -> tuple[bytes, ...]:
-        """Hashes of the full blocks that prefill computes: no decode step writes to these. None for this
-        worker's own prefill, which looks prefixes up by itself."""
-        if self.reserved.prefix_cache is None or self.reserved.receiver is None:
+        """Hashes of the full blocks that prefill computes: no decode step writes to these. This worker's own
+        prefill looks prefixes up by itself."""
+        if self.reserved.prefix_cache is None:
             return ()
         full = request.token_count // self.model.layout.groups[0].block_tokens
         return tuple(request.block_hashes[:full])

@@ -1,0 +1,84 @@
+"""Engines of role both that exchange sequences: what one computes another may decode, and each computes and
+decodes its own beside it. Tokens are the same either way, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.v1.decode_pb2 import TicketBody
+from tests.worker.engine.engine_pair import BLOCK, Pair
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
+
+PROMPT = [1 + n % 60 for n in range(3 * BLOCK + 2)]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, combined=True)
+    yield made
+    for engine in (made.source, made.target):
+        engine.run_out()
+        engine.assert_free()
+        assert (engine.transfers, engine.receiving) == (0, 0)
+        engine.close()
+
+
+def own(engine: SteppedEngine, prompt: list[int], name: bytes, most: int = 4) -> list[int]:
+    """The output of a request that the engine computes and decodes itself."""
+    command = reserve(name=name, tokens=len(prompt), most=most)
+    command.own_prefill = True
+    event = engine.ask(reserve=command).reserved
+    assert not TicketBody.FromString(event.ticket.body).endpoints
+    assert event.kv_bytes == 0
+    start = prefill(event.ticket, tokens=1, most=most)
+    start.attempt.CopyFrom(command.attempt)
+    start.token_ids[:] = prompt
+    start.prompt_length = len(prompt)
+    number = engine.send(prefill=start)
+    engine.run_out()
+    assert engine.of(number)[-1] == "prefill_ended", engine.events[-3:]
+    key = (event.slot, event.generation)
+    return [one.token for one in engine.records if one.has_token and (one.slot, one.generation) == key]
+
+
+def test_both_ways_give_the_same_tokens(pair: Pair) -> None:
+    handed_over, request = pair.generate(PROMPT)
+    assert request.reserved.kv_bytes == -(-len(PROMPT) // BLOCK) * pair.block_bytes
+    for number, engine in enumerate((pair.source, pair.target)):
+        assert own(engine, PROMPT, b"%d" % number) == handed_over
+    audits = [engine.engine.commands.audit.report() for engine in (pair.source, pair.target)]
+    assert [audit.handoffs_local for audit in audits] == [1, 1]
+    assert [audit.handoffs_committed for audit in audits] == [1, 2]
+    assert audits[0].bytes_shipped == audits[1].bytes_received > 0
+    assert audits[0].bytes_received == audits[1].bytes_shipped == 0
+
+
+def test_what_came_over_a_link_is_cached_for_own_prompts_and_the_other_way(pair: Pair) -> None:
+    """Blocks that a worker has, however it came by them, are neither computed nor sent again."""
+    pair.generate(PROMPT)
+    target = pair.target.engine.commands.audit
+    assert own(pair.target, PROMPT, b"again")
+    assert target.report().prefixes.hit_tokens == 3 * BLOCK
+    other = [2 + n % 50 for n in range(2 * BLOCK + 1)]
+    wanted = own(pair.target, other, b"other")
+    tokens, request = pair.generate(other)
+    assert tokens == wanted
+    assert request.resident == 2
+    assert request.reserved.kv_bytes == pair.block_bytes
+
+
+def test_a_ticket_for_own_prefill_is_refused_by_another_worker(pair: Pair) -> None:
+    command = reserve(name=b"own", tokens=len(PROMPT), most=4)
+    command.own_prefill = True
+    event = pair.target.ask(reserve=command).reserved
+    start = prefill(event.ticket, tokens=1, most=4)
+    start.attempt.CopyFrom(command.attempt)
+    start.token_ids[:] = PROMPT
+    start.prompt_length = len(PROMPT)
+    number = pair.source.send(prefill=start)
+    pair.source.turn()
+    assert "its issuer's own prefill" in pair.source.failure(number)[1]
+    pair.target.engine.decode.reserved.end_unused(TicketBody.FromString(event.ticket.body).transfer_id)
