@@ -36,22 +36,21 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
     assert float((logits - reference_logits(reference, PROMPT)).abs().max()) < TOLERANCE
     output = Passes(packed, torch.float32).greedy(0, PROMPT, 16)
     greedy_matches(load_reference(plain, torch.float32), PROMPT, output)
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_what_is_stored_in_fewer_bits_is_held_so(form: Format, llama: Path, tmp_path: Path) -> None:
-    packed, _ = form.write(llama, tmp_path)
-    config = load_config(packed)
-    formats = held_formats(config)
-    weights = load_weights(config, packed, "cpu", torch.bfloat16, formats=formats)
-    held = {name for name, weight in weights.items() if isinstance(weight, QuantizedWeight)}
-    if form.name == "fp8 with exceptions":  # q and v beside a k at full width
+    held = held_matrices(packed)
+    if form.name == "fp8 with exceptions":  # q and v lie beside a k at full width
         assert {name.split(".")[2] + name.split(".")[-2] for name in held} == {
             *("0o_proj", "1o_proj", "1gate_proj", "1up_proj", "1down_proj")
         }
-        return
-    layers = {"modelopt": 1}.get(form.name, 2)
-    assert len(held) == layers * {"mixed": 6}.get(form.name, 7)
+    else:
+        layers, of_layer = {"modelopt": 1}.get(form.name, 2), {"mixed": 6}.get(form.name, 7)
+        assert len(held) == layers * of_layer
+
+
+def held_matrices(folder: Path) -> set[str]:
+    """The matrices that the engine holds in fewer bits."""
+    config = load_config(folder)
+    weights = load_weights(config, folder, "cpu", torch.bfloat16, formats=held_formats(config))
+    return {name for name, weight in weights.items() if isinstance(weight, QuantizedWeight)}
 
 
 ORDERED = [case for case in FAMILIES if case.name in ("phi3-partial", "gemma3-windows", "llama-tied-biases")]
