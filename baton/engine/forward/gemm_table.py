@@ -46,6 +46,8 @@ _KINDS: dict[str, type[Choice]] = {
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
+# Above, dequantising int4 takes less than what its two digits cost.
+_MOST_DIGIT_ROWS = 256
 # The GPU whose table stands in for one of its generation that has none, by compute capability.
 _STAND_INS = {(9, 0): "NVIDIA H100 80GB HBM3"}
 # Shapes count as similar where W's rows, and its columns, differ by less than this factor.
@@ -176,15 +178,31 @@ def file_stem(gpu_name: str) -> str:
 
 def _default(key: ProductKey) -> Choice:
     """Memory-bound products go through W once by our own kernels; wide ones are the library's."""
-    rows, quantized = key.rows, key.weight_dtype != key.act_dtype
-    if key.weight_dtype.startswith("int4") and 1 < rows <= _MOST_SKINNY_ROWS and key.act_dtype != "float32":
-        return DigitsTuning(rows=_row_tile(rows), splits=2)
+    rows, dtype = key.rows, key.act_dtype
+    if key.weight_dtype != dtype:
+        return _default_of_quantized(key)
     if rows == 1:
         return GemvTuning()
-    if (
-        key.act_dtype == "float32" and not quantized
-    ):  # the matrix units have no IEEE float32, and the library's code for it is good
+    if dtype == "float32":  # the matrix units have no IEEE float32, and the library's code for it is good
         return Library()
+    if rows <= _MOST_SKINNY_ROWS:
+        return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)
+    return Library()
+
+
+def _default_of_quantized(key: ProductKey) -> Choice:
+    """Codes are multiplied as codes where their format allows it, else they are dequantised in registers."""
+    rows, by_rows, by_int4 = (
+        key.rows,
+        key.weight_dtype in ("fp8", "int8"),
+        key.weight_dtype.startswith("int4"),
+    )
+    if rows == 1 and (by_rows or by_int4):
+        return GemvTuning()
+    if by_rows and rows > _MOST_SKINNY_ROWS:
+        return W8A8Library() if key.weight_dtype == "fp8" else W8A8Tuning()
+    if key.act_dtype != "float32" and by_int4 and rows <= _MOST_DIGIT_ROWS:
+        return DigitsTuning(rows=min(128, _row_tile(rows)), splits=2)
     if rows <= _MOST_SKINNY_ROWS:
         return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)
     return Library()

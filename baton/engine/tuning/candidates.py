@@ -111,9 +111,10 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
         found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
     tile = _tile(rows)
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
-    if rows <= 128 and has_digits(weight):
-        shapes = _DIGITS if weight.format.codes == "int4" else _FP8_DIGITS
-        found += [DigitsTuning(tile, *shape) for shape in shapes]
+    by_int4 = weight.format.codes == "int4"
+    if has_digits(weight) and (by_int4 or rows <= 128):
+        shapes = _DIGITS if by_int4 else _FP8_DIGITS
+        found += [DigitsTuning(min(128, tile), *shape) for shape in shapes]
     if rows > 1 and has_w8a8(weight):
         found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
         if weight.format.codes == "fp8":

@@ -10,8 +10,8 @@ import pytest
 
 import baton.engine
 from baton.engine.forward import gemm_table as product_table
-from baton.engine.forward.gemm import Choice, Library, ProductKey
-from baton.engine.forward.gemm_table import EXACT, ProductTable, entry_of, file_stem
+from baton.engine.forward.gemm import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
+from baton.engine.forward.gemm_table import EXACT, EXACT_QUANTIZED, ProductTable, entry_of, file_stem
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
@@ -21,7 +21,15 @@ KEY = ProductKey("qkv", 32, 6144, 4096, "bfloat16", "bfloat16")
 
 @pytest.mark.parametrize(
     "choice",
-    [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6, 2), Library()],
+    [
+        GemvTuning(4, 256, 8, 3),
+        SkinnyTuning(32, 128, 64, 2, 3, 8),
+        WideTuning(96, 4, 6, 2),
+        Library(),
+        W8A8Tuning(64, 64, 256),
+        W8A8Library(),
+        DigitsTuning(16, 128, 4),
+    ],
 )
 def test_a_choice_survives_its_file(choice: Choice) -> None:
     mixed = replace(KEY, weight_dtype="float8_e4m3fn")
@@ -30,6 +38,26 @@ def test_a_choice_survives_its_file(choice: Choice) -> None:
     assert table.choice(KEY) == choice
     assert table.choice(mixed) == Library()
     assert entries[0]["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("held", "rows", "kind"),
+    [
+        ("fp8", 1, GemvTuning),
+        ("fp8", 16, SkinnyTuning),
+        ("fp8", 96, W8A8Library),
+        ("fp8-128x128", 1, SkinnyTuning),
+        ("fp8-128x128", 96, Library),
+        ("int8", 96, W8A8Tuning),
+        ("int4-g128", 1, GemvTuning),
+        ("int4-g64-zeros", 16, DigitsTuning),
+        ("int4-g128", 300, Library),
+    ],
+)
+def test_quantised_weights_without_a_table(held: str, rows: int, kind: type[Choice]) -> None:
+    key = replace(KEY, weight_dtype=held, rows=rows)
+    assert isinstance(ProductTable([]).choice(key), kind)
+    assert ProductTable([], exact=True).choice(key) == EXACT_QUANTIZED
 
 
 def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
