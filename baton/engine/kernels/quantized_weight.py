@@ -11,6 +11,8 @@ from torch import Tensor
 from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 _CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
+# Of a matrix, computed in float32 at a time.
+_ELEMENTS_AT_ONCE = 1 << 24
 _ZERO = 8  # of int4 codes without zeros of their own
 
 
@@ -106,14 +108,24 @@ class QuantizedWeight:
         return replace(mine, codes=codes, scales=mine.scales[order], zeros=zeros)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """W [N, K]: computed in float32, then rounded to the dtype."""
+        """W [N, K]: computed in float32, then rounded to the dtype. Takes little memory beside the result."""
+        out = torch.empty(self.shape, dtype=dtype, device=self.device)
+        each = self.format.scale_rows
+        rows = max(1, _ELEMENTS_AT_ONCE // (self.columns * each)) * each
+        sizes = [min(rows, self.shape[0] - start) for start in range(0, self.shape[0], rows)]
+        for place, part in zip(torch.split(out, sizes), self.split(sizes), strict=True):
+            place.copy_(part._values())
+        return out
+
+    def _values(self) -> Tensor:
+        """W in float32."""
         rows, columns = self.shape
         scales = self._of_elements(self.scales.repeat_interleave(self.format.scale_rows, 0)[:rows])
         if self.format.codes != "int4":
-            return (self.codes.to(torch.float32) * scales).to(dtype)
+            return self.codes.to(torch.float32) * scales
         codes = torch.cat((self.codes & 15, self.codes >> 4), -1).view(rows, -1)[:, :columns]
         zeros = _ZERO if self.zeros is None else self._of_elements(self.zeros).to(torch.float32)
-        return ((codes.to(torch.float32) - zeros) * scales).to(dtype)
+        return (codes.to(torch.float32) - zeros) * scales
 
     def _of_elements(self, groups: Tensor) -> Tensor:
         """[N, groups] → [N, K], or [N, 1] where there is one group."""

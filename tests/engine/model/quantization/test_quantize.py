@@ -46,6 +46,14 @@ def test_codes_are_close_to_what_they_stand_for(held: WeightFormat, shape: tuple
     assert float(error.square().mean().sqrt() / weight.square().mean().sqrt()) < 0.12
 
 
+@pytest.mark.parametrize("held", [WeightFormat("fp8", 32, 48), FORMATS["int4"]], ids=lambda held: held.name)
+def test_a_large_matrix_is_dequantised_in_parts(held: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = quantize(torch.randn(100, 260, generator=torch.Generator().manual_seed(1)), held)
+    whole = weight.dequantized(torch.bfloat16)
+    monkeypatch.setattr("baton.engine.kernels.quantized_weight._ELEMENTS_AT_ONCE", 3000)
+    assert torch.equal(weight.dequantized(torch.bfloat16), whole)
+
+
 def test_places_of_int4_codes() -> None:
     codes = torch.arange(260).remainder(16).to(torch.uint8)[None]
     packed = pack_int4(codes)
