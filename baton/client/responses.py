@@ -16,6 +16,7 @@ from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 _REASONS = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    types_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
 
 

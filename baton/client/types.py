@@ -21,6 +21,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     # max_tokens or the model's context length.
     LENGTH = "length"
+    # The output ended by itself and calls tools.
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     FINISH_REASON_PREEMPTED: _FinishReason.ValueType  # 4
     """The worker had no free blocks; the router recomputes the sequence elsewhere."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """The output ended by itself and calls tools. Of RouterService alone."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -63,6 +65,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 FINISH_REASON_PREEMPTED: FinishReason.ValueType  # 4
 """The worker had no free blocks; the router recomputes the sequence elsewhere."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""The output ended by itself and calls tools. Of RouterService alone."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _ErrorKind:

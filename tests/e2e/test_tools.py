@@ -7,12 +7,16 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
+import grpc.aio
 import openai
 import pytest
 
+from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool, ToolCall, ToolChoice
+from baton.v1.types_pb2 import FinishReason
 from models.demo_training.evaluate import DEMO_MODEL
 from services.router.tools.families import FAMILIES
-from tests.e2e.cluster import Cluster, assert_all_free, baton_up
+from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
 from tests.support.json_schemas import Schema, schemas, validator_of
 
 STREAMS = 32
@@ -97,6 +101,52 @@ async def test_forced_calls_whole_and_streamed(cluster: Cluster, temperature: fl
             if choice != "required":
                 assert calls_of(whole)[0][0] == "weather"
     await assert_all_free(cluster, within_s=5)
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_the_same_over_grpc(cluster: Cluster, large: bool) -> None:
+    """A small message, and one that a helper process parses and tokenises."""
+    tools = [
+        Tool(name="weather", description="?", parameters=json.dumps(WEATHER)),
+        Tool(name="now", description="!" * (70_000 if large else 1)),
+    ]
+    turns = [
+        ChatMessage(role="user", content=MESSAGES[0]["content"]),
+        ChatMessage(role="assistant", tool_calls=[ToolCall(id="call_1", name="now", arguments="{}")]),
+        ChatMessage(role="tool", content="noon", tool_call_id="call_1"),
+    ]
+    calls: dict[int, tuple[str, str]] = {}
+    async with cluster.stub() as stub:
+        for choice, name in (
+            (ToolChoice.TOOL_CHOICE_REQUIRED, ""),
+            (ToolChoice.TOOL_CHOICE_NAMED, "weather"),
+        ):
+            chat = ChatMessages(
+                messages=turns, tools=tools, tool_choice=choice, tool_name=name, parallel_tool_calls=False
+            )
+            request = GenerateRequest(model=MODEL, chat=chat, max_tokens=300, seed=2)
+            calls.clear()
+            async for message in stub.Generate(request, timeout=60):
+                assert not message.text
+                for call in message.tool_calls:
+                    known, before = calls.get(call.index, (call.name, ""))
+                    calls[call.index] = known, before + call.arguments
+            assert message.finish_reason == FinishReason.FINISH_REASON_TOOL_CALLS
+            assert list(calls) == [0]
+            assert name in ("", calls[0][0])
+            check(list(calls.values()))
+        for wrong in (
+            ChatMessages(messages=turns, tool_choice=ToolChoice.TOOL_CHOICE_REQUIRED),
+            ChatMessages(messages=turns, tools=[Tool(name="a b")]),
+            ChatMessages(messages=turns, tools=[Tool(name="f", parameters="[")]),
+            ChatMessages(
+                messages=turns, tools=tools, tool_choice=ToolChoice.TOOL_CHOICE_NAMED, tool_name="x"
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stub.Generate(GenerateRequest(model=MODEL, chat=wrong), timeout=60):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_model_that_may_choose_is_not_guided(cluster: Cluster) -> None:

@@ -20,15 +20,17 @@ from baton.v1.router_pb2 import (
     RequestTrace,
     Usage,
 )
-from baton.v1.types_pb2 import Logprobs
+from baton.v1.types_pb2 import FinishReason, Logprobs
 from services.common.errors import abort
 from services.router.formats.answer_headers import answer_metadata
 from services.router.formats.generate_message import MessageT, parse_message
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
-from services.router.request.request import Delta, Request
+from services.router.request.request import Delta, Finish, Request
 from services.router.request.sizes import LARGE_BYTES
+from services.router.tools.output_parser import OutputParser
+from services.router.tools.pieces import CallArguments, CallBegin, Content, Reasoning
 
 SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
 
@@ -74,11 +76,15 @@ class GrpcApi:
             requests = await self._admission.generate(data, context.time_remaining())
             context.set_trailing_metadata(answer_metadata(requests[0]))
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
+            structures = (request.structure for request in requests)
+            parsers = [None if one is None else OutputParser(one) for one in structures]
             async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
                     response = to_response(requests[index], delta)
+                    if (parser := parsers[index]) is not None:
+                        add_structure(response, parser, delta)
                     tokens += len(delta.token_ids)
                     unfinished -= delta.finish is not None
                     if delta.usage is not None:  # what every output of the prompt found cached
@@ -135,6 +141,23 @@ def to_response(request: Request, delta: Delta) -> GenerateResponse:
     if delta.finish is not None:
         response.finish_reason = delta.finish.value
     return response
+
+
+def add_structure(response: GenerateResponse, parser: OutputParser, delta: Delta) -> None:
+    """Replaces the text of a response by what it is made of."""
+    response.text = ""
+    for piece in parser.push(delta.text, last=delta.finish is not None):
+        match piece:
+            case Content(text):
+                response.text += text
+            case Reasoning(text):
+                response.reasoning_content += text
+            case CallBegin(index, id_, name):
+                response.tool_calls.add(index=index, id=id_, name=name)
+            case CallArguments(index, text):
+                response.tool_calls.add(index=index, arguments=text)
+    if delta.finish is Finish.STOP and parser.calls:
+        response.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:

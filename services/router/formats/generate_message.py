@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
+from services.router.formats.chat_messages import chat_of, tool_use_of
 from services.router.formats.ignored_fields import unknown_numbers
-from services.router.request.request import OPTIONAL_FIELDS, Chat, ChatTurn, ClientCall, ParsedRequest
+from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
 from services.router.request.slo import Slo, slo_of
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -28,12 +29,13 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise FieldError("the prompt is empty", param="prompt")
-    turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
     return ParsedRequest(
         model=request.model,
         text=request.text if prompt == "text" else None,
         token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
-        chat=Chat(turns) if prompt == "chat" else None,
+        chat=chat_of(request.chat) if prompt == "chat" else None,
+        structured=prompt == "chat",
+        tools=tool_use_of(request.chat),
         logit_bias=tuple((bias.token_id, bias.bias) for bias in request.logit_bias),
         stop_token_ids=tuple(request.stop_token_ids),
         stop=tuple(request.stop),

@@ -69,11 +69,14 @@ def response(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> P
 
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
-    """RouterService.Generate: the message with an empty text for a prompt, then the prompt's ids and text."""
+    """RouterService.Generate: the message without its prompt, then the prompt's ids and text."""
     request = parse_message(GenerateRequest, data)
     sizes.check_message(request, limits.max_context_tokens)
     prompt = _prompt(tokenizer, limits, parsed_request(request))
-    request.text = ""
+    if request.WhichOneof("prompt") == "chat":
+        del request.chat.messages[:]  # its tools are needed
+    else:
+        request.text = ""
     rest = request.SerializeToString()
     _check_rest(rest)
     return [rest, *prompt]
