@@ -144,6 +144,7 @@ class ReserveRequest(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     OWN_PREFILL_FIELD_NUMBER: _builtins.int
+    TPOT_SLO_S_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
@@ -157,6 +158,10 @@ class ReserveRequest(_message.Message):
     """The tenant of these blocks, and of the blocks of this sequence."""
     own_prefill: _builtins.bool
     """This worker computes the prompt itself: no blocks will be sent. Where it receives none, this is implied."""
+    tpot_slo_s: _builtins.float
+    """The request's limit of the mean time per output token, in seconds; 0: none. A worker that prefills too paces
+    its prefill steps by it.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -190,10 +195,11 @@ class ReserveRequest(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         limits: _types_pb2.Limits | None = ...,
         own_prefill: _builtins.bool = ...,
+        tpot_slo_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "tpot_slo_s", b"tpot_slo_s", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,11 @@ class PrefillLoop:
         measured."""
         return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
 
+    @property
+    def begun_step_s(self) -> float:
+        """Predicted duration of the step that was begun last, in seconds; 0 before any was measured."""
+        return self._begun_s
+
     def device_hung(self) -> bool:
         """Whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn, after
         `begin`."""

@@ -107,6 +107,12 @@ class EngineConfig(StrictModel):
         description="longest expected duration of a prefill step while none do; unset: 50 on a GPU, on a CPU "
         "prefill_step_ms",
     )
+    tpot_slo_ms: float | None = Field(
+        None,
+        gt=0,
+        description="on a worker of role both, prefill steps are paced so that decode steps take no longer "
+        "than this on average; unset: only by the limits that requests state",
+    )
     prefill_age_cap_ms: float = Field(
         2000.0,
         ge=0,

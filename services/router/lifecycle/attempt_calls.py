@@ -77,6 +77,7 @@ class AttemptCalls:
             ttl_ms=int(remaining_s(self._request) * 1000),
             block_hashes=self._block_hashes,
             own_prefill=self._claim.prefills_itself,
+            tpot_slo_s=(self._request.slo and self._request.slo.tpot_s) or 0.0,
         )
         if self._request.grammar is not None:
             request.grammar.CopyFrom(self._request.grammar)

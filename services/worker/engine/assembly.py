@@ -8,6 +8,7 @@ The decode side comes first, since the prefill side of a worker of role both han
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -36,11 +37,12 @@ from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch, identity_of
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.commands import Commands
-from services.worker.engine.decode.reserved_slots import ReservedBlockSink
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.loop import EngineLoop, beat_step
 from services.worker.engine.prefill.jobs import PrefillJobs
+from services.worker.engine.prefill.pacing import PrefillPacing
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
@@ -92,12 +94,19 @@ def build_engine(
         model, prompts.scheduler, sender, check, links.identity.incarnation, local, channel.send
     )
     pieces = links.pieces_a_turn
-    prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
+    pacing = PrefillPacing(partial(_tpot_limit_s, config.engine.tpot_slo_ms, decode.reserved))
+    prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0, pacing)
     audit = EngineAudit(model, decode, prefill)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))
     return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces)
+
+
+def _tpot_limit_s(configured_ms: float | None, reserved: ReservedSlots) -> float:
+    """What a decode step may take: the least of what is configured and what requests ask for."""
+    configured = math.inf if configured_ms is None else configured_ms / 1e3
+    return min(configured, reserved.tightest_tpot_s)
 
 
 class _Links:

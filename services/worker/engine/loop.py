@@ -83,6 +83,8 @@ class EngineLoop:
             worked |= self.decode.prefix_cache.poll()
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
         worked |= self.prefill.poll(self.pieces_a_turn)
+        ring = self.decode.loop.ring
+        self.prefill.pacing.look(ring.steps, decoding=self.decode.allocation.running > 0)
         steps_ended = self.prefill.loop.steps_ended
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended

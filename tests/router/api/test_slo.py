@@ -89,6 +89,8 @@ async def test_otherwise_it_runs(site: SiteMaker) -> None:
         await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
         response = await post(here, **{"x-slo-ttft-ms": "1", "x-slo-tpot-ms": "0.5"})
         assert response.status_code == 200
+        (reserved,) = here.worker("decode-0").reserves
+        assert reserved.tpot_slo_s == 0.0005
         await here.quiet()
 
 

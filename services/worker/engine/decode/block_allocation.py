@@ -71,6 +71,11 @@ class BlockAllocation:
         return bool(self._short or self._swapped)
 
     @property
+    def running(self) -> int:
+        """Sequences that are decoded."""
+        return len(self._running)
+
+    @property
     def context_tokens(self) -> int:
         """Tokens that the running sequences have together, at most."""
         return sum(map(self._position, self._running.values()))

@@ -56,6 +56,8 @@ class Reservation:
     token_ids: tuple[int, ...] = ()
     # This worker's own prefill writes the blocks, and none are sent.
     own_prefill: bool = False
+    # The request's limit of the time per output token, where it states one.
+    tpot_s: float | None = None
     # Prepared when the record arrived ahead of its blocks.
     admission: Admission | None = None
     # Stops the prefill of this worker that writes into these blocks, where one does.

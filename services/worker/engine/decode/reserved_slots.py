@@ -8,6 +8,8 @@ add ─▶ reserved ─▶ committed, active ─▶ its slot has ended and its o
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +64,8 @@ class ReservedSlots:
     prefix_cache: PrefixCache | None
     emit: Callable[[EngineEvent], None]
     dropped_unknown: int = field(default=0, init=False)
+    # The requests' limits of the time per output token, in ascending order.
+    _tpot_limits: list[float] = field(default_factory=list, init=False)
     # Slots whose sequences are on their way: their admissions are prepared.
     arriving: set[SlotKey] = field(default_factory=set, init=False)
     _by_slot: dict[SlotKey, TicketEntry[Reservation]] = field(default_factory=dict, init=False)
@@ -72,7 +76,14 @@ class ReservedSlots:
         """Takes ownership of a reservation's slot and blocks."""
         entry = self.tickets.reserve(key, transfer_id, reservation, ttl_s)
         self._by_slot[reservation.key] = entry
+        if reservation.tpot_s is not None:
+            bisect.insort(self._tpot_limits, reservation.tpot_s)
         return entry
+
+    @property
+    def tightest_tpot_s(self) -> float:
+        """The shortest limit of the time per output token that a request has; infinite without any."""
+        return self._tpot_limits[0] if self._tpot_limits else math.inf
 
     def owned_blocks(self) -> list[BlockTables]:
         """The block tables of all live tickets."""
@@ -156,6 +167,8 @@ class ReservedSlots:
             reservation.revoke_loan()
         del self._by_slot[reservation.key]
         self.arriving.discard(reservation.key)
+        if reservation.tpot_s is not None:
+            self._tpot_limits.remove(reservation.tpot_s)
         if self.prefix_cache is not None and output:
             tokens = (*reservation.token_ids, *output[:-1])  # the last token has no KV
             hashes = self.prefix_cache.hashes_of(tokens, reservation.tenant, known=reservation.block_hashes)

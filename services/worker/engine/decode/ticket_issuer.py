@@ -100,6 +100,7 @@ class TicketIssuer:
             resident_blocks=resident,
             masked=request.HasField("grammar"),
             own_prefill=own_prefill,
+            tpot_s=request.tpot_slo_s if request.tpot_slo_s > 0 else None,
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
         if self.reserved.receiver is not None and not own_prefill:

@@ -22,6 +22,7 @@ from kvtransfer.sender.transfer import Transfer
 from services.common.engine.logprobs import logprobs_message
 from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
+from services.worker.engine.prefill.pacing import PrefillPacing
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that
 # end from then on, and everything else on them waits behind.
@@ -34,14 +35,15 @@ _WAIT_S, _POLL_S = 0.001, 0.0001
 class PrefillPipeline:
     """Runs the steps of one engine's prefill. All calls come from the engine's loop.
 
-    `device_pieces`: pieces to ship before the next step is begun, where a device moves them; 0 where the host
-    does.
+    `pacing`: holds steps back for the sake of this worker's own decode steps. `device_pieces`: pieces to ship
+    before the next step is begun, where a device moves them; 0 where the host does.
     """
 
     jobs: PrefillJobs
     loop: PrefillLoop
     sender: Sender
     device_pieces: int
+    pacing: PrefillPacing
     clock: StepClock = field(init=False)
     # The end of the step whose blocks were announced last; and the same, while it is waited for.
     _announced: TimedEvent | None = field(default=None, init=False)
@@ -58,7 +60,9 @@ class PrefillPipeline:
             self.poll(self.device_pieces)
         if self.device_pieces:
             self._announce()
-        begun = self.loop.begin()
+        begun = self.pacing.may_begin() and self.loop.begin()
+        if begun:
+            self.pacing.begun(self.loop.begun_step_s)
         self._end_steps()
         return begun
 

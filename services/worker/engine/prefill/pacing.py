@@ -1,0 +1,53 @@
+"""Paces the prefill steps of a worker that decodes too, so that its streams keep their time per output token.
+
+Decode steps that end have earned their limit; the time that passes while sequences are decoded is spent.
+While no more is spent than earned, prefill steps may begin; a prefill step slows the decode steps beside it,
+and the next one waits until what they spent in addition is earned again. So the mean step takes the limit at
+most, prompts get what that leaves, and where no decode step takes as long, nothing is held back. Prompts get
+an eighth of the time in any case: a limit that cannot be met starves none.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# What may be earned ahead or owed, in steps: a short while beside a request of some hundred tokens.
+_MOST_STEPS = 32
+# The least share of the time that prompts get, as 1 / (1 + this).
+_LEAST_PAUSE = 7
+
+
+@dataclass(eq=False)
+class PrefillPacing:
+    """`limit_s` returns the seconds that a decode step may take on average; infinite: as long as it likes."""
+
+    limit_s: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    _earned_s: float = field(default=0.0, init=False)
+    _steps: int = field(default=0, init=False)
+    _looked_at: float = field(default=0.0, init=False)
+    # When a prefill step may begin whatever is owed.
+    _due_at: float = field(default=0.0, init=False)
+
+    def look(self, steps: int, *, decoding: bool) -> None:
+        """To be called once a turn: how many decode steps have ended so far, and whether any sequence is
+        decoded."""
+        now, limit_s = self.clock(), self.limit_s()
+        ended, spent = steps - self._steps, now - self._looked_at
+        self._steps, self._looked_at = steps, now
+        if not decoding or math.isinf(limit_s):
+            self._earned_s = 0.0
+            return
+        most = _MOST_STEPS * limit_s
+        self._earned_s = min(most, max(-most, self._earned_s + ended * limit_s - spent))
+
+    def may_begin(self) -> bool:
+        """Whether a prefill step may begin now."""
+        return self._earned_s >= 0 or self.clock() >= self._due_at
+
+    def begun(self, expected_s: float) -> None:
+        """A prefill step began that should take so long."""
+        self._due_at = self.clock() + (1 + _LEAST_PAUSE) * expected_s

@@ -1,0 +1,106 @@
+"""Prefill steps beside decode steps in virtual time: the mean step keeps the limit, prompts get the rest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from baton.v1.decode_pb2 import TicketBody
+from services.worker.engine.prefill.pacing import PrefillPacing
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
+
+# A prefill step, and a decode step alone and beside one, in seconds.
+PREFILL, ALONE, BESIDE = 0.024, 0.005, 0.009
+
+
+@dataclass
+class Worker:
+    """A GPU that always has prompts and sequences."""
+
+    limit_s: float
+    now: float = 0.0
+
+    def run(self, seconds: float, *, decoding: bool = True) -> tuple[float, float]:
+        """The mean decode step, and the share of the time with prefill steps."""
+        pacing = PrefillPacing(lambda: self.limit_s, lambda: self.now)
+        steps, prefilled, until, begun_at = 0, 0.0, 0.0, self.now
+        while self.now < begun_at + seconds:
+            pacing.look(steps, decoding=decoding)
+            if self.now >= until and pacing.may_begin():
+                pacing.begun(PREFILL)
+                until = self.now + PREFILL
+                prefilled += PREFILL
+            self.now += BESIDE if self.now < until else ALONE
+            steps += decoding
+        return (self.now - begun_at) / max(1, steps), prefilled / (self.now - begun_at)
+
+
+@pytest.mark.parametrize("limit_ms", [6.0, 6.5, 7.0, 8.0])
+def test_the_mean_step_keeps_the_limit_and_prompts_get_what_it_leaves(limit_ms: float) -> None:
+    step, share = Worker(limit_ms / 1e3).run(20)
+    assert step <= limit_ms / 1e3 * 1.01
+    # Of the steps, those beside prefill; a prefill step ends within one, so a share more of the time is lost.
+    most = (limit_ms / 1e3 - ALONE) / (BESIDE - ALONE) * BESIDE / (limit_ms / 1e3)
+    assert 0.8 * most <= share <= 1.02 * most
+
+
+@pytest.mark.parametrize(("limit_s", "decoding"), [(math.inf, True), (0.012, True), (0.006, False)])
+def test_nothing_is_held_back_at_loose_limits_or_without_streams(limit_s: float, *, decoding: bool) -> None:
+    _, share = Worker(limit_s).run(5, decoding=decoding)
+    assert share > 0.85
+
+
+def test_a_limit_that_cannot_be_met_leaves_prompts_an_eighth() -> None:
+    _, share = Worker(0.003).run(20)
+    assert share == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_streams_that_come_after_an_idle_time_owe_nothing() -> None:
+    worker = Worker(0.006)
+    pacing = PrefillPacing(lambda: worker.limit_s, lambda: worker.now)
+    pacing.look(0, decoding=True)
+    worker.now = 5.0
+    pacing.look(0, decoding=False)
+    worker.now = 9.0
+    pacing.look(0, decoding=False)
+    assert pacing.may_begin()
+    pacing.begun(1.0)
+    worker.now = 9.1
+    pacing.look(10, decoding=True)
+    assert not pacing.may_begin(), "ten steps of 6 ms are less than the 100 that have passed"
+    worker.now = 9.11
+    pacing.look(20, decoding=True)
+    assert pacing.may_begin()
+
+
+def test_an_engine_keeps_the_tightest_limit_of_its_requests(tmp_path: Path) -> None:
+    engine = SteppedEngine(tmp_path, "both", tpot_slo_ms=50.0)
+    limit_s, reserved = engine.engine.prefill.pacing.limit_s, engine.engine.decode.reserved
+    assert limit_s() == 0.05
+    tickets = []
+    for name, tpot_s in ((b"a", 0.01), (b"b", 0.0)):
+        command = reserve(name=name)
+        command.tpot_slo_s = tpot_s
+        event = engine.ask(reserve=command)
+        tickets.append(TicketBody.FromString(event.reserved.ticket.body).transfer_id)
+    assert limit_s() == 0.01
+    for ticket, left in zip(reversed(tickets), (0.01, 0.05), strict=True):
+        reserved.end_unused(ticket)
+        assert limit_s() == left
+    engine.assert_free()
+    engine.close()
+
+
+def test_an_engine_whose_limit_cannot_be_met_computes_every_prompt(tmp_path: Path) -> None:
+    engine = SteppedEngine(tmp_path, "both", tpot_slo_ms=0.001)
+    numbers = []
+    for name in (b"a", b"b"):
+        event = engine.ask(reserve=reserve(name=name, tokens=30, most=20)).reserved
+        numbers.append(engine.send(prefill=prefill(event.ticket, name=name, tokens=30, most=20)))
+    engine.run_out()
+    assert all(engine.of(number)[-1] == "prefill_ended" for number in numbers)
+    engine.assert_free()
+    engine.close()
