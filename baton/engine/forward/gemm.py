@@ -213,7 +213,7 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
     if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(linear.weight):
         _by_codes(out, x, product, choice, scratch)
         return
-    if isinstance(choice, DigitsTuning) and has_digits(linear.weight):
+    if isinstance(choice, DigitsTuning) and has_digits(linear.weight, choice.width):
         _by_digits(out, x, product, choice, scratch)
         return
     if norm is not None:
@@ -258,11 +258,12 @@ def code_bytes(weight: Weight) -> int:
     return weight.columns * (2 if has_digits(weight) else 1)
 
 
-def has_digits(weight: Weight) -> bool:
-    """Whether two digits of x can be multiplied by this weight's codes."""
+def has_digits(weight: Weight, width: int = INT4_SPAN) -> bool:
+    """Whether two digits of x can be multiplied by this weight's codes, in tiles of so many columns."""
     if not isinstance(weight, QuantizedWeight):
         return False
-    return int4_by_digits(weight.format) or (weight.format.codes == "fp8" and not weight.format.scale_columns)
+    by_fp8 = weight.format.codes == "fp8" and fits(weight.format, width)
+    return by_fp8 or int4_by_digits(weight.format)
 
 
 def has_w8a8(weight: Weight) -> bool:

@@ -46,7 +46,7 @@ _KINDS: dict[str, type[Choice]] = {
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
-# Above, dequantising int4 takes less than what its two digits cost.
+# Above, dequantising takes less than what two digits cost.
 _MOST_DIGIT_ROWS = 256
 # The GPU whose table stands in for one of its generation that has none, by compute capability.
 _STAND_INS = {(9, 0): "NVIDIA H100 80GB HBM3"}
@@ -201,7 +201,8 @@ def _default_of_quantized(key: ProductKey) -> Choice:
         return GemvTuning()
     if by_rows and rows > _MOST_SKINNY_ROWS:
         return W8A8Library() if key.weight_dtype == "fp8" else W8A8Tuning()
-    if key.act_dtype != "float32" and by_int4 and rows <= _MOST_DIGIT_ROWS:
+    by_digits = by_int4 or key.weight_dtype in ("fp8", "fp8-128x128")
+    if key.act_dtype != "float32" and by_digits and rows <= _MOST_DIGIT_ROWS:
         return DigitsTuning(rows=min(128, _row_tile(rows)), splits=2)
     if rows <= _MOST_SKINNY_ROWS:
         return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)

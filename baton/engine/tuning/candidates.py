@@ -114,7 +114,8 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
     by_int4 = weight.format.codes == "int4"
     if has_digits(weight) and (by_int4 or rows <= 128):
         shapes = _DIGITS if by_int4 else _FP8_DIGITS
-        found += [DigitsTuning(min(128, tile), *shape) for shape in shapes]
+        tunings = [DigitsTuning(min(128, tile), *shape) for shape in shapes]
+        found += [tuning for tuning in tunings if by_int4 or fits(weight.format, tuning.width)]
     if rows > 1 and has_w8a8(weight):
         found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
         if weight.format.codes == "fp8":

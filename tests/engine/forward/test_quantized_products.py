@@ -177,8 +177,9 @@ def test_int4_by_digits(
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_fp8_times_two_digits() -> None:
-    x, held = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)), WeightFormat("fp8")
+@pytest.mark.parametrize("held", [WeightFormat("fp8"), WeightFormat("fp8", 32, 64)], ids=NAMES[:2])
+def test_fp8_times_two_digits(held: WeightFormat) -> None:
+    x = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
     weight, out = quantize(matrix(held, 70, 300).to(DEVICE), held), normal(5, 70, seed=5)
     scales = x.abs().amax(-1, keepdim=True) / 448
     high = (x / scales).to(torch.float8_e4m3fn)

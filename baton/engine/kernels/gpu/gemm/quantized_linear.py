@@ -86,24 +86,25 @@ def _tile(codes, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND: 
     else:
         w = tl.load(codes + k[None, :], mask=(k < K)[None, :], other=0.0)
         xs = tl.load(x_rows + k[:, None], mask=(k < K)[:, None], other=0.0)
-    if X_CODES:
-        if KIND == INT8:
-            return tl.dot(w, xs, sums, out_dtype=tl.int32)
-        else:
-            sums = tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
-            if X_DIGITS:
-                if EVEN:
-                    xs = tl.load(x_rows + low_digit + k[:, None])
-                else:
-                    xs = tl.load(x_rows + low_digit + k[:, None], mask=(k < K)[:, None], other=0.0)
-                sums = tl.dot(w, xs, sums, max_num_imprecise_acc=BK if BK < 128 else 128)
-            return sums
+    if X_CODES and KIND == INT8:
+        part = tl.dot(w, xs, sums, out_dtype=tl.int32)
+    elif X_CODES:
+        part = sums if GROUP == 0 else tl.zeros(sums.shape, tl.float32)
+        part = tl.dot(w, xs, part, max_num_imprecise_acc=BK if BK < 128 else 128)
+        if X_DIGITS:
+            if EVEN:
+                xs = tl.load(x_rows + low_digit + k[:, None])
+            else:
+                xs = tl.load(x_rows + low_digit + k[:, None], mask=(k < K)[:, None], other=0.0)
+            part = tl.dot(w, xs, part, max_num_imprecise_acc=BK if BK < 128 else 128)
     elif GROUP == 0:
-        return tl.dot(code_values(w, KIND, DOT), xs.to(DOT), sums, input_precision="ieee")
+        part = tl.dot(code_values(w, KIND, DOT), xs.to(DOT), sums, input_precision="ieee")
     else:
-        scale = tl.load(scales + (rows // SCALE_ROWS) * GROUPS + start // GROUP)
         part = tl.dot(code_values(w, KIND, DOT), xs.to(DOT), input_precision="ieee")
-        return sums + part * scale[:, None]
+    if GROUP == 0:
+        return part
+    else:
+        return sums + part * tl.load(scales + (rows // SCALE_ROWS) * GROUPS + start // GROUP)[:, None]
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -189,8 +190,8 @@ def quantized_linear(
     """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
 
     `tuning.width` is one that `fits` the format. With splits, `space` holds at least `split_space_needed`.
-    `x_scales` [M] float32: x is codes, of the kind of the weight's, which has scales of rows; or two digits
-    [2, M, K] of e4m3. Raises ValueError for what does not fit.
+    `x_scales` [M] float32: x is codes, of the kind of the weight's; or two digits [2, M, K] of e4m3. Raises
+    ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     (m, k), held = x.shape[-2:], weight.format
@@ -199,9 +200,7 @@ def quantized_linear(
         raise ValueError(
             f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
         )
-    if x_scales is not None and (
-        x.dtype != weight.codes.dtype or x_scales.shape != (m,) or held.scale_columns
-    ):
+    if x_scales is not None and (x.dtype != weight.codes.dtype or x_scales.shape != (m,)):
         raise ValueError(f"codes of x, {x.dtype}, do not fit {held.name}")
     if not (x.is_contiguous() and out.is_contiguous() and all(t.is_contiguous() for t in weight.tensors())):
         raise ValueError("x, weight and out must be contiguous")
