@@ -173,13 +173,19 @@ def _failure(error: BatonError) -> Failure:
     return Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
 
 
+def _bound_memory(most: int) -> None:
+    """Bounds the address space, unless it is bounded more narrowly already."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def main() -> int:
     """Runs until the front ends; the exit code is for its log only."""
     launch = MasksLaunch.model_validate_json(sys.stdin.read())
     prompt_wakeups()  # a mask that is late holds its slot for a step
     sharpen_timers()
-    limit = launch.memory_mb << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _bound_memory(launch.memory_mb << 20)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = ProcessEnd(socket.socket(fileno=launch.channel_fd))
     rings = SharedRings(launch.slots, launch.max_logprobs)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
 
 # What a worker and a router read; no code and no pickled weights are ever fetched.
+CONFIG_FILES = ("config.json", "generation_config.json")
 _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
-def resolve_model(model: str) -> Path:
-    """The folder of a model given by folder or hub id (`owner/name`), downloaded if need be.
+def resolve_model(model: str, files: Sequence[str] = _PATTERNS) -> Path:
+    """The folder of a model given by folder or hub id (`owner/name`), whose `files` are downloaded if need
+    be; by default all that a worker and a router read.
 
     Raises BatonError(INVALID) in one line where there is no such folder and it cannot be fetched.
     """
@@ -29,14 +32,14 @@ def resolve_model(model: str) -> Path:
             f"{model}: no such folder, and huggingface_hub is not installed to fetch it: "
             "pip install 'baton-serve[hub]'",
         )
-    return _download(model)
+    return _download(model, files)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(_PATTERNS)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
     except Exception as error:  # the library raises many kinds, down to its HTTP client's
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BatonError(

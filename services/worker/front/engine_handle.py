@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.device_watchdog import DeviceWatchdog
-from baton.engine.model.source import resolve_model
+from baton.engine.model.source import CONFIG_FILES, resolve_model
 from baton.engine.rings.heartbeat import Heartbeat
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mask_board import MaskBoard
@@ -66,7 +66,7 @@ async def start_engine(
     """Starts the engine process; it sends a ready or a failed event on the channel."""
     slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
     memory = SharedMemory.create(f"baton-{config.name}", SharedRings(slots, logprobs).size)
-    masks = await asyncio.to_thread(_mask_setup, config, memory)  # it may download the model
+    masks = await asyncio.to_thread(_mask_setup, config, memory)  # it may download the configuration
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         launch = EngineLaunch(
@@ -85,7 +85,7 @@ def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
     """The mask board and all else that the mask process needs; None where the model's folder cannot be read,
     which the engine reports."""
     try:
-        folder = resolve_model(config.model)
+        folder = resolve_model(config.model, CONFIG_FILES)  # the engine fetches the rest
         vocab_size = ModelLimits.read(ConfigFile.read(folder / "config.json")).vocab_size
     except BatonError:
         return None
