@@ -30,6 +30,9 @@ from baton.client.types import (
     Message,
     TokenLogprob,
     TokenLogprobs,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from baton.errors import BatonError, ErrorKind, FieldError
@@ -52,5 +55,8 @@ __all__ = [
     "Tls",
     "TokenLogprob",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]

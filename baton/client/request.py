@@ -6,11 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
-from baton.client.types import Message
+from baton.client.types import Message, Tool
 from baton.errors import BatonError, ErrorKind
-from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
+from baton.v1.router_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    GenerateRequest,
+    TokenIds,
+    ToolChoice,
+)
+from baton.v1.router_pb2 import ToolCall as ToolCallMessage
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias
 
+_CHOICES = {
+    "none": ToolChoice.TOOL_CHOICE_NONE,
+    "auto": ToolChoice.TOOL_CHOICE_AUTO,
+    "required": ToolChoice.TOOL_CHOICE_REQUIRED,
+}
 _GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -47,6 +59,11 @@ class Sampling(TypedDict, total=False):
     regex: str
     choice: Sequence[str]
     grammar: str
+    # Of a conversation: what the model may call; and whether it must: "none", "auto", "required", or the name
+    # of one of them.
+    tools: Sequence[Tool]
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
@@ -57,7 +74,10 @@ def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> Gene
         fields["logit_bias"] = [LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
         fields["grammar"] = _grammar(fields)
         fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        return GenerateRequest(model=model, **_prompt(prompt), **fields)
+        message = GenerateRequest(model=model, **_prompt(prompt))
+        _add_tools(message, fields)
+        message.MergeFrom(GenerateRequest(**fields))
+        return message
     except (TypeError, ValueError) as error:
         raise BatonError(ErrorKind.INVALID, f"not a request: {error}") from error
 
@@ -78,6 +98,26 @@ def _grammar(fields: dict[str, Any]) -> Grammar | None:
     return Grammar(**{name: value})
 
 
+def _add_tools(request: GenerateRequest, fields: dict[str, Any]) -> None:
+    """Takes the tools out of the arguments. Raises ValueError where the prompt is no conversation."""
+    tools, choice = fields.pop("tools", ()), fields.pop("tool_choice", "auto")
+    parallel = fields.pop("parallel_tool_calls", None)
+    if not tools:
+        return
+    if not request.HasField("chat"):
+        raise ValueError("tools need messages")
+    chat = request.chat
+    for tool in tools:
+        parameters = "" if tool.parameters is None else json.dumps(tool.parameters, ensure_ascii=False)
+        chat.tools.add(name=tool.name, description=tool.description, parameters=parameters)
+    if choice in _CHOICES:
+        chat.tool_choice = _CHOICES[choice]
+    else:
+        chat.tool_choice, chat.tool_name = ToolChoice.TOOL_CHOICE_NAMED, choice
+    if parallel is not None:
+        chat.parallel_tool_calls = parallel
+
+
 class _PromptField(TypedDict, total=False):
     text: str
     token_ids: TokenIds
@@ -89,6 +129,19 @@ def _prompt(prompt: Prompt) -> _PromptField:
         return {"text": prompt}
     if prompt and isinstance(prompt[0], Message):
         messages = cast("Sequence[Message]", prompt)
-        turns = [ChatMessage(role=message.role, content=message.content) for message in messages]
-        return {"chat": ChatMessages(messages=turns)}
+        return {"chat": ChatMessages(messages=map(_turn, messages))}
     return {"token_ids": TokenIds(ids=cast("Sequence[int]", prompt))}
+
+
+def _turn(message: Message) -> ChatMessage:
+    calls = [
+        ToolCallMessage(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
+    ]
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        tool_calls=calls,
+        reasoning_content=message.reasoning,
+    )

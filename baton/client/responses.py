@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import grpc
 
-from baton.client.types import Choice, Completion, Delta, FinishReason, TokenLogprob, TokenLogprobs, Usage
+from baton.client.types import (
+    Choice,
+    Completion,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import from_status
 from baton.v1 import types_pb2
@@ -44,6 +55,10 @@ class Reader:
             text=response.text,
             logprobs=_logprobs(response.token_ids, response.logprobs),
             prompt_logprobs=_logprobs(self._prompt_ids[1:], response.prompt_logprobs),
+            tool_calls=tuple(
+                ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in response.tool_calls
+            ),
+            reasoning=response.reasoning_content,
             finish_reason=_REASONS.get(response.finish_reason),
             usage=usage,
         )
@@ -89,7 +104,18 @@ def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
         finish_reason=reason,
         logprobs=tuple(one for delta in deltas for one in delta.logprobs),
         prompt_logprobs=tuple(one for delta in deltas for one in delta.prompt_logprobs),
+        tool_calls=_calls(part for delta in deltas for part in delta.tool_calls),
+        reasoning="".join(delta.reasoning for delta in deltas),
     )
+
+
+def _calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Puts the calls of an output together."""
+    calls: dict[int, ToolCall] = {}
+    for part in parts:
+        known = calls.get(part.index, ToolCall(part.id, part.name, ""))
+        calls[part.index] = replace(known, arguments=known.arguments + part.arguments)
+    return tuple(calls[index] for index in sorted(calls))
 
 
 def _logprobs(ids: Sequence[int], logprobs: Iterable[types_pb2.Logprobs]) -> tuple[TokenLogprobs, ...]:

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters`: the JSON schema of its arguments; None: it has
+    none."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments`: JSON text, which only a call that had to be made is sure to be."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The beginning of a call, with its id and name; or more of its arguments. `index`: its number among the
+    output's calls."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation. A tool's result names the call that it answers; an assistant's
+    message may have the calls and the reasoning of an earlier output."""
 
     role: str
-    content: str
+    content: str = ""
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 class FinishReason(StrEnum):
@@ -75,6 +112,9 @@ class Delta:
     # the second on.
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Of a conversation: more of the calls of tools, and of the reasoning, which are not part of the text.
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning: str = ""
     # On the last delta of an output.
     finish_reason: FinishReason | None = None
     # On the last delta of all.
@@ -91,6 +131,9 @@ class Choice:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # The calls of tools, and the reasoning, which are not part of the text.
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

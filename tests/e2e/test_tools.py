@@ -12,6 +12,7 @@ import grpc.aio
 import openai
 import pytest
 
+import baton.client
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool, ToolCall, ToolChoice
 from baton.v1.types_pb2 import FinishReason
 from models.demo_training.evaluate import DEMO_MODEL
@@ -147,6 +148,26 @@ async def test_the_same_over_grpc(cluster: Cluster, large: bool) -> None:
                 async for _ in stub.Generate(GenerateRequest(model=MODEL, chat=wrong), timeout=60):
                     pass
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_batons_own_client_calls_tools(cluster: Cluster) -> None:
+    tools = [baton.client.Tool("weather", "?", WEATHER), baton.client.Tool("now")]
+    asked = baton.client.Message("user", "How is the weather in Bern?")
+    async with await baton.client.AsyncClient.connect(cluster.grpc_address) as client:
+        fields: dict[str, Any] = {"tools": tools, "max_tokens": 300, "parallel_tool_calls": False, "seed": 3}
+        for name in ("required", "weather"):
+            (choice,) = (await client.complete([asked], tool_choice=name, **fields)).choices
+            assert (choice.text, choice.finish_reason) == ("", baton.client.FinishReason.TOOL_CALLS)
+            (call,) = choice.tool_calls
+            check([(call.name, call.arguments)])
+        answered = baton.client.Message("assistant", tool_calls=choice.tool_calls)
+        result = baton.client.Message("tool", "rain", tool_call_id=call.id)
+        last = await client.complete(
+            [asked, answered, result], tool_choice="none", **{**fields, "max_tokens": 5}
+        )
+        assert last.choices[0].tool_calls == ()
+        with pytest.raises(baton.client.BatonError, match="need messages"):
+            await client.complete("a", tools=tools)
 
 
 async def test_a_model_that_may_choose_is_not_guided(cluster: Cluster) -> None:
