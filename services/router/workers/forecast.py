@@ -143,6 +143,8 @@ def miss_risk(worker: Worker, tpot_s: float | None, context_tokens: int) -> Miss
     """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
     missed there already count no more, so that those with loose limits gather with them, and tight limits are
     met elsewhere."""
+    if tpot_s is None and not worker.tpot_limits:
+        return MissRisk()
     limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens)
     own_s = math.inf if tpot_s is None else tpot_s
     missed = bisect.bisect_left(limits, after_s / SAFETY)
