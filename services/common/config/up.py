@@ -12,7 +12,7 @@ from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
 from services.common.config.state import StateSettings
 from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
-from services.common.config.worker import EngineConfig, TransferConfig
+from services.common.config.worker import EngineConfig, TransferConfig, check_quantised_once
 
 
 class UpConfig(StrictModel):
@@ -88,6 +88,11 @@ class UpConfig(StrictModel):
                 ("worker_metrics_port", self.worker_metrics_port, everyone),
             )
         )
+        return self
+
+    @model_validator(mode="after")
+    def _quantised_once(self) -> UpConfig:
+        check_quantised_once(self.engine, self.transfer)
         return self
 
     @model_validator(mode="after")

@@ -250,6 +250,14 @@ class TransferConfig(StrictModel):
         return self
 
 
+def check_quantised_once(engine: EngineConfig, transfer: TransferConfig) -> None:
+    """Raises ValueError where both the cache and what is sent of it would be quantised."""
+    if engine.kv_dtype == "fp8" and transfer.kv_wire != "native":
+        raise ValueError(
+            f"kv_wire {transfer.kv_wire} is for a cache that kv_dtype fp8 does not quantise already"
+        )
+
+
 class WorkerConfig(StrictModel):
     """One worker: a gRPC front process and one engine process."""
 
@@ -289,8 +297,7 @@ class WorkerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _quantised_once(self) -> WorkerConfig:
-        if self.engine.kv_dtype == "fp8" and self.transfer.kv_wire != "native":
-            raise ValueError(f"kv_wire {self.transfer.kv_wire} is for a cache that is not quantised itself")
+        check_quantised_once(self.engine, self.transfer)
         return self
 
     @property

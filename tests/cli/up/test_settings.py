@@ -405,3 +405,10 @@ def test_machines_of_a_ray_that_is_joined_need_a_cluster_secret(
     said = capsys.readouterr().err
     assert said.startswith("baton: error: --ray-address there:6379 needs a cluster secret")
     assert said.count("\n") == 1
+
+
+def test_kv_is_quantised_in_the_cache_or_on_the_wire(tmp_path: Path) -> None:
+    workers = worker_configs(load("--kv-dtype", "fp8"), tmp_path)
+    assert {worker.engine.kv_dtype for worker in workers} == {"fp8"}
+    with pytest.raises(BatonError, match="kv_wire int8 is for a cache that kv_dtype fp8 does not quantise"):
+        load("--kv-dtype", "fp8", "--kv-wire", "int8")

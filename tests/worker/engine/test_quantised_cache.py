@@ -105,7 +105,9 @@ def test_evicted_prefixes_come_back_from_host_and_disk(tmp_path: Path, truth: St
 def test_a_cache_is_quantised_at_most_once() -> None:
     engine: Any = {"kv_dtype": "fp8"}
     transfer = TransferConfig(kv_wire="int8")
-    with pytest.raises(ValueError, match="kv_wire int8 is for a cache that is not quantised itself"):
+    with pytest.raises(
+        ValueError, match="kv_wire int8 is for a cache that kv_dtype fp8 does not quantise already"
+    ):
         WorkerConfig(name="a", role="decode", model="m", engine=engine, transfer=transfer)
 
 
