@@ -14,6 +14,7 @@ import httpx
 
 from baton.client import AsyncClient
 from baton.client.tls import Tls
+from baton.errors import BatonError
 
 _NAME = "demo-baton"
 _MODEL = "baton-demo"
@@ -30,19 +31,20 @@ _ASKED = (
 @dataclass(frozen=True)
 class Endpoint:
     """The addresses of the public Service; `certificates`: folder with ca.crt and the client's tls.crt and
-    tls.key where it speaks TLS."""
+    tls.key where it speaks TLS; `api_key`: None where clients need none."""
 
     address: str
     http_port: int
     grpc_port: int
     certificates: Path | None
+    api_key: str | None
 
     def grpc_client(self) -> AsyncClient:
         folder = self.certificates
         tls = None
         if folder is not None:
             tls = Tls(folder / "ca.crt", folder / "tls.crt", folder / "tls.key", server_name=_NAME)
-        return AsyncClient(f"{self.address}:{self.grpc_port}", model=_MODEL, tls=tls)
+        return AsyncClient(f"{self.address}:{self.grpc_port}", model=_MODEL, tls=tls, api_key=self.api_key)
 
     def http_client(self) -> httpx.AsyncClient:
         folder = self.certificates
@@ -51,7 +53,8 @@ class Endpoint:
             scheme, context = "https", ssl.create_default_context(cafile=folder / "ca.crt")
             context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         url = f"{scheme}://{self.address}:{self.http_port}"
-        return httpx.AsyncClient(base_url=url, timeout=_ANSWER_S, verify=context)
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        return httpx.AsyncClient(base_url=url, timeout=_ANSWER_S, verify=context, headers=headers)
 
 
 @dataclass(slots=True)
@@ -105,6 +108,18 @@ async def _over_http(client: httpx.AsyncClient, prompt: str, tokens: int) -> str
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
     return text
+
+
+async def refusals(endpoint: Endpoint) -> set[str]:
+    """What a request is refused with over each API."""
+    found = set()
+    async with endpoint.grpc_client() as client, endpoint.http_client() as http:
+        for name, asked in (("grpc", _over_grpc(client, "Hello", 1)), ("http", _over_http(http, "Hello", 1))):
+            try:
+                await asked
+            except (BatonError, AssertionError) as error:
+                found.add(f"{name}: {error}")
+    return found
 
 
 async def answers(endpoint: Endpoint) -> dict[tuple[str, int], str]:

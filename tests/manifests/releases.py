@@ -1,4 +1,5 @@
-"""The releases that are run: values-cpu.yaml in each topology, in plaintext or with TLS everywhere."""
+"""The releases that are run: values-cpu.yaml in each topology, in plaintext with the secrets of its values or
+with TLS everywhere, API keys and own secrets."""
 
 from __future__ import annotations
 
@@ -26,21 +27,33 @@ def rendered(topology: Topology, *, tls: bool, drain_s: int = 5) -> Rendered:
         changes["topology"] = topology
     if tls:
         changes |= {"tls__public": _PUBLIC, "tls__internal": _INTERNAL, "test__tlsSecret": "test-client"}
+        changes |= {"auth": {"enabled": True, "existingSecret": "api-keys"}}
+        changes |= {
+            "secrets": {"existingSecret": "own-secrets", "values": {"redisPassword": "redisPasswordForTests"}}
+        }
     return render_with("cpu", **changes)
 
 
 @dataclass
 class OwnCertificates:
-    """What the release with TLS finds in its namespace: a public certificate, and clients' authority."""
+    """What the release with TLS finds in its namespace: secrets, a public certificate, clients' authority."""
 
     servers: Authority = field(default_factory=lambda: Authority("servers"))
     clients: Authority = field(default_factory=lambda: Authority("clients"))
+    api_keys: tuple[str, ...] = ("the-first-key",)
 
     def secrets(self) -> dict[str, Secret]:
         """Issued anew by each call. `test-client` is that of `helm test`."""
         public = self.servers.issue(NAME, f"{NAME}.llm.svc")
         client = self.clients.issue("test-client")
         return {
+            "own-secrets": {
+                "cluster-secret": "a cluster secret of one's own",
+                "prefix-secret": "a prefix secret of one's own",
+                "journal-key": "0f" * 32,
+                "ray-token": "a token of Ray of one's own",
+            },
+            "api-keys": {"api-keys": "".join(f"{key}\n" for key in self.api_keys)},
             "public-tls": secret_of(public, self.servers.pem),
             "client-ca": {"ca.crt": self.clients.pem.decode()},
             "test-client": secret_of(client, self.servers.pem),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+
+import httpx
 
 from tests.certificates import Authority, Issued
 from tests.deploy.chart import Rendered
@@ -21,7 +24,7 @@ from tests.manifests.internal_ports import (
     served_certificate,
     strangers,
 )
-from tests.manifests.load import Endpoint, steady_load
+from tests.manifests.load import Endpoint, refusals, steady_load
 from tests.manifests.pod import Pod
 from tests.manifests.releases import NAME, TEST, OwnCertificates, Topology, rendered
 
@@ -43,7 +46,8 @@ class Site:
         client = None if certificates is None else certificates.client_folder(folder / "client")
         proxy = cluster.services[NAME]
         ports = {port.name: port.port for port in proxy.service.ports}
-        self.endpoint = Endpoint(proxy.address, ports["http"], ports["grpc"], client)
+        key = None if certificates is None else certificates.api_keys[0]
+        self.endpoint = Endpoint(proxy.address, ports["http"], ports["grpc"], client, key)
 
     @property
     def authority(self) -> Authority:
@@ -102,6 +106,32 @@ class Site:
         known = calling_context(self.authority, self.authority.issue(router), self._folder)
         said = await asyncio.gather(*(answer(pod, port, known) for pod, port in asked))
         assert all(said), f"a router is not answered: {said}"
+
+    async def keys_are_followed(self) -> None:
+        """Without an API key or with a wrong one nobody is served; a new one is known without a restart."""
+        assert self.certificates is not None
+        new = dataclasses.replace(self.endpoint, api_key="the-second-key")
+        for endpoint in (dataclasses.replace(self.endpoint, api_key=None), new):
+            assert len(await refusals(endpoint)) == 2
+        assert not await refusals(self.endpoint)
+        self.certificates.api_keys = ("the-second-key", "the-first-key")
+        self.renew_certificates()
+        deadline = time.monotonic() + _FOLLOWED_S
+        while found := await refusals(new):
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.5)
+
+    async def metrics_are_scraped(self) -> None:
+        """At each port that a Service for monitors names."""
+        for proxy in self.cluster.services.values():
+            for port in proxy.service.ports:
+                if port.name == "admin" or port.name.startswith("metrics-"):
+                    endpoints = proxy.endpoints(port)
+                    assert endpoints, f"{proxy.service.name} has no pod at {port.name}"
+                    for address, number in endpoints:
+                        async with httpx.AsyncClient(timeout=_COMMAND_S) as client:
+                            said = await client.get(f"http://{address}:{number}/metrics")
+                        assert "baton_" in said.text, f"{proxy.service.name}, {port.name}"
 
     def renew_certificates(self) -> None:
         assert self.certificates is not None

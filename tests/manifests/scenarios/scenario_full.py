@@ -34,6 +34,7 @@ async def test_ports(release: tuple[Topology, Site]) -> None:
 
 async def test_containers_are_confined(release: tuple[Topology, Site]) -> None:
     await release[1].containers_are_confined()
+    await release[1].metrics_are_scraped()
 
 
 async def test_helm_test_and_the_commands_of_the_notes(release: tuple[Topology, Site]) -> None:
@@ -55,6 +56,12 @@ async def test_certificates_are_renewed_without_a_restart(release: tuple[Topolog
         await running.until_renewed()
         await running.helm_test()
         assert [pod.pid for pod in running.workers()] == before
+
+
+async def test_api_keys_are_followed_without_a_restart(release: tuple[Topology, Site]) -> None:
+    _, running = release
+    if running.certificates is not None:
+        await running.keys_are_followed()
 
 
 async def test_each_role_is_replaced_under_load(release: tuple[Topology, Site]) -> None:

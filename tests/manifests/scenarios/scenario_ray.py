@@ -27,6 +27,7 @@ async def release(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
 
 async def test_helm_test(release: Site) -> None:
     await release.helm_test()
+    await release.metrics_are_scraped()
 
 
 async def test_strangers_get_nothing_of_ray(release: Site, tmp_path_factory: pytest.TempPathFactory) -> None:

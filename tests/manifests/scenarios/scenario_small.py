@@ -21,6 +21,7 @@ async def release(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
 async def test_containers(release: Site) -> None:
     await release.every_port_is_declared()
     await release.containers_are_confined()
+    await release.metrics_are_scraped()
 
 
 async def test_strangers_get_nothing(release: Site) -> None:
