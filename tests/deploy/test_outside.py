@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.deploy.chart import case
 
 
@@ -57,8 +59,20 @@ def test_routes_of_a_gateway() -> None:
 def test_settings_of_routers() -> None:
     router = case("outside").config("router")["router"]
     assert (router["max_waiting"], router["queue_timeout_s"]) == (4096, 30)
-    assert router["connections"] == {"max_connections_per_address": 4096}
+    assert router["connections"] == {"max_connections_per_address": 4096, "max_connection_age_s": 9}
     assert router["public_metrics"] is False
+
+
+@pytest.mark.parametrize(("drain_s", "expected"), [(15, 9), (3, 1.8), (0, None)])
+def test_grpc_connections_end_while_a_stopping_router_still_serves(
+    drain_s: int, expected: float | None
+) -> None:
+    """One that was opened just before the Service knew of the stop ends before SIGTERM, jitter of 10 %
+    included."""
+    router = render_with("cpu", lifecycle__drainSeconds=drain_s).config("router")["router"]
+    assert router.get("connections", {}).get("max_connection_age_s") == expected
+    own = render_with("cpu", router__config={"connections": {"max_connection_age_s": 60}})
+    assert own.config("router")["router"]["connections"]["max_connection_age_s"] == 60
 
 
 def test_helm_test_makes_a_generation() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def release(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with site("node", tmp_path_factory.mktemp("node"), tls=True, drain_s=1) as running:
+    async with site("node", tmp_path_factory.mktemp("node"), tls=True, drain_s=3) as running:
         yield running
 
 

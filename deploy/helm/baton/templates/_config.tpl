@@ -57,6 +57,10 @@ tls:
 {{- $router := dict "host" "0.0.0.0" "http_port" $ports.http "grpc_port" $ports.grpc "public_metrics" false
     "admin_host" "127.0.0.1" "admin_grpc_port" $ports.adminGrpc "admin_http_port" $ports.adminHttp
     "request_timeout_s" .Values.lifecycle.longestGenerationSeconds -}}
+{{- with .Values.lifecycle.drainSeconds -}}
+{{- /* So that all clients have left by the end of `drainSeconds`, those too that came before the Service knew. */ -}}
+{{- $_ := set $router "connections" (dict "max_connection_age_s" (round (mulf 0.6 .) 1)) -}}
+{{- end -}}
 {{- $own := dict "router" (mergeOverwrite $router (deepCopy .Values.router.config)) -}}
 {{- if .Values.auth.enabled -}}
 {{- $_ := set $own "auth" (dict "api_keys_file" "/run/baton/secrets/api-keys") -}}
