@@ -8,7 +8,6 @@ from pathlib import Path
 
 from baton.cli.common import extras
 from baton.cli.common.config_file import invalid
-from baton.tls.issue import issue_certificate
 
 # Ray's processes of a node also call each other by these.
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -39,6 +38,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the files. Raises `BatonError(INVALID)` with one line where the authority cannot be used."""
     extras.require("cluster")
+    from baton.tls.issue import issue_certificate  # needs a package of the extra
+
     try:
         authority = (arguments.authority / "tls.crt").read_bytes()
         key = (arguments.authority / "tls.key").read_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.chart import case
+from tests.deploy.chart import case, render_with
 
 
 def test_public_service_has_both_ports() -> None:

@@ -25,6 +25,10 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "up", "--redis-url", "redis://there"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "demo"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "worker", "--role", "both", "--model", "m"): (2, "pip install 'baton-serve[worker]'"),
+    ("baton", "ray-certificate", "--authority", "a", "--host", "b", "--out", "c"): (
+        2,
+        "pip install 'baton-serve[cluster]'",
+    ),
     ("baton", "router", "--config", "f"): (2, "pip install 'baton-serve[router]'"),
     ("baton", "check", "--config", "no-file"): (2, "cannot read no-file"),
     ("baton", "fetch-model", "--config", "no-file"): (2, "cannot read no-file"),
