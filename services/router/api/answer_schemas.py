@@ -160,16 +160,25 @@ ANSWERS: Mapping[str, Schema] = {
             "max_output_tokens": {"type": ["integer", "null"]},
             "max_tool_calls": {"type": "null"},
             "model": _STRING,
-            "output": _many("ResponseMessage"),
-            "parallel_tool_calls": _is_bool(value=True),
+            "output": {
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        _reference("ResponseMessage"),
+                        _reference("ResponseFunctionCall"),
+                        _reference("ResponseReasoning"),
+                    ]
+                },
+            },
+            "parallel_tool_calls": {"type": "boolean"},
             "previous_response_id": {"type": "null"},
             "reasoning": {"type": "object"},
             "service_tier": _STRING,
             "store": _is_bool(value=False),
             "temperature": {"type": "number"},
             "text": {"type": "object"},
-            "tool_choice": _is("auto"),
-            "tools": {"type": "array", "maxItems": 0},
+            "tool_choice": {"type": ["string", "object"]},
+            "tools": {"type": "array", "items": {"type": "object"}},
             "top_logprobs": _COUNT,
             "top_p": {"type": "number"},
             "truncation": _is("disabled"),
@@ -185,6 +194,28 @@ ANSWERS: Mapping[str, Schema] = {
             "status": {"enum": ["in_progress", "completed", "incomplete"]},
             "role": _is("assistant"),
             "content": _many("ResponseText"),
+        }
+    ),
+    "ResponseFunctionCall": _object(
+        {
+            "id": _STRING,
+            "type": _is("function_call"),
+            "status": {"enum": ["in_progress", "completed", "incomplete"]},
+            "call_id": _STRING,
+            "name": _STRING,
+            "arguments": _STRING,
+        }
+    ),
+    "ResponseReasoning": _object(
+        {
+            "id": _STRING,
+            "type": _is("reasoning"),
+            "status": {"enum": ["in_progress", "completed", "incomplete"]},
+            "summary": {"type": "array", "maxItems": 0},
+            "content": {
+                "type": "array",
+                "items": _object({"type": _is("reasoning_text"), "text": _STRING}),
+            },
         }
     ),
     "ResponseText": _object(

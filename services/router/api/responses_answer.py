@@ -12,7 +12,8 @@ from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
 from services.router.formats.json_bodies import send_json
 from services.router.formats.responses_body import ResponsesBody
-from services.router.formats.responses_documents import Document, ResponseDocuments
+from services.router.formats.responses_documents import ResponseDocuments
+from services.router.formats.responses_items import Document
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Request
 from services.router.text.token_texts import TokenTexts
@@ -51,7 +52,6 @@ class ResponsesAnswer:
         await events.write(b"", last=True)
 
     async def _run(self, events: EventStream) -> None:
-        texts: list[str] = []
         tokens = 0
         async with self._dispatcher.stream([self._request]) as deltas:
             async for _, delta in deltas:
@@ -59,12 +59,10 @@ class ResponsesAnswer:
                     for document in self._documents.opening():
                         await _send(events, document)
                 tokens += len(delta.token_ids)
-                texts.append(delta.text)
-                if delta.text or (delta.token_ids and self._request.wants_logprobs):
-                    await _send(events, self._documents.delta(delta))
+                for document in self._documents.delta(delta):
+                    await _send(events, document)
                 if delta.finish is not None:
-                    closing = self._documents.closing("".join(texts), delta, tokens, int(time.time()))
-                    for document in closing:
+                    for document in self._documents.closing(delta, tokens, int(time.time())):
                         await _send(events, document)
 
 

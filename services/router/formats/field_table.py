@@ -147,7 +147,7 @@ _RESPONSES: FieldTable = {
     **_GENERATION,
     **_used(
         *("input", "instructions", "max_output_tokens", "include", "text", "top_logprobs"),
-        "chat_template_kwargs",
+        *("chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls"),
     ),
     # Nothing is stored, whatever `store` is; the response says so.
     **_no_effect("store"),
@@ -161,13 +161,10 @@ _RESPONSES: FieldTable = {
         max_tool_calls=(),
         media_io_kwargs=({},),
         mm_processor_kwargs=({},),
-        parallel_tool_calls=(True, False),
         previous_input_messages=([],),
         previous_response_id=(),
         prompt=(),
         reasoning=({}, {"effort": None}, {"effort": "none"}),
-        tool_choice=("none", "auto"),
-        tools=([],),
         truncation=("disabled",),
     ),
 }

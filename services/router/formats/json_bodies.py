@@ -21,9 +21,12 @@ encode = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",
 
 
 def parse_json(body: bytes | bytearray) -> object:
-    """Parses a body; FieldError if it is not JSON, or an object in it has a key twice."""
+    """Parses a body; FieldError if it is not JSON, an object in it has a key twice, or a text in it is not
+    valid Unicode: no later step could encode half a surrogate pair, which JSON can escape."""
     try:
         document: object = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object)
+        if b"\\ud" in body or b"\\uD" in body:
+            encode(document).encode()
     except (ValueError, RecursionError) as error:
         raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
     return document

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, FailFast
@@ -13,6 +14,7 @@ from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format
 from services.router.formats.openai_fields import GenerationBody, Part
+from services.router.formats.openai_tools import FunctionBody, ToolBody, tool_use
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -29,8 +31,28 @@ _EMPTY = Literal[
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
+class FunctionTool(Part):
+    """A function that the model may call. `strict` has no effect: forced calls always match their schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_in_a_chat(self) -> ToolBody:
+        """As `tools` of a chat has it."""
+        function = FunctionBody(name=self.name, description=self.description, parameters=self.parameters)
+        return ToolBody(type=self.type, function=function)
+
+    def echo(self) -> dict[str, Any]:
+        """As a response repeats it."""
+        return dict(vars(self))
+
+
 class InputItem(Part):
-    """One item of the input. Only messages are supported; an earlier response's may be sent back."""
+    """One item of the input: a message, a call or its result. Those of earlier responses may be sent back;
+    their reasoning is not shown to the model again."""
 
     type: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -39,6 +61,14 @@ class InputItem(Part):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+    # Of calls and their results.
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Any = None
+    # Of reasoning.
+    summary: Any = None
+    encrypted_content: Any = None
 
 
 class _FailFast(FailFast):
@@ -67,6 +97,7 @@ class ResponsesBody(GenerationBody):
         **GenerationBody.nested,
         "input": InputItem,
         "text": TextConfig,
+        "tools": FunctionTool,
     }
 
     input: str | Items
@@ -76,6 +107,9 @@ class ResponsesBody(GenerationBody):
     text: TextConfig | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -88,14 +122,31 @@ class ResponsesBody(GenerationBody):
             raise _unsupported("text.verbosity is not supported yet", "text")
         parsed = self.sampling()
         names = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+        tools = [tool.as_in_a_chat() for tool in self.tools or ()]
+        shown = [] if self.tool_choice == "none" else [tool.for_template() for tool in tools]
+        chat = Chat(
+            self._turns(),
+            template_variables=self.chat_template_kwargs,
+            tools=shown,
+            field_name="input",
+        )
         return dataclasses.replace(
             parsed,
-            chat=Chat(self._turns(), template_variables=self.chat_template_kwargs, field_name="input"),
+            chat=chat,
             max_tokens=self.max_output_tokens,
             fills_context=True,
+            structured=True,
+            tools=tool_use(tools, self._tool_choice(), parallel=self.parallel_tool_calls is not False),
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             api_names={**parsed.api_names, **names},
         )
+
+    def _tool_choice(self) -> str | dict[str, Any] | None:
+        """As a chat has it: the function's name in an object of its own."""
+        choice = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        return choice
 
     def grammar(self) -> tuple[Grammar | None, str]:
         """What the output must match, if anything, and the field that says so."""
@@ -110,23 +161,62 @@ class ResponsesBody(GenerationBody):
         if isinstance(self.input, str):
             turns = [ChatTurn("user", self.input)] if self.input else []
         else:
-            turns = [_turn(number, item) for number, item in enumerate(self.input)]
+            turns = _turns(self.input)
         first = [ChatTurn("system", self.instructions)] if self.instructions and turns else []
         return (*first, *turns)
 
 
-def _turn(number: int, item: InputItem) -> ChatTurn:
-    if item.type not in (None, "message"):
-        raise _unsupported(f"input[{number}]: only messages are supported yet", "input")
+def _turns(items: Sequence[InputItem]) -> list[ChatTurn]:
+    """The messages of a conversation. Calls that follow one another, or a text of the model, are one
+    message."""
+    turns: list[ChatTurn] = []
+    for number, item in enumerate(items):
+        match item.type:
+            case None | "message":
+                turns.append(_message(number, item))
+            case "function_call":
+                call = _call(number, item)
+                if turns and turns[-1].role == "assistant":
+                    calls = (*(turns[-1].tool_calls or ()), call)
+                    turns[-1] = dataclasses.replace(turns[-1], tool_calls=calls)
+                else:
+                    turns.append(ChatTurn("assistant", "", tool_calls=(call,)))
+            case "function_call_output":
+                if item.call_id is None:
+                    raise FieldError(f"input[{number}].call_id is required", param="input")
+                text = _text(number, "output", item.output)
+                turns.append(ChatTurn("tool", text, tool_call_id=item.call_id))
+            case "reasoning":
+                pass
+            case _:
+                raise _unsupported(f"input[{number}]: items of this type are not supported yet", "input")
+    return turns
+
+
+def _message(number: int, item: InputItem) -> ChatTurn:
     if item.role is None:
         raise FieldError(f"input[{number}].role is required", param="input")
-    content = item.content
+    return ChatTurn(item.role, _text(number, "content", item.content))
+
+
+def _call(number: int, item: InputItem) -> dict[str, Any]:
+    """As chat templates take it: its arguments as an object, where the model wrote one."""
+    if item.call_id is None or item.name is None or item.arguments is None:
+        raise FieldError(f"input[{number}] needs call_id, name and arguments", param="input")
+    try:
+        parsed = json.loads(item.arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    arguments = parsed if isinstance(parsed, dict) else item.arguments
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def _text(number: int, name: str, content: object) -> str:
     if isinstance(content, list):
         content = "\n".join(_part(number, part) for part in content)
     if not isinstance(content, str):
-        message = f"input[{number}].content must be a string or a list of text parts"
-        raise FieldError(message, param="input")
-    return ChatTurn(item.role, content)
+        raise FieldError(f"input[{number}].{name} must be a string or a list of text parts", param="input")
+    return content
 
 
 def _part(number: int, part: object) -> str:

@@ -1,19 +1,21 @@
 """POST /v1/responses: the response object, and the events of a stream.
 
 Logprobs come with the whole response, or with the deltas of a stream; the last events of a stream repeat its
-text but not its logprobs.
+text but not its logprobs. Of an output with calls or reasoning they are those of all its tokens, and come
+with its text.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from services.router.formats.openai_logprobs import chat_logprobs
 from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.responses_items import Document, Event, OutputItems
 from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
-
-Document = dict[str, Any]
+from services.router.tools.output_parser import OutputParser, OutputStructure
+from services.router.tools.pieces import Content
 
 
 class ResponseDocuments:
@@ -25,54 +27,72 @@ class ResponseDocuments:
         """`token`: the random part of the ids; `created`: seconds of Unix time."""
         self._body = body
         self._request = request
-        self._id, self._item_id = f"resp_{token}", f"msg_{token}"
+        self._id = f"resp_{token}"
         self._created = created
         self._texts = texts
         self._events = 0
+        self._items = OutputItems(token)
+        self._parser = OutputParser(request.structure or OutputStructure())
 
     def whole(self, delta: Delta, completed: int) -> Document:
         """The response to a request that is not streamed. Its lists are iterators (see `json_pieces`)."""
         assert delta.finish is not None
-        item = self._item(delta.text, _status(delta.finish), self._logprobs(delta))
-        item["content"] = iter(item["content"])
-        return self._response(
-            _status(delta.finish),
-            iter([item]),
-            finish=delta.finish,
-            usage=self._usage(delta),
-            completed=completed,
-        )
+        status = _status(delta.finish)
+        for _ in self._pieces(delta, with_logprobs=False):
+            pass
+        for _ in self._items.close(status):
+            pass
+        items = [
+            {**item, "content": iter(item["content"])} if "content" in item else item
+            for item in self._items.items
+        ]
+        message = next((item for item in self._items.items if item["type"] == "message"), None)
+        if message is not None:
+            message["content"][0]["logprobs"] = self._logprobs(delta)
+        usage = self._usage(delta)
+        return self._response(status, iter(items), finish=delta.finish, usage=usage, completed=completed)
 
     def opening(self) -> list[Document]:
-        """The events before the first text."""
+        """The events before the first item."""
         started = self._response("in_progress", [])
-        part = _text_part("")
         return [
             self._event("response.created", response=started),
             self._event("response.in_progress", response=started),
-            self._event("response.output_item.added", output_index=0, item=self._item(None, "in_progress")),
-            self._event("response.content_part.added", **self._place(), part=part),
         ]
 
-    def delta(self, delta: Delta) -> Document:
-        """The event of more text, or of tokens whose logprobs are asked for."""
-        logprobs = self._logprobs(delta)
-        return self._event("response.output_text.delta", **self._place(), delta=delta.text, logprobs=logprobs)
+    def delta(self, delta: Delta) -> Iterator[Document]:
+        """The events of more text, or of tokens whose logprobs are asked for. Use each before the next."""
+        for kind, fields in self._pieces(delta, with_logprobs=True):
+            yield self._event(kind, **fields)
 
-    def closing(self, text: str, last: Delta, tokens: int, completed: int) -> list[Document]:
+    def closing(self, last: Delta, tokens: int, completed: int) -> Iterator[Document]:
         """The events after the last text. `last`: the delta that ended the output, of `tokens` in all."""
         assert last.finish is not None
         status = _status(last.finish)
-        item = self._item(text, status)
+        for kind, fields in self._items.close(status):
+            yield self._event(kind, **fields)
         response = self._response(
-            status, [item], finish=last.finish, usage=self._usage(last, tokens), completed=completed
+            status,
+            self._items.items,
+            finish=last.finish,
+            usage=self._usage(last, tokens),
+            completed=completed,
         )
-        return [
-            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._place(), part=_text_part(text)),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{status}", response=response),
-        ]
+        yield self._event(f"response.{status}", response=response)
+
+    def _pieces(self, delta: Delta, *, with_logprobs: bool) -> Iterator[Event]:
+        """The events of a delta's pieces. Its logprobs come with its first text."""
+        logprobs = self._logprobs(delta) if with_logprobs and delta.token_ids else ()
+        for piece in self._parser.push(delta.text, last=delta.finish is not None):
+            if isinstance(piece, Content):
+                yield from self._items.push(piece, logprobs)
+                logprobs = ()
+            else:
+                yield from self._items.push(piece)
+        if logprobs:
+            yield from self._items.push(Content(""), logprobs)
+        if delta.finish is not None and not self._items.items:
+            yield from self._items.open_message()
 
     def failed(self, message: str) -> Document:
         """The event that ends a stream which fails after its first event."""
@@ -83,20 +103,6 @@ class ResponseDocuments:
     def _event(self, kind: str, **fields: object) -> Document:
         number, self._events = self._events, self._events + 1
         return {"type": kind, "sequence_number": number, **fields}
-
-    def _place(self) -> Document:
-        """Where text goes: there is one item, of one part."""
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _item(self, text: str | None, status: str, logprobs: object = ()) -> Document:
-        content = [] if text is None else [_text_part(text, logprobs)]
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
 
     def _response(
         self,
@@ -121,15 +127,15 @@ class ResponseDocuments:
             "max_tool_calls": None,
             "model": body.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": _text_format(body), "verbosity": "medium"},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [tool.echo() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
@@ -161,10 +167,6 @@ def _text_format(body: ResponsesBody) -> Document:
     """As it was asked for."""
     given = body.text.format if body.text is not None else None
     return given or {"type": "text"}
-
-
-def _text_part(text: str, logprobs: object = ()) -> Document:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def _status(finish: Finish) -> str:

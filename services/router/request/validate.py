@@ -192,10 +192,6 @@ def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
         raise FieldError("a stop string must not be empty", param="stop")
     if any(len(text) > MAX_STOP_STRING_CHARS for text in parsed.stop):
         raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
-    try:
-        "".join(parsed.stop).encode()
-    except UnicodeEncodeError:  # JSON can encode unpaired surrogates
-        raise FieldError("a stop string is not valid Unicode", param="stop") from None
     return tuple(dict.fromkeys(parsed.stop))
 
 

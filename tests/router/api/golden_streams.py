@@ -107,6 +107,9 @@ STRUCTURES = {
     "tools-none-called": OutputStructure(HERMES, _NAMES),
     "tools-logprobs": OutputStructure(LLAMA3, _NAMES),
     "reasoning": OutputStructure(reasoning=True),
+    "response-tools": OutputStructure(HERMES, _NAMES),
+    "response-cut-call": OutputStructure(MISTRAL, _NAMES),
+    "response-reasoning": OutputStructure(reasoning=True),
 }
 LOST = BatonError(ErrorKind.UNAVAILABLE, "gave up after 3 attempts: a worker was lost")
 # Name → the path, the fields of the body, the script, the error that ends it.
@@ -141,6 +144,14 @@ CASES: Mapping[str, tuple[str, dict[str, Any], Script, BatonError | None]] = {
         None,
     ),
     "response-logprobs": ("responses", {"top_logprobs": 2}, one(*deltas("a", "b", logprobs=True)), None),
+    "response-tools": ("responses", {}, one(*deltas(*HERMES_OUTPUT)), None),
+    "response-cut-call": ("responses", {}, one(*deltas(*MISTRAL_OUTPUT, finish=Finish.LENGTH)), None),
+    "response-reasoning": (
+        "responses",
+        {},
+        one(*deltas("<thi", "nk>\nHm, 2", " and 2\n</think>\n\nIt is", " 4.")),
+        None,
+    ),
     "response-lost": ("responses", {}, one(*deltas("Hel", finish=None)), LOST),
 }
 
@@ -163,7 +174,8 @@ def stream_of(name: str) -> bytes:
         answer: CompletionResponse | ResponsesAnswer
         if path == "responses":
             body = ResponsesBody.parse({"model": MODEL, "input": "hi", **fields})
-            answer = ResponsesAnswer(dispatcher, body, _request(0, body.wants_logprobs), texts)
+            request = dataclasses.replace(_request(0, body.wants_logprobs), structure=STRUCTURES.get(name))
+            answer = ResponsesAnswer(dispatcher, body, request, texts)
         elif path == "chat":
             chat = ChatBody.parse({"model": MODEL, "messages": MESSAGES, **fields})
             structure = STRUCTURES.get(name)

@@ -50,6 +50,45 @@ def found_in(choices: list[Any]) -> tuple[str, str, list[tuple[str, str]], str]:
     return content, reasoning, calls, choices[-1].finish_reason
 
 
+# Name → the items of a response: type, and text or name and arguments; and its status.
+ITEMS: dict[str, tuple[list[tuple[str, ...]], str]] = {
+    "response-tools": (
+        [
+            ("message", "I will look."),
+            ("function_call", "weather", '{"city": "Zürich"}'),
+            ("function_call", "f", "{}"),
+        ],
+        "completed",
+    ),
+    "response-cut-call": ([("function_call", "weather", '{"city": "Ber')], "incomplete"),
+    "response-reasoning": ([("reasoning", "Hm, 2 and 2"), ("message", "It is 4.")], "completed"),
+    "response-incomplete": ([("message", "Hello")], "incomplete"),
+}
+
+
+def check_response(name: str, events: list[Any], *, failed: bool, text: str) -> None:
+    """The last event has the whole response, and the others add up to it."""
+    last = events[-1].response
+    if failed:
+        assert (last.status, last.error.code) == ("failed", "server_error")
+        return
+    items, status = ITEMS.get(name, ([("message", text)], "completed"))
+    found = [
+        (one.type, one.name, one.arguments)
+        if one.type == "function_call"
+        else (one.type, one.content[0].text)
+        for one in last.output
+    ]
+    assert (found, last.status) == (items, status)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == last.output
+    for index, (_, *wanted) in enumerate(items):
+        deltas = [one for one in events if one.type.endswith(".delta") and one.output_index == index]
+        assert "".join(one.delta for one in deltas) == wanted[-1]
+        assert {one.item_id for one in deltas} <= {last.output[index].id}
+    assert len({one.id for one in last.output}) == len(items)
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_openais_client_parses_it(name: str) -> None:
     path, fields, script, error = CASES[name]
@@ -63,11 +102,7 @@ def test_openais_client_parses_it(name: str) -> None:
             events: list[Any] = list(client.responses.create(model=MODEL, input="hi", stream=True))
             assert all(type(event).__name__.startswith("Response") for event in events)
             assert [event.sequence_number for event in events] == list(range(len(events)))
-            last = events[-1].response
-            assert last.status == (
-                "failed" if error else "incomplete" if "incomplete" in name else "completed"
-            )
-            assert last.output_text == ("" if error else text)
+            check_response(name, events, failed=error is not None, text=text)
             return
         create: Any = client.chat.completions.create if path == "chat" else client.completions.create
         asked: dict[str, Any] = {"messages": []} if path == "chat" else {"prompt": "hi"}

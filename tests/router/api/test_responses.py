@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from services.router.formats.ignored_fields import HEADER
+from services.router.formats.responses_body import ResponsesBody
 from tests.router.conftest import MODEL, Site, SiteMaker
 from tests.router.http_client import http
 
@@ -144,6 +145,61 @@ async def test_logprobs(site: SiteMaker) -> None:
         assert (await create(client)).output[0].content[0].logprobs == []
 
 
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "Of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+def test_calls_and_results_become_turns() -> None:
+    items = [
+        {"role": "user", "content": "Warm?"},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "x"}],
+        },
+        {"role": "assistant", "content": "I look."},
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "c1",
+            "name": "weather",
+            "arguments": '{"city": "Bern"}',
+        },
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "no JSON"},
+        {"type": "function_call_output", "call_id": "c1", "output": "12 degrees"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok"}]},
+    ]
+    fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}
+    parsed = ResponsesBody.parse({"model": MODEL, "input": items, **fields}).parsed_request()
+    assert parsed.chat is not None
+    user, assistant, first, second = parsed.chat.turns
+    assert (user.content, assistant.content) == ("Warm?", "I look.")
+    assert assistant.tool_calls == (
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}},
+        {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "no JSON"}},
+    )
+    results = [(turn.role, turn.content, turn.tool_call_id) for turn in (first, second)]
+    assert results == [("tool", "12 degrees", "c1"), ("tool", "ok", "c2")]
+    assert parsed.tools is not None
+    assert [tool.name for tool in parsed.tools.forced] == ["weather"]
+    function = {name: TOOL[name] for name in ("name", "description", "parameters")}
+    assert list(parsed.chat.tools) == [{"type": "function", "function": function}]
+    none = ResponsesBody.parse({"model": MODEL, "input": "a", "tools": [TOOL], "tool_choice": "none"})
+    assert (none.parsed_request().tools, list(none.parsed_request().chat.tools)) == (None, [])  # type: ignore[union-attr]
+
+
+async def test_tools_are_repeated_in_the_response(site: SiteMaker) -> None:
+    async with site(tool_calls="hermes") as here, client_of(here) as client:
+        answer = await create(client, tools=[TOOL], parallel_tool_calls=False)
+        assert [tool.name for tool in answer.tools] == ["weather"]
+        assert (answer.tool_choice, answer.parallel_tool_calls) == ("auto", False)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input"),
     ({"input": []}, "input"),
@@ -151,7 +207,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "tool", "content": "a"}]}, "input"),
     ({"input": [{"content": "a"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a/b"}]}]}, "input"),
-    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, "input"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input"),
+    ({"input": [{"type": "function_call_output", "output": "warm"}]}, "input"),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
     ({"input": [{"role": "user", "content": "x" * 300}]}, "input"),
     ({"input": [{"role": "user", "content": "x"}] * 300}, "input"),
@@ -222,7 +284,7 @@ async def test_a_stream_that_fails_later_ends_with_response_failed(site: SiteMak
         prefill = here.worker("prefill-0").behaviour
         prefill.break_prefills, prefill.break_at = 1, "first"
         events = [event async for event in await create(client, stream=True)]
-        assert [event.type for event in events][: len(EVENTS)] == EVENTS
+        assert [event.type for event in events][:2] == EVENTS[:2]
         assert events[-1].type == "response.failed"
         failed = events[-1].response
         assert (failed.status, failed.error.code) == ("failed", "server_error")
