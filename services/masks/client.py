@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -28,9 +29,13 @@ from services.masks.frames import MAX_FRAME, PREFIX, frame
 from services.masks.launch import MasksLaunch, SlotKey
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.masks.process")
-# The longest that a grammar may be compiled, and a turn of the process may take.
-COMPILE_S = 2.0
+# The longest that a grammar may be compiled, and one mask may take; a process that did not run for half of
+# it was starved, and its grammar is not to blame.
+COMPILE_S = 4.0
 HUNG_S = 2.0
+# The longest that a process may be starved within one mask.
+_STARVED_S = 20.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _WATCH_S = 0.25
 _STOP_S = 2.0
@@ -133,14 +138,16 @@ class MaskClient:
 
     async def _open(self, command: OpenSequenceCommand) -> bytes:
         running = await self._started()
+        before = running.cpu_s
         try:
             async with asyncio.timeout(COMPILE_S):
                 event = await running.call(MaskCommand(open=command))
         except TimeoutError:
             self.failed += 1
+            computed = running.cpu_s - before > COMPILE_S / 2
             running.kill("a grammar was compiled for too long")
             message = f"the grammar was not compiled within {COMPILE_S:g} s"
-            raise BatonError(ErrorKind.INVALID, message) from None
+            raise BatonError(ErrorKind.INVALID if computed else ErrorKind.UNAVAILABLE, message) from None
         if event.WhichOneof("event") == "failed":
             self.failed += 1
             raise _error(event.failed)
@@ -250,6 +257,16 @@ class _Running:
         finally:
             self._calls.pop(command.id, None)
 
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time that it has used."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK_S
+
     def kill(self, reason: str) -> None:
         """Kills it, and reports its end at once."""
         log.error("mask_process_killed", reason=reason)
@@ -316,12 +333,14 @@ class _Running:
 
     async def _watch(self) -> None:
         """Kills the process once a mask takes too long; ends with it."""
-        beats, since = -1, 0.0
+        beats, since, cpu_s = -1, 0.0, 0.0
         loop = asyncio.get_running_loop()
         while self.process.poll() is None:
             if self._board.computing < 0 or self._board.beats != beats:
-                beats, since = self._board.beats, loop.time()
-            elif loop.time() - since > HUNG_S:
+                beats, since, cpu_s = self._board.beats, loop.time(), self.cpu_s
+            elif (waited := loop.time() - since) > HUNG_S and (
+                waited > _STARVED_S or self.cpu_s - cpu_s > HUNG_S / 2
+            ):
                 self.kill("it computed one mask for too long")
                 return
             await asyncio.sleep(_WATCH_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -136,6 +137,7 @@ async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_bl
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.masks.client.HUNG_S", 0.3)
+    monkeypatch.setattr("services.masks.client._STARVED_S", 0.3)
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     await worker.client.follow((1, 1), 3, AB, LIMITS, ())
     assert worker.client.pid is not None
@@ -146,13 +148,23 @@ async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_bl
     assert lost == {(0, 1, ErrorKind.UNAVAILABLE), (1, 1, ErrorKind.INVALID)}
 
 
-async def test_a_grammar_that_is_compiled_for_too_long_is_invalid(
+async def test_a_grammar_that_is_compiled_for_too_long_is_refused(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await worker.client.next_mask(AB, LIMITS, ())
     monkeypatch.setattr("services.masks.client.COMPILE_S", 0.2)
     assert worker.client.pid is not None
     os.kill(worker.client.pid, signal.SIGSTOP)
+    with pytest.raises(BatonError, match=r"within 0.2 s") as caught:
+        await worker.client.next_mask(Grammar(regex="c"), LIMITS, ())
+    assert caught.value.kind is ErrorKind.UNAVAILABLE, "it did not run, so another attempt may succeed"
+    monkeypatch.setattr("services.masks.client.COMPILE_S", WAIT_S)
+    await worker.client.next_mask(AB, LIMITS, ())
+    monkeypatch.setattr("services.masks.client.COMPILE_S", 0.2)
+    os.kill(worker.client.pid, signal.SIGSTOP)
+    # As if it had computed all the time.
+    times = itertools.count()
+    monkeypatch.setattr("services.masks.client._Running.cpu_s", property(lambda _: next(times)))
     with pytest.raises(BatonError, match=r"within 0.2 s") as caught:
         await worker.client.next_mask(Grammar(regex="c"), LIMITS, ())
     assert caught.value.kind is ErrorKind.INVALID
