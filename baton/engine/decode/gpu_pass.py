@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from baton.engine.forward.gemm import Gemm, ProductKey
+from baton.engine.forward.choice import ProductKey
+from baton.engine.forward.gemm import Gemm
 from baton.engine.forward.gemm_table import ProductTable
 from baton.engine.forward.layers import attention_heads, embed_rows, run_layers
 from baton.engine.forward.workspace import Workspace

@@ -27,7 +27,7 @@ import torch
 import triton
 
 from baton.device.kernel_cache import kernel_cache
-from baton.engine.forward.gemm import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here

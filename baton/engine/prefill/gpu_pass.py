@@ -19,14 +19,9 @@ from torch import Tensor
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
-from baton.engine.forward.gemm import (
-    Choice,
-    Gemm,
-    Library,
-    W8A8Library,
-    W8A8Tuning,
-    has_w8a8,
-)
+from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
+from baton.engine.forward.code_products import has_w8a8
+from baton.engine.forward.gemm import Gemm
 from baton.engine.forward.layers import embed_rows, run_layers
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv

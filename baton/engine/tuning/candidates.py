@@ -9,16 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.forward.gemm import (
-    Choice,
-    DigitsTuning,
-    Library,
-    W8A8Library,
-    W8A8Tuning,
-    has_digits,
-    has_gemv,
-    has_w8a8,
-)
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, W8A8Library, W8A8Tuning
+from baton.engine.forward.code_products import has_digits, has_w8a8
+from baton.engine.forward.gemm import has_gemv
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning

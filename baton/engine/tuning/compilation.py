@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
-from baton.engine.forward.gemm import Choice
+from baton.engine.forward.choice import Choice
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.weight_format import WeightFormat
 
@@ -59,7 +59,8 @@ def _compile(variant: Variant, device: int) -> None:
     """Runs the kernel once on small operands."""
     import torch
 
-    from baton.engine.forward.gemm import Scratch, run_product, space_needed
+    from baton.engine.forward.gemm import run_product, space_needed
+    from baton.engine.forward.scratch import Scratch
     from baton.engine.kernels.fusion import Norm
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight

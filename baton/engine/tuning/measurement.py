@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from baton.engine.forward.gemm import Choice, Scratch, run_product, space_needed
+from baton.engine.forward.choice import Choice
+from baton.engine.forward.gemm import run_product, space_needed
+from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.modules import Linear, Product

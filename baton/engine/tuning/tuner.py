@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.forward.gemm import Choice, Library, ProductKey, W8A8Library, dtype_name
+from baton.engine.forward.choice import Choice, Library, ProductKey, W8A8Library, dtype_name
 from baton.engine.forward.gemm_table import ProductTable, entry_of, key_of, read_entries, tuned_file
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.quantized_weight import QuantizedWeight

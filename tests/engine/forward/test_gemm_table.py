@@ -10,7 +10,7 @@ import pytest
 
 import baton.engine
 from baton.engine.forward import gemm_table as product_table
-from baton.engine.forward.gemm import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
 from baton.engine.forward.gemm_table import EXACT, EXACT_QUANTIZED, ProductTable, entry_of, file_stem
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning

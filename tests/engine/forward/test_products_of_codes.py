@@ -9,17 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.forward import gemm
-from baton.engine.forward.gemm import (
-    Choice,
-    DigitsTuning,
-    Library,
-    Scratch,
-    W8A8Library,
-    W8A8Tuning,
-    run_product,
-    space_needed,
-)
+from baton.engine.forward import code_products, gemm
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, W8A8Library, W8A8Tuning
+from baton.engine.forward.gemm import run_product, space_needed
+from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
@@ -58,14 +51,14 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         high = ((number + 64) / 128).floor()
         found.copy_(torch.stack((high, number - 128 * high)))
 
-    monkeypatch.setattr(gemm, "quantize_rows", rows)
-    monkeypatch.setattr(gemm, "quantize_digits", digits)
-    monkeypatch.setattr(gemm, "quantize_gated_rows", gated_rows)
+    monkeypatch.setattr(code_products, "quantize_rows", rows)
+    monkeypatch.setattr(code_products, "quantize_digits", digits)
+    monkeypatch.setattr(code_products, "quantize_gated_rows", gated_rows)
 
 
 @pytest.fixture(params=[2, 512], ids=["scaled by the library", "scaled afterwards"])
 def unscaled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "_MOST_UNSCALED_ROWS", request.param)
+    monkeypatch.setattr(code_products, "_MOST_UNSCALED_ROWS", request.param)
 
 
 def scratch(product: Product, choice: Choice) -> Scratch:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
-from baton.engine.forward.gemm import Scratch, run_product, space_needed
+from baton.engine.forward.gemm import run_product, space_needed
+from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.forward import gemm_table
-from baton.engine.forward.gemm import Choice, Library, ProductKey
+from baton.engine.forward.choice import Choice, Library, ProductKey
 from baton.engine.forward.gemm_table import ProductTable, entry_of, read_entries, tuned_file
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning

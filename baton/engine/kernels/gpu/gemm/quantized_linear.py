@@ -195,15 +195,7 @@ def quantized_linear(
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     (m, k), held = x.shape[-2:], weight.format
-    coded, digits = x_scales is not None, x.dim() == 3
-    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(held, tuning.width):
-        raise ValueError(
-            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
-        )
-    if x_scales is not None and (x.dtype != weight.codes.dtype or x_scales.shape != (m,)):
-        raise ValueError(f"codes of x, {x.dtype}, do not fit {held.name}")
-    if not (x.is_contiguous() and out.is_contiguous() and all(t.is_contiguous() for t in weight.tensors())):
-        raise ValueError("x, weight and out must be contiguous")
+    _refuse(out, x, weight, (m, n, k), x_scales, tuning)
     elements, tiles = split_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
@@ -237,7 +229,26 @@ def quantized_linear(
         SCALE_ROWS=held.scale_rows,
         GROUP=held.scale_columns,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
-        X_CODES=coded,
-        X_DIGITS=digits,
+        X_CODES=x_scales is not None,
+        X_DIGITS=x.dim() == 3,
         num_warps=tuning.warps,
     )
+
+
+def _refuse(
+    out: Tensor,
+    x: Tensor,
+    weight: QuantizedWeight,
+    shape: tuple[int, int, int],
+    x_scales: Tensor | None,
+    tuning: SkinnyTuning,
+) -> None:
+    (m, n, k), held = shape, weight.format
+    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(held, tuning.width):
+        raise ValueError(
+            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
+        )
+    if x_scales is not None and (x.dtype != weight.codes.dtype or x_scales.shape != (m,)):
+        raise ValueError(f"codes of x, {x.dtype}, do not fit {held.name}")
+    if not (x.is_contiguous() and out.is_contiguous() and all(t.is_contiguous() for t in weight.tensors())):
+        raise ValueError("x, weight and out must be contiguous")

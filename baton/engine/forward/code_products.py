@@ -1,0 +1,140 @@
+"""Products in which codes of activations are multiplied by codes of a quantised weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.forward.choice import DigitsTuning, W8A8Library, W8A8Tuning
+from baton.engine.forward.scratch import Scratch
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
+from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
+from baton.engine.kernels.gpu.step.quantize_rows import (
+    quantize_digits,
+    quantize_gated_rows,
+    quantize_rows,
+    scale_rows,
+)
+from baton.engine.kernels.gpu.step.row_ops import gated_rows
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
+from baton.engine.kernels.weight_format import INT4_SPAN
+from baton.engine.model.modules import DenseMlp, Linear, Product
+
+# Up to so many rows the library multiplies codes without their scales.
+_MOST_UNSCALED_ROWS = 512
+
+
+def code_bytes(weight: Weight) -> int:
+    """Bytes of a row of x as codes or digits, where products with this weight may need such."""
+    if not isinstance(weight, QuantizedWeight):
+        return 0
+    return weight.columns * (2 if has_digits(weight) else 1)
+
+
+def has_digits(weight: Weight, width: int = INT4_SPAN) -> bool:
+    """Whether two digits of x can be multiplied by this weight's codes, in tiles of so many columns."""
+    if not isinstance(weight, QuantizedWeight):
+        return False
+    by_fp8 = weight.format.codes == "fp8" and fits(weight.format, width)
+    return by_fp8 or int4_by_digits(weight.format)
+
+
+def has_w8a8(weight: Weight) -> bool:
+    """Whether codes of 8 bits with a scale a row can be multiplied by this weight's codes."""
+    held = weight.format if isinstance(weight, QuantizedWeight) else None
+    return held is not None and held.codes != "int4" and held.scale_columns == 0
+
+
+def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:
+    """Whether the vendor's library multiplies such codes: e4m3, of sides that are multiples of 16, into
+    bfloat16."""
+    if activations is not torch.bfloat16 or not isinstance(weight, QuantizedWeight) or not has_w8a8(weight):
+        return False
+    rows, columns = weight.shape
+    return weight.format.codes == "fp8" and rows % 16 == 0 and columns % 16 == 0
+
+
+def by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, scratch: Scratch) -> None:
+    weight, bias = product.linear.weight, product.linear.bias
+    assert isinstance(weight, QuantizedWeight)
+    by_int4 = weight.format.codes == "int4"
+    kind = torch.int8 if by_int4 else weight.codes.dtype
+    digits = scratch.codes[: 2 * x.numel()].view(kind).view(2, *x.shape)
+    scales = scratch.code_scales[: x.shape[0]]
+    quantize_digits(digits, scales, x, product.norm)
+    if by_int4:
+        int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
+    else:
+        quantized_linear(out, digits, weight, bias, product.epilogue, choice.tiles, scratch.space, scales)
+
+
+def by_codes(
+    out: Tensor, x: Tensor, product: Product, choice: W8A8Tuning | W8A8Library, scratch: Scratch
+) -> None:
+    """Quantises x's rows, and multiplies."""
+    weight = product.linear.weight
+    assert isinstance(weight, QuantizedWeight)
+    codes = scratch.codes[: x.numel()].view(weight.codes.dtype).view(x.shape)
+    scales = scratch.code_scales[: x.shape[0]]
+    quantize_rows(codes, scales, x, product.norm)
+    if isinstance(choice, W8A8Library) and w8a8_by_library(weight, out.dtype):
+        _scaled_library(out, codes, scales, product, scratch)
+        return
+    tiles = choice.tiles if isinstance(choice, W8A8Tuning) else W8A8Tuning().tiles
+    bias = product.linear.bias
+    quantized_linear(out, codes, weight, bias, product.epilogue, tiles, scratch.space, scales)
+
+
+def feed_forward_by_codes(mlp: DenseMlp, hidden: Tensor, width: int, scratch: Scratch) -> None:
+    """The gated activation becomes codes at once, and never is bfloat16 in memory."""
+    rows, linear = hidden.shape[0], mlp.gate_up.linear
+    assert isinstance(linear.weight, QuantizedWeight)
+    scales, dtype = scratch.code_scales[:rows], linear.weight.codes.dtype
+    codes = scratch.codes[: hidden.numel()].view(dtype).view(hidden.shape)
+    quantize_rows(codes, scales, hidden, mlp.gate_up.norm)
+    both = scratch.gate_up[: 2 * rows * width].view(rows, 2 * width)
+    _multiply_codes(both, codes, scales, linear, scratch)
+    operands = None if _scales_rows(codes, linear.bias) else (scales, linear.weight.scales)
+    codes = scratch.codes[: rows * width].view(dtype).view(rows, width)
+    quantize_gated_rows(codes, scales, both, mlp.gate_up.epilogue, operands)
+    _scaled_library(hidden, codes, scales, mlp.down, scratch)
+
+
+def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product, scratch: Scratch) -> None:
+    """Rows of e4m3 codes with their scales, times the product's weight of such."""
+    weight, bias, epilogue = product.linear.weight, product.linear.bias, product.epilogue
+    assert isinstance(weight, QuantizedWeight)
+    scaled, target = _scales_rows(codes, bias), out
+    if epilogue is not Epilogue.PLAIN or not scaled:
+        target = scratch.gate_up[: out.shape[0] * weight.shape[0]].view(out.shape[0], -1)
+    _multiply_codes(target, codes, scales, product.linear, scratch)
+    if not scaled:
+        scale_rows(out, target, (scales, weight.scales), epilogue)
+    elif epilogue is Epilogue.RESIDUAL:
+        out.add_(target)
+    elif epilogue.gated:
+        gated_rows(out, target, epilogue)
+
+
+def _scales_rows(codes: Tensor, bias: Tensor | None) -> bool:
+    """Whether the library applies the scales of rows, and the bias. Of few rows it is faster without, and
+    bfloat16 has room for the sums of codes."""
+    return bias is not None or codes.shape[0] > _MOST_UNSCALED_ROWS
+
+
+def _multiply_codes(out: Tensor, codes: Tensor, scales: Tensor, linear: Linear, scratch: Scratch) -> None:
+    """codes [M, K] · weightᵀ + bias → out [M, N], scaled where `_scales_rows`."""
+    weight, bias = linear.weight, linear.bias
+    assert isinstance(weight, QuantizedWeight)
+    scaled = _scales_rows(codes, bias)
+    torch._scaled_mm(
+        codes,
+        weight.codes.t(),
+        bias=bias,
+        scale_a=scales[:, None] if scaled else scratch.one,
+        scale_b=weight.scales.t() if scaled else scratch.one,
+        out_dtype=out.dtype,
+        use_fast_accum=True,
+        out=out,
+    )
