@@ -143,7 +143,8 @@ class WaitingQueue:
         try:
             return await self._wait(entry, pick, min(until, late_at), seconds)
         except BatonError as error:
-            if error.kind is ErrorKind.OVERLOADED and asyncio.get_running_loop().time() >= late_at:
+            timed_out = isinstance(error.__cause__, TimeoutError)
+            if timed_out and late_at < until and error.kind is ErrorKind.OVERLOADED:
                 raise too_late("no slot became free in time", 1.0) from error
             raise
 
