@@ -22,13 +22,15 @@ PROGRAMS = Path(__file__).parent / "programs"
 # What clients write beside their work goes to a folder of the test; nothing is looked up on a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 _RUN_S = 400
+# How the demo model is made to write calls, which its own template does not know.
+TOOLS = ("--tool-calls", "hermes")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with baton_up(DEMO_MODEL, "--prefill", "1", "--decode", "1", "--device", "cpu") as running:
+    with baton_up(DEMO_MODEL, "--prefill", "1", "--decode", "1", "--device", "cpu", *TOOLS) as running:
         yield running
 
 

@@ -26,6 +26,9 @@ asked = {
 client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1"), mode=instructor.Mode.JSON_SCHEMA)
 person = client.chat.completions.create(**asked)
 assert isinstance(person, Person)
+by_tool = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1"), mode=instructor.Mode.TOOLS)
+assert isinstance(by_tool.chat.completions.create(**asked), Person)
+
 parts = list(client.chat.completions.create_partial(**asked))
 assert parts[-1].name == person.name
 
@@ -37,4 +40,4 @@ async def asynchronously() -> None:
 
 
 asyncio.run(asynchronously())
-print("typed objects, whole, partial and async")
+print("typed objects, by schema and by tool, whole, partial and async")

@@ -1,4 +1,4 @@
-"""OpenAI's client: completions, chats and responses, whole and streamed, sync and async; a schema; errors."""
+"""OpenAI's client: completions, chats, responses, whole and streamed, sync, async; schemas; tools; errors."""
 
 import asyncio
 import sys
@@ -60,6 +60,28 @@ with openai.OpenAI(base_url=base_url) as client:
     typed = client.responses.parse(input="Name one.", text_format=Colour, max_output_tokens=64, **asked)
     assert isinstance(typed.output_parsed, Colour)
 
+    schema = {"type": "object", "properties": {"city": {"enum": ["Bern"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": {**schema, "additionalProperties": False}}
+    chat = client.chat.completions.create(
+        messages=messages, tools=[{"type": "function", "function": function}], tool_choice="required", **asked
+    )
+    assert chat.choices[0].message.tool_calls[0].function.arguments.replace(" ", "") == '{"city":"Bern"}'
+    tools = [{"type": "function", **function}]
+    forced = {
+        "input": "How warm is it?",
+        "tools": tools,
+        "tool_choice": {"type": "function", "name": "weather"},
+    }
+    called = client.responses.create(max_output_tokens=64, **forced, **asked)
+    (call,) = (item for item in called.output if item.type == "function_call")
+    with client.responses.stream(max_output_tokens=64, **forced, **asked) as events:
+        kinds = {event.type for event in events}
+        assert events.get_final_response().output[0].arguments == call.arguments
+    assert "response.function_call_arguments.delta" in kinds
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    told = [{"role": "user", "content": "How warm is it?"}, call, result]
+    assert client.responses.create(input=told, max_output_tokens=16, **asked).output_text
+
     try:
         client.chat.completions.create(messages=messages, **{**asked, "temperature": -1})
     except openai.BadRequestError as error:
@@ -78,4 +100,4 @@ async def concurrently() -> None:
 
 
 asyncio.run(concurrently())
-print("completions, chats, responses, schemas, errors")
+print("completions, chats, responses, schemas, tools, errors")

@@ -1,7 +1,8 @@
-"""openai-agents: an agent over responses and over chats, run and streamed; a typed result; two turns."""
+"""openai-agents: an agent over responses and over chats, run and streamed; a typed result; tools; turns."""
 
 import asyncio
 import sys
+from typing import Literal
 
 import openai
 import pydantic
@@ -11,12 +12,19 @@ from agents import (
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
+    function_tool,
     set_tracing_disabled,
 )
 
 url, model, _ = sys.argv[1:]
 set_tracing_disabled(disabled=True)
 settings = ModelSettings(temperature=0, max_tokens=64)
+
+
+@function_tool
+def weather(city: Literal["Bern", "Basel"]) -> str:
+    """How warm it is."""
+    return f"12 degrees in {city}"
 
 
 class Colour(pydantic.BaseModel):
@@ -36,9 +44,14 @@ async def main() -> None:
         assert streamed.final_output == result.final_output
         more = [*result.to_input_list(), {"role": "user", "content": "Why?"}]
         assert (await Runner.run(agent, more)).final_output
+        forced = ModelSettings(temperature=0, max_tokens=64, tool_choice="required")
+        able = Agent(name="Able", model=served, model_settings=forced, tools=[weather])
+        called = await Runner.run(able, "How warm is it?", max_turns=4)
+        assert {"tool_call_item", "tool_call_output_item"} <= {item.type for item in called.new_items}
+        assert called.final_output
         typed = Agent(name="Typed", model=served, model_settings=settings, output_type=Colour)
         assert isinstance((await Runner.run(typed, "Name one.")).final_output, Colour)
 
 
 asyncio.run(main())
-print("agents over responses and chats")
+print("agents with tools over responses and chats")
