@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -301,20 +298,3 @@ async def test_batons_own_async_client(cluster: Cluster, truth: Truth) -> None:
             await AsyncClient(cluster.grpc_address, model="other").complete("a")
         assert unknown.value.kind is ErrorKind.NOT_FOUND
         await assert_all_free(cluster, within_s=2)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_examples_of_the_manual(cluster: Cluster, number: int) -> None:
-    """The Python blocks of docs/api.md, with this cluster's addresses and model."""
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(blocks) == 3
-    code = (
-        blocks[number]
-        .replace("127.0.0.1:50051", cluster.grpc_address)
-        .replace("127.0.0.1:8000", cluster.http_address)
-    )
-    reported = io.StringIO()
-    with contextlib.redirect_stdout(reported):
-        exec(compile(code.replace("baton-demo", MODEL), "docs/api.md", "exec"), {})
-    assert reported.getvalue().strip()
