@@ -442,6 +442,7 @@ class RequestTrace(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     HANDOFF_EXPOSED_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_REASON_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     decode_worker: _builtins.str
     attempts: _builtins.int
@@ -449,6 +450,10 @@ class RequestTrace(_message.Message):
     seed: _builtins.int
     handoff_exposed_ns: _builtins.int
     """HandedOff.exposed_ns of the last attempt; 0 without a handoff, or if it is not known yet."""
+    prefill_reason: _builtins.str
+    """Where the decode worker could have computed the prompt itself: who did in the last attempt, and the
+    predictions of both ways. Else empty.
+    """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTime]:
         """Nanoseconds since the request arrived, in the order of Stage."""
@@ -463,10 +468,11 @@ class RequestTrace(_message.Message):
         seed: _builtins.int = ...,
         stages: _abc.Iterable[Global___StageTime] | None = ...,
         handoff_exposed_ns: _builtins.int = ...,
+        prefill_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "decode_worker", b"decode_worker", "handoff_exposed_ns", b"handoff_exposed_ns", "kv_bytes_shipped", b"kv_bytes_shipped", "prefill_worker", b"prefill_worker", "seed", b"seed", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "decode_worker", b"decode_worker", "handoff_exposed_ns", b"handoff_exposed_ns", "kv_bytes_shipped", b"kv_bytes_shipped", "prefill_reason", b"prefill_reason", "prefill_worker", b"prefill_worker", "seed", b"seed", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -154,7 +154,7 @@ class RequestLifecycle:
 
     async def _run_on(self, claim: Claim) -> Finish | Incomplete:
         """Runs the attempt on this pair."""
-        self._timeline.placed(claim.prefill.name, claim.decode.name)
+        self._timeline.placed(claim.prefill.name, claim.decode.name, claim.reason)
         hashes = self._block_hashes(claim)
         calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
         attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())

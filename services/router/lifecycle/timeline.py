@@ -17,7 +17,7 @@ class RequestTimeline:
         # When a pair of workers first had room for it, and when tokens were last delivered.
         self._placed_ns: int | None = None
         self._delivered_ns: int | None = None
-        self._prefill_worker = self._decode_worker = ""
+        self._prefill_worker = self._decode_worker = self._prefill_reason = ""
         # KV bytes that the handoffs of ended attempts moved.
         self.kv_bytes_shipped = 0
         # The part of the last handoff that no computation hid (`HandedOff.exposed_ns`).
@@ -30,9 +30,11 @@ class RequestTimeline:
     def has_reached(self, stage: Stage.ValueType) -> bool:
         return stage in self._stages
 
-    def placed(self, prefill_worker: str, decode_worker: str = "") -> None:
-        """Records the workers of the attempt that begins, and when the first one began."""
+    def placed(self, prefill_worker: str, decode_worker: str = "", prefill_reason: str = "") -> None:
+        """Records the workers of the attempt that begins, and when the first one began. `prefill_reason`: why
+        this prefill worker, where there was a choice."""
         self._prefill_worker, self._decode_worker = prefill_worker, decode_worker
+        self._prefill_reason = prefill_reason
         if decode_worker and self._placed_ns is None:
             self._placed_ns = self._elapsed_ns()
 
@@ -51,6 +53,7 @@ class RequestTimeline:
             seed=self._request.sampling.seed,
             stages=[StageTime(stage=stage, offset_ns=at) for stage, at in sorted(self._stages.items())],
             handoff_exposed_ns=self.handoff_exposed_ns,
+            prefill_reason=self._prefill_reason,
         )
 
     @property

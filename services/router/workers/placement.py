@@ -29,6 +29,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from services.router.request.request import ClientCall
 from services.router.workers.directory import Directory
@@ -48,10 +49,19 @@ from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
 MayUse = Callable[[Worker], bool]
-PrefillOrder = tuple[int, float, int, bool]
 DecodeOrder = tuple[MissRisk, int, float, int, int, int]
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
 _USUAL_OUTPUT = 512
+
+
+class PrefillOrder(NamedTuple):
+    """Sort key of a prefill worker: limits that would be missed, the delay of all requests in seconds, load,
+    then distance."""
+
+    misses: int
+    delay_s: float
+    load: int
+    far: bool
 
 
 class PrefillClaim:
@@ -92,10 +102,13 @@ class Claim(PrefillClaim):
         seconds: float = 0.0,
         context: int = 0,
         tpot_s: float | None = None,
+        reason: str = "",
     ) -> None:
-        """`reserved`: tokens that it may have at most, `context`: on average while it decodes."""
+        """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
+        this prefill worker, where decode could compute the prompt too."""
         super().__init__(prefill, tokens, seconds)
         self.decode = decode
+        self.reason = reason
         self._reserved = reserved
         self._context = context
         self._tpot_s = tpot_s
@@ -213,6 +226,7 @@ class Placement:
                     seconds=prefill_s(prefill, tokens, hits[prefill]),
                     context=context,
                     tpot_s=tpot_s,
+                    reason=_reason(decode, prefill, self._prefills(decode, hits), order_of),
                 )
         return None
 
@@ -292,10 +306,27 @@ def _prefill_order(
     behind: int,
     prefill: Worker,
 ) -> PrefillOrder:
-    """Sort key: limits that would be missed, the delay of all requests in ms, load, then distance."""
+    """The sort key of a prefill worker; its delay is rounded to ms."""
     misses = prefill_misses(prefill, tokens, hits[prefill], left_s)
     delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind), 3)
-    return (misses, delay_s, prefill.queued_tokens - hits[prefill], prefill.group != decode.group)
+    load = prefill.queued_tokens - hits[prefill]
+    return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
+
+
+def _reason(
+    decode: Worker, prefill: Worker, able: Iterable[Worker], order: Callable[[Worker], PrefillOrder]
+) -> str:
+    """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice."""
+    own = prefill is decode
+    others = [worker for worker in able if (worker is decode) is not own]
+    if not decode.exchanges or not others:
+        return ""
+    chosen, other = order(prefill), min(map(order, others))
+    return (
+        f"{'own' if own else 'other'} prefill: {chosen.misses} limits missed, all delayed by "
+        f"{chosen.delay_s * 1e3:.0f} ms; {'other' if own else 'own'}: {other.misses}, "
+        f"{other.delay_s * 1e3:.0f} ms"
+    )
 
 
 def _nearest(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from services.router.request.request import ClientCall
+from services.router.workers.forecast import PrefillShare
 from services.router.workers.placement import Claim, Placement, PrefillClaim
 from services.router.workers.pools import Pools
 from services.router.workers.worker import Worker
@@ -285,3 +286,46 @@ def test_a_near_decode_worker_must_have_room() -> None:
     claim.release()
     workers[2].following = False
     assert placed(placement) == ("prefill-0", "decode-0")
+
+
+def with_rates(worker: Worker) -> Worker:
+    """Rates by which a prompt of 1,000 tokens takes 100 ms, and steps beside prefill twice as long."""
+    rates = worker.described.load.rates
+    rates.prefill_token_s, rates.decode_step_s = 1e-4, 0.01
+    if worker.prefills_itself:
+        rates.decode_beside_prefill_s = 0.01
+    return worker
+
+
+def test_a_combined_worker_computes_what_delays_less_there() -> None:
+    prefill = with_rates(bare_worker(PREFILL))
+    both = with_rates(bare_worker(BOTH, receives_handoffs=True, slots=64))
+    placement = placement_of([prefill, both], ahead=10**6)
+
+    def placed_by(tokens: int, cached: int = 0, behind: int = 0) -> str:
+        claim = placement.pick(
+            tokens, 10, lambda worker: cached if worker is both else 0, behind=lambda: behind
+        )
+        assert claim is not None
+        assert claim.decode is both
+        claim.release()
+        both.prefill_share = PrefillShare()
+        return f"{claim.prefill.name}: {claim.reason}"
+
+    own, other = f"{BOTH}: own prefill: ", f"{PREFILL}: other prefill: "
+    assert placed_by(1000) == own + "0 limits missed, all delayed by 100 ms; other: 0, 102 ms"
+    both.claimed_slots = 20  # streams that each lose half of 100 ms
+    assert placed_by(1000) == other + "0 limits missed, all delayed by 102 ms; own: 0, 1100 ms"
+    assert placed_by(1000, cached=999).startswith(own), "one token takes next to nothing"
+    assert placed_by(1000, behind=12).startswith(own), "twelve that wait would wait for it"
+    both.tpot_limits = [0.0106]  # what 10 ms and a twentieth of the time with prefill exceed
+    assert placed_by(1000, behind=12).startswith(other + "0 limits missed")
+    assert placement.placed == {"own": 3, "other": 2}
+
+
+def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:
+    prefill, both = with_rates(bare_worker(PREFILL)), with_rates(bare_worker(BOTH, slots=64))
+    both.claimed_slots = 20
+    claim = placement_of([prefill, both]).pick(50, 10)
+    assert claim is not None
+    assert (claim.prefill, claim.decode, claim.reason) == (both, both, "")
