@@ -26,6 +26,17 @@ def test_floor_is_the_bytes_over_the_speed() -> None:
     assert llama(64).floor_ms(1120, 4e12, rows=1) == llama(1).floor_ms(1120, 4e12)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "bytes_of_layers"),
+    [("fp8", 6_979_321_856 + 4 * 32 * 43_008), ("int4", 6_979_321_856 * (0.5 + 4 / 128))],
+)
+def test_floor_of_quantised_weights(quantization: str, bytes_of_layers: float) -> None:
+    """The head stays at full width; each of a layer's 43,008 rows has a scale, or its groups have."""
+    case = Case("llama-3.1-8b", "bf16", 1, 1024, "greedy", "fast", quantization)
+    read = bytes_of_layers + 2 * 525_336_576 + 1120 * 131_072
+    assert case.floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
+
+
 def test_layers_with_a_window_read_no_more_than_it() -> None:
     # 5 of 34 layers see all tokens, the others 1,024; 2 x 4 heads x 256 elements a token and layer.
     gemma = SHAPES["gemma-3-4b"]
