@@ -216,7 +216,8 @@ async def test_the_example_of_the_docstring_runs(site: SiteMaker, capsys: pytest
         program = example.replace("localhost:50051", here.addresses["grpc"])
         assert program != example
         await asyncio.to_thread(exec, program, {})
-    assert capsys.readouterr().out.rstrip().splitlines()[-1].isdigit()
+    lines = capsys.readouterr().out.splitlines()  # a router that stops logs between them
+    assert any(line.isdigit() for line in lines)
 
 
 def test_it_needs_nothing_of_the_server() -> None:
