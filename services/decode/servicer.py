@@ -145,7 +145,7 @@ class DecodeServicer(DecodeServiceServicer):
         reservation then ends."""
         try:
             if self.masks is None:
-                raise BatonError(ErrorKind.UNAVAILABLE, "this worker computes no grammar masks")
+                raise BatonError(ErrorKind.CONFLICT, "this worker computes no grammar masks")
             key = reserved.slot, reserved.generation
             await self.masks.follow(key, request.token_count, grammar, request.limits, request.output_ids)
         except BatonError:

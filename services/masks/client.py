@@ -1,7 +1,7 @@
 """The front's side of the mask process: starts it with the first guided request, and again where it ended.
 
 A process that computes one mask for too long is killed. Only guided sequences notice: theirs fail with
-UNAVAILABLE, and the router continues them with another attempt, whose grammar is advanced by the output so
+CONFLICT, and the router continues them with another attempt, whose grammar is advanced by the output so
 far. The sequence that was computed for, and a grammar that was being compiled too long, fail with INVALID:
 the client's fault.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import socket
 import subprocess
@@ -35,6 +36,8 @@ COMPILE_S = 4.0
 HUNG_S = 2.0
 # The longest that a process may be starved within one mask.
 _STARVED_S = 20.0
+# The kind of error after which a router tries again, and goes on using the worker for others.
+LOST = ErrorKind.CONFLICT
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _WATCH_S = 0.25
@@ -87,7 +90,7 @@ class MaskClient:
 
     async def next_mask(self, grammar: Grammar, limits: Limits, output_ids: Sequence[int]) -> bytes:
         """Which tokens may follow `output_ids`; as `EngineCommand.first_token_mask`. Raises BatonError:
-        INVALID where the grammar cannot be used, UNAVAILABLE where the process ended."""
+        INVALID where the grammar cannot be used, CONFLICT where the process ended."""
         return await self._open(OpenSequenceCommand(grammar=grammar, limits=limits, output_ids=output_ids))
 
     async def follow(
@@ -144,10 +147,12 @@ class MaskClient:
                 event = await running.call(MaskCommand(open=command))
         except TimeoutError:
             self.failed += 1
+            if running.answered_within(COMPILE_S):
+                raise BatonError(LOST, "too many grammars wait to be compiled") from None
             computed = running.cpu_s - before > COMPILE_S / 2
             running.kill("a grammar was compiled for too long")
             message = f"the grammar was not compiled within {COMPILE_S:g} s"
-            raise BatonError(ErrorKind.INVALID if computed else ErrorKind.UNAVAILABLE, message) from None
+            raise BatonError(ErrorKind.INVALID if computed else LOST, message) from None
         if event.WhichOneof("event") == "failed":
             self.failed += 1
             raise _error(event.failed)
@@ -167,9 +172,7 @@ class MaskClient:
                         await running.ready
                 except TimeoutError:
                     running.kill("it was not ready in time")
-                    raise BatonError(
-                        ErrorKind.UNAVAILABLE, "the mask process was not ready in time"
-                    ) from None
+                    raise BatonError(LOST, "the mask process was not ready in time") from None
                 except BatonError as error:
                     self._refusal = error if error.kind is ErrorKind.INVALID else None
                     raise
@@ -190,7 +193,7 @@ class MaskClient:
             if key[0] == computing:
                 error = BatonError(ErrorKind.INVALID, f"one mask of the grammar took more than {HUNG_S:g} s")
             else:
-                error = BatonError(ErrorKind.UNAVAILABLE, "the mask process ended")
+                error = BatonError(LOST, "the mask process ended")
             self._on_failed(key, error)
 
 
@@ -214,6 +217,7 @@ class _Running:
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[MaskEvent]] = {}
         self._ended = False
+        self._answered_at = -math.inf
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     @classmethod
@@ -242,6 +246,10 @@ class _Running:
         streams = await asyncio.open_unix_connection(sock=ours)
         log.info("mask_process_started", pid=process.pid)
         return cls(process, board, streams, on_failed, on_end)
+
+    def answered_within(self, seconds: float) -> bool:
+        """Whether it has answered a call so recently."""
+        return asyncio.get_running_loop().time() - self._answered_at < seconds
 
     def send(self, command: MaskCommand) -> None:
         self._writer.write(frame(command))
@@ -298,7 +306,7 @@ class _Running:
 
     def _end(self, computing: int) -> None:
         """Fails what waits for the process, and reports its end once."""
-        self._fail_all(BatonError(ErrorKind.UNAVAILABLE, "the mask process ended"))
+        self._fail_all(BatonError(LOST, "the mask process ended"))
         if not self._ended:
             self._ended = True
             self._on_end(computing)
@@ -320,6 +328,7 @@ class _Running:
         elif kind == "failed" and event.id == 0:
             self._fail_all(_error(event.failed))
         elif (future := self._calls.get(event.id)) is not None and not future.done():
+            self._answered_at = asyncio.get_running_loop().time()
             future.set_result(event)
 
     def _fail_all(self, error: BatonError) -> None:

@@ -79,7 +79,7 @@ class PrefillServicer(PrefillServiceServicer):
         if grammar is None:
             return b""
         if self._masks is None:
-            raise BatonError(ErrorKind.UNAVAILABLE, "this worker computes no grammar masks")
+            raise BatonError(ErrorKind.CONFLICT, "this worker computes no grammar masks")
         return await self._masks.next_mask(
             grammar, request.limits, request.token_ids[request.prompt_length :]
         )

@@ -125,7 +125,7 @@ async def test_a_killed_process_fails_what_it_followed_and_starts_again(worker: 
     os.kill(killed, signal.SIGKILL)
     async with asyncio.timeout(WAIT_S):
         lost = {await worker.failed.get() for _ in range(2)}
-    assert lost == {(0, 1, ErrorKind.UNAVAILABLE), (3, 9, ErrorKind.UNAVAILABLE)}
+    assert lost == {(0, 1, ErrorKind.CONFLICT), (3, 9, ErrorKind.CONFLICT)}
     # The router's next attempt brings the output so far.
     await worker.client.follow((0, 2), 4, AB, LIMITS, ids_of("a"))
     assert worker.client.pid not in (None, killed)
@@ -145,7 +145,7 @@ async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_bl
     worker.board.beat(1)  # as if it were computing for slot 1
     async with asyncio.timeout(WAIT_S):
         lost = {await worker.failed.get() for _ in range(2)}
-    assert lost == {(0, 1, ErrorKind.UNAVAILABLE), (1, 1, ErrorKind.INVALID)}
+    assert lost == {(0, 1, ErrorKind.CONFLICT), (1, 1, ErrorKind.INVALID)}
 
 
 async def test_a_grammar_that_is_compiled_for_too_long_is_refused(
@@ -157,7 +157,7 @@ async def test_a_grammar_that_is_compiled_for_too_long_is_refused(
     os.kill(worker.client.pid, signal.SIGSTOP)
     with pytest.raises(BatonError, match=r"within 0.2 s") as caught:
         await worker.client.next_mask(Grammar(regex="c"), LIMITS, ())
-    assert caught.value.kind is ErrorKind.UNAVAILABLE, "it did not run, so another attempt may succeed"
+    assert caught.value.kind is ErrorKind.CONFLICT, "it did not run, so another attempt may succeed"
     monkeypatch.setattr("services.masks.client.COMPILE_S", WAIT_S)
     await worker.client.next_mask(AB, LIMITS, ())
     monkeypatch.setattr("services.masks.client.COMPILE_S", 0.2)
@@ -172,11 +172,28 @@ async def test_a_grammar_that_is_compiled_for_too_long_is_refused(
     assert await worker.client.next_mask(AB, LIMITS, ())
 
 
+async def test_a_process_that_is_only_busy_is_not_killed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.client.follow((0, 1), 3, AB, LIMITS, ())
+    monkeypatch.setattr("services.masks.client.COMPILE_S", 0.2)
+    monkeypatch.setattr("services.masks.client._Running.answered_within", lambda *_: True)
+    running = worker.client.pid
+    assert running is not None
+    os.kill(running, signal.SIGSTOP)
+    with pytest.raises(BatonError, match="too many grammars") as caught:
+        await worker.client.next_mask(Grammar(regex="c"), LIMITS, ())
+    assert caught.value.kind is ErrorKind.CONFLICT
+    os.kill(running, signal.SIGCONT)
+    worker.draw(0, 1, ids_of("a")[0])
+    assert (await worker.next_mask())[:2] == (0, 1)
+
+
 async def test_a_process_that_does_not_start_is_unavailable(tmp_path: Path) -> None:
     worker = Worker(tmp_path, sys.executable, "-c", "")
     with pytest.raises(BatonError) as caught:
         await worker.client.next_mask(AB, LIMITS, ())
-    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert caught.value.kind is ErrorKind.CONFLICT
     await worker.client.stop()
 
 
