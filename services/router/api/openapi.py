@@ -130,7 +130,7 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
     """The operation; adds the schemas of its body."""
     content = {_JSON: _reference(operation.answer)}
     if operation.stream is not None:
-        content[_EVENTS] = _reference(operation.stream)
+        content[_EVENTS] = {"schema": _event(operation.stream)}
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -158,6 +158,16 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
 def _error(operation: Operation, status: str) -> dict[str, Any]:
     schema = "State" if operation.path == "/ready" else "Error"
     return {"description": _ERRORS[status], "content": {_JSON: _reference(schema)}}
+
+
+def _event(name: str) -> Schema:
+    """One server-sent event; its data is a JSON text, and after completions at last `[DONE]`."""
+    data = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": {"$ref": REFERENCES + name},
+    }
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
 def _reference(name: str) -> dict[str, Any]:
