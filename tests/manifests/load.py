@@ -20,6 +20,7 @@ _NAME = "demo-baton"
 _MODEL = "baton-demo"
 _ANSWER_S = 60.0
 _PAUSE_S = 0.2
+_APIS = ("grpc", "http")
 _ASKED = (
     ("What is Baton?", 8),
     ("The router places a request on two workers. " * 6, 12),
@@ -90,6 +91,13 @@ class Load:
         async with self.endpoint.http_client() as client:
             await self._ask_on("http", lambda prompt, tokens: _over_http(client, prompt, tokens))
 
+    async def goes_on(self) -> None:
+        """Waits until each API has answered one more request, or has failed to."""
+        before = Counter(self.answered)
+        async with asyncio.timeout(2 * _ANSWER_S):
+            while not (self.failed or all(self.answered[api] > before[api] for api in _APIS)):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     def end(self) -> None:
         self._over = True
 
@@ -146,4 +154,4 @@ async def steady_load(endpoint: Endpoint, clients: int) -> AsyncIterator[Load]:
         finally:
             load.end()
     assert not load.failed, load.failed[:5]
-    assert {"grpc", "http"} == {*load.answered}
+    assert {*_APIS} == {*load.answered}
