@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +37,15 @@ def test_what_the_package_packed(name: str) -> None:
     found = unpack(stored, parts, ROWS, COLUMNS).dequantized(torch.float32)
     assert torch.equal(found, tensors[f"{name}/matrix"])
     assert 0 < float((found - matrix()).abs().max()) < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_package_still_packs_so(tmp_path: Path) -> None:
+    """In an environment of its own, over a package index."""
+    packages = ("compressed-tensors==0.20.0", "loguru", "psutil")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*pip, *packages], check=True, timeout=300)
+    paths = os.pathsep.join((str(tmp_path), *sys.path))
+    again = [sys.executable, "-m", "tests.engine.model.quantization.pack_fixtures", "--check"]
+    subprocess.run(again, check=True, timeout=300, env={**os.environ, "PYTHONPATH": paths})
