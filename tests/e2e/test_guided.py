@@ -38,7 +38,7 @@ STREAMS = 32
 WORDS = ["red", "green", "greenish"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.5, marks=pytest.mark.slow)])
 async def test_every_kind_of_grammar_over_both_protocols(cluster: Cluster, temperature: float) -> None:
     kinds: list[tuple[dict[str, Any], Grammar]] = [
         ({"choice": WORDS}, Grammar(choice=Choices(choices=WORDS))),
@@ -149,7 +149,7 @@ async def prove(cluster: Cluster, cases: Sequence[Schema], temperature: float) -
 async def test_a_killed_mask_process_costs_no_output(cluster: Cluster) -> None:
     """What it guided goes on with another attempt, from the token it had; free outputs do not notice."""
     async with cluster.stub() as stub:
-        common: dict[str, Any] = {"seed": 4, "max_tokens": 250}
+        common: dict[str, Any] = {"seed": 4, "max_tokens": 160}
         guided = {**common, "grammar": Grammar(regex="[a-z ]{600}")}
         prompts = [[*PROMPT, number] for number in range(4)]
 

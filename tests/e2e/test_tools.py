@@ -84,7 +84,7 @@ def check(calls: list[tuple[str, str]]) -> None:
         validator_of(PARAMETERS[name]).validate(json.loads(arguments))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 async def test_forced_calls_whole_and_streamed(cluster: Cluster, temperature: float) -> None:
     async with client_of(cluster) as client:
         for seed, choice in enumerate(("required", {"type": "function", "function": {"name": "weather"}})):

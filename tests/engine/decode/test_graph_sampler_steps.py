@@ -80,8 +80,8 @@ def test_a_masked_row_is_held_until_the_mask_of_its_very_token_is_there(engine: 
 def test_no_token_is_outside_its_mask_however_late_the_masks_come(engine: LocalEngine) -> None:
     """A grammar of which token follows which; masks come before, while or after steps run that want them."""
     draw = random.Random(6)
-    key = engine.start(PROMPT, max_tokens=7, masked=True, sampling=SamplingParams(1.5, seed=3))
-    free = engine.start([5, 6], max_tokens=40)
+    key = engine.start(PROMPT, max_tokens=5, masked=True, sampling=SamplingParams(1.5, seed=3))
+    free = engine.start([5, 6], max_tokens=12)
     allowed: dict[int, set[int]] = {}
     while key not in engine.finish:
         known = len(engine.output[key])
@@ -92,10 +92,10 @@ def test_no_token_is_outside_its_mask_however_late_the_masks_come(engine: LocalE
             allow(engine, key, known, *allowed[known])
         engine.step()
     tokens = engine.output[key]
-    assert len(tokens) == 7
+    assert len(tokens) == 5
     assert all(token in allowed[number] for number, token in enumerate(tokens) if number)
     engine.run(free)
-    assert len(engine.output[free]) == 40
+    assert len(engine.output[free]) == 12
 
 
 @pytest.mark.slow
