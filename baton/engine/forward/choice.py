@@ -41,18 +41,17 @@ class W8A8Library:
 
 @dataclass(frozen=True, slots=True)
 class DigitsTuning:
-    """Two digits of x times codes of W, int4 or e4m3; tiles as `SkinnyTuning`."""
+    """Two digits of x times int4 codes of W; tiles as `SkinnyTuning`."""
 
     rows: int = 16
     columns: int = 64
     splits: int = 1
     stages: int = 5
     warps: int = 4
-    width: int = INT4_SPAN
 
     @property
     def tiles(self) -> SkinnyTuning:
-        return SkinnyTuning(self.rows, self.columns, self.width, self.splits, self.stages, self.warps)
+        return SkinnyTuning(self.rows, self.columns, INT4_SPAN, self.splits, self.stages, self.warps)
 
 
 Choice = GemvTuning | SkinnyTuning | WideTuning | Library | W8A8Tuning | W8A8Library | DigitsTuning

@@ -9,7 +9,7 @@ from baton.engine.forward.choice import DigitsTuning, W8A8Library, W8A8Tuning
 from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
-from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
+from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
 from baton.engine.kernels.gpu.step.quantize_rows import (
     quantize_digits,
     quantize_gated_rows,
@@ -18,7 +18,6 @@ from baton.engine.kernels.gpu.step.quantize_rows import (
 )
 from baton.engine.kernels.gpu.step.row_ops import gated_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
-from baton.engine.kernels.weight_format import INT4_SPAN
 from baton.engine.model.modules import DenseMlp, Linear, Product
 
 # Up to so many rows the library multiplies codes without their scales.
@@ -32,12 +31,9 @@ def code_bytes(weight: Weight) -> int:
     return weight.columns * (2 if has_digits(weight) else 1)
 
 
-def has_digits(weight: Weight, width: int = INT4_SPAN) -> bool:
-    """Whether two digits of x can be multiplied by this weight's codes, in tiles of so many columns."""
-    if not isinstance(weight, QuantizedWeight):
-        return False
-    by_fp8 = weight.format.codes == "fp8" and fits(weight.format, width)
-    return by_fp8 or int4_by_digits(weight.format)
+def has_digits(weight: Weight) -> bool:
+    """Whether two digits of x can be multiplied by this weight's codes: int4."""
+    return isinstance(weight, QuantizedWeight) and int4_by_digits(weight.format)
 
 
 def has_w8a8(weight: Weight) -> bool:
@@ -58,15 +54,10 @@ def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:
 def by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, scratch: Scratch) -> None:
     weight, bias = product.linear.weight, product.linear.bias
     assert isinstance(weight, QuantizedWeight)
-    by_int4 = weight.format.codes == "int4"
-    kind = torch.int8 if by_int4 else weight.codes.dtype
-    digits = scratch.codes[: 2 * x.numel()].view(kind).view(2, *x.shape)
+    digits = scratch.codes[: 2 * x.numel()].view(torch.int8).view(2, *x.shape)
     scales = scratch.code_scales[: x.shape[0]]
     quantize_digits(digits, scales, x, product.norm)
-    if by_int4:
-        int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
-    else:
-        quantized_linear(out, digits, weight, bias, product.epilogue, choice.tiles, scratch.space, scales)
+    int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
 
 
 def by_codes(

@@ -108,7 +108,7 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
     if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(linear.weight):
         by_codes(out, x, product, choice, scratch)
         return
-    if isinstance(choice, DigitsTuning) and has_digits(linear.weight, choice.width):
+    if isinstance(choice, DigitsTuning) and has_digits(linear.weight):
         by_digits(out, x, product, choice, scratch)
         return
     if norm is not None:

@@ -201,8 +201,9 @@ def _default_of_quantized(key: ProductKey) -> Choice:
         return GemvTuning()
     if by_rows and rows > _MOST_SKINNY_ROWS:
         return W8A8Library() if key.weight_dtype == "fp8" else W8A8Tuning()
-    by_digits = by_int4 or key.weight_dtype in ("fp8", "fp8-128x128")
-    if key.act_dtype != "float32" and by_digits and rows <= _MOST_DIGIT_ROWS:
+    if by_rows and key.act_dtype != "float32":
+        return W8A8Tuning(rows=_row_tile(rows), columns=64, stages=5, warps=4)
+    if key.act_dtype != "float32" and by_int4 and rows <= _MOST_DIGIT_ROWS:
         return DigitsTuning(rows=min(128, _row_tile(rows)), splits=2)
     if rows <= _MOST_SKINNY_ROWS:
         return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)

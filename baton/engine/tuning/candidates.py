@@ -71,11 +71,6 @@ _DIGITS = (
     (64, 1, 5, 4), (64, 2, 5, 4), (64, 4, 5, 4), (64, 1, 8, 4), (64, 2, 8, 4), (128, 1, 5, 4), (128, 2, 5, 4),
     (128, 4, 5, 4), (128, 2, 5, 8), (64, 8, 5, 4), (64, 2, 3, 4), (64, 4, 3, 4),
 )  # fmt: skip
-# with the width along K
-_FP8_DIGITS = (
-    (64, 1, 5, 4, 128), (64, 2, 5, 4, 128), (64, 4, 5, 4, 128), (64, 2, 3, 4, 256), (64, 4, 3, 4, 256),
-    (64, 1, 3, 4, 256), (128, 2, 4, 8, 128),
-)  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -104,11 +99,8 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
         found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
     tile = _tile(rows)
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
-    by_int4 = weight.format.codes == "int4"
-    if has_digits(weight) and (by_int4 or rows <= 128):
-        shapes = _DIGITS if by_int4 else _FP8_DIGITS
-        tunings = [DigitsTuning(min(128, tile), *shape) for shape in shapes]
-        found += [tuning for tuning in tunings if by_int4 or fits(weight.format, tuning.width)]
+    if has_digits(weight):
+        found += [DigitsTuning(min(128, tile), *shape) for shape in _DIGITS]
     if rows > 1 and has_w8a8(weight):
         found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
         if weight.format.codes == "fp8":

@@ -44,9 +44,9 @@ def test_a_choice_survives_its_file(choice: Choice) -> None:
     ("held", "rows", "kind"),
     [
         ("fp8", 1, GemvTuning),
-        ("fp8", 16, DigitsTuning),
+        ("fp8", 16, W8A8Tuning),
         ("fp8", 96, W8A8Library),
-        ("fp8-128x128", 1, DigitsTuning),
+        ("fp8-128x128", 1, SkinnyTuning),
         ("fp8-64x64", 16, SkinnyTuning),
         ("int8", 96, W8A8Tuning),
         ("int4-g128", 1, GemvTuning),
