@@ -175,17 +175,3 @@ def test_int4_by_digits(
     space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     int4_linear(out, digits, scales, weight, b, epilogue, tuning, space)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("held", [WeightFormat("fp8"), WeightFormat("fp8", 32, 64)], ids=NAMES[:2])
-def test_fp8_times_two_digits(held: WeightFormat) -> None:
-    x = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
-    weight, out = quantize(matrix(held, 70, 300).to(DEVICE), held), normal(5, 70, seed=5)
-    scales = x.abs().amax(-1, keepdim=True) / 448
-    high = (x / scales).to(torch.float8_e4m3fn)
-    low = (x / scales - high.float()).to(torch.float8_e4m3fn)
-    digits = torch.stack((high.view(torch.uint8), low.view(torch.uint8))).view(torch.float8_e4m3fn).to(DEVICE)
-    expected = reference(x.to(DEVICE), weight.dequantized(torch.float32), None, Epilogue.PLAIN, out)
-    tuning = SkinnyTuning(rows=16, columns=64, width=64, stages=2)
-    quantized_linear(out, digits, weight, None, Epilogue.PLAIN, tuning, None, scales[:, 0].to(DEVICE))
-    torch.testing.assert_close(out, expected, rtol=0, atol=2**-8 * float(expected.abs().max()))

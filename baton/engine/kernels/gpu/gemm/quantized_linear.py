@@ -6,8 +6,7 @@ Codes become numbers of x's dtype, exactly. Scales of whole rows multiply the su
 of columns the sums of their group, in float32.
 
 Where x is codes of 8 bits too, with a scale a row (`quantize_rows`), the matrix units multiply codes by
-codes: e4m3 with sums that are float32 after every 128 columns, int8 exactly. Where x is two digits of e4m3
-(`quantize_digits`), W is multiplied by both, and x is as good as not rounded.
+codes: e4m3 with sums that are float32 after every 128 columns, int8 exactly.
 """
 
 from __future__ import annotations
@@ -75,9 +74,9 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
 
 
 @triton.jit
-def _tile(codes, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND: tl.constexpr,
+def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexpr,
           BK: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
-          DOT: tl.constexpr, X_CODES: tl.constexpr, X_DIGITS: tl.constexpr):  # fmt: skip
+          DOT: tl.constexpr, X_CODES: tl.constexpr):  # fmt: skip
     """`_span` of BK columns of fp8 or int8."""
     k = start + tl.arange(0, BK)
     if EVEN:
@@ -91,12 +90,6 @@ def _tile(codes, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND: 
     elif X_CODES:
         part = sums if GROUP == 0 else tl.zeros(sums.shape, tl.float32)
         part = tl.dot(w, xs, part, max_num_imprecise_acc=BK if BK < 128 else 128)
-        if X_DIGITS:
-            if EVEN:
-                xs = tl.load(x_rows + low_digit + k[:, None])
-            else:
-                xs = tl.load(x_rows + low_digit + k[:, None], mask=(k < K)[:, None], other=0.0)
-            part = tl.dot(w, xs, part, max_num_imprecise_acc=BK if BK < 128 else 128)
     elif GROUP == 0:
         part = tl.dot(code_values(w, KIND, DOT), xs.to(DOT), sums, input_precision="ieee")
     else:
@@ -109,12 +102,12 @@ def _tile(codes, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND: 
 
 @triton.jit(do_not_specialize=["M"])
 def _quantized_skinny(
-    x, x_scales, codes, scales, zeros, bias, out, partial, arrived, low_digit, M, N, K, ROW_BYTES,
+    x, x_scales, codes, scales, zeros, bias, out, partial, arrived, M, N, K, ROW_BYTES,
     GROUPS,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ZEROS: tl.constexpr, EVEN: tl.constexpr,
     KIND: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, DOT: tl.constexpr,
-    X_CODES: tl.constexpr, X_DIGITS: tl.constexpr,
+    X_CODES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -139,8 +132,8 @@ def _quantized_skinny(
             )
         else:
             sums = _tile(
-                w_rows, scales, x_rows, low_digit, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP,
-                EVEN, DOT, X_CODES, X_DIGITS,
+                w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP,
+                EVEN, DOT, X_CODES,
             )  # fmt: skip
         if EPILOGUE >= 2:
             u_rows = w_rows + N.to(tl.int64) * ROW_BYTES
@@ -150,8 +143,8 @@ def _quantized_skinny(
                 )
             else:
                 ups = _tile(
-                    u_rows, scales, x_rows, low_digit, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS,
-                    GROUP, EVEN, DOT, X_CODES, X_DIGITS,
+                    u_rows, scales, x_rows, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS,
+                    GROUP, EVEN, DOT, X_CODES,
                 )  # fmt: skip
     sums = sums.to(tl.float32)
     ups = ups.to(tl.float32)
@@ -190,11 +183,10 @@ def quantized_linear(
     """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
 
     `tuning.width` is one that `fits` the format. With splits, `space` holds at least `split_space_needed`.
-    `x_scales` [M] float32: x is codes, of the kind of the weight's; or two digits [2, M, K] of e4m3. Raises
-    ValueError for what does not fit.
+    `x_scales` [M] float32: x is codes, of the kind of the weight's. Raises ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    (m, k), held = x.shape[-2:], weight.format
+    (m, k), held = x.shape, weight.format
     _refuse(out, x, weight, (m, n, k), x_scales, tuning)
     elements, tiles = split_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
@@ -210,7 +202,6 @@ def quantized_linear(
         out,
         out if space is None else space.partial,
         out if space is None else space.arrived,
-        m * k,
         m,
         n,
         k,
@@ -230,7 +221,6 @@ def quantized_linear(
         GROUP=held.scale_columns,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
         X_CODES=x_scales is not None,
-        X_DIGITS=x.dim() == 3,
         num_warps=tuning.warps,
     )
 

@@ -3,8 +3,8 @@ gated activation, is part of it where it can be.
 
     scale = max |row| / most        code = row / scale, rounded to e4m3 or to an integer
 
-Or two digits of 8 bits stand for an element, which are about as fine as bfloat16: of integers
-128 · high + low, with low from -64 to 63; of e4m3 high + low, where low is what high leaves of the element.
+Or two digits of 8 bits stand for an element, 128 · high + low with low from -64 to 63: about as fine as
+bfloat16.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from baton.device.ptx import let_next_begin
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import gated
 
-# The largest number of two digits; of integers 128 · 127 + 63.
-_MOST_DIGITS = {torch.float8_e4m3fn: 448.0, torch.int8: 16319.0}
+# The largest number of two digits: 128 · 127 + 63.
+_MOST_DIGITS = 16319.0
 _MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 # Rows wider than this have more threads.
 _WIDE = 8192
@@ -54,17 +54,12 @@ def _quantize(
         values = (values * gains).to(dtype).to(tl.float32)
     if DIGITS:
         scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-30) / MOST
-        kind: tl.constexpr = codes.dtype.element_ty
-        if kind == tl.int8:
-            number = tl.floor(values / scale + 0.5).to(tl.int32)
-            high = (number + 64) >> 7
-            low = number - high * 128
-        else:
-            high = (values / scale).to(kind)
-            low = values / scale - high.to(tl.float32)
+        number = tl.floor(values / scale + 0.5).to(tl.int32)
+        high = (number + 64) >> 7
+        low = number - high * 128
         behind = tl.num_programs(0).to(tl.int64) * WIDTH
-        tl.store(codes + row * WIDTH + i, high.to(kind), mask=i < WIDTH)
-        tl.store(codes + behind + row * WIDTH + i, low.to(kind), mask=i < WIDTH)
+        tl.store(codes + row * WIDTH + i, high.to(tl.int8), mask=i < WIDTH)
+        tl.store(codes + behind + row * WIDTH + i, low.to(tl.int8), mask=i < WIDTH)
         tl.store(scales + row, scale)
     else:
         _store_codes(values, codes, scales, row, i, WIDTH, MOST)
@@ -126,12 +121,11 @@ def quantize_rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = 
 
 
 def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
-    """x [R, W], normed first where there is a norm → digits [2, R, W], the high ones first, and scales [R]
-    float32: x = scale · (128 · high + low) of int8, scale · (high + low) of e4m3. Raises ValueError for what
-    does not fit."""
-    if digits.shape != (2, *x.shape):
+    """x [R, W], normed first where there is a norm → digits [2, R, W] int8, the high ones first, and scales
+    [R] float32: x = scale · (128 · high + low). Raises ValueError for what does not fit."""
+    if digits.shape != (2, *x.shape) or digits.dtype != torch.int8:
         raise ValueError(f"digits {tuple(digits.shape)} of {tuple(x.shape)}")
-    _launch(digits, scales, x, norm, _MOST_DIGITS[digits.dtype], digits=True)
+    _launch(digits, scales, x, norm, _MOST_DIGITS, digits=True)
 
 
 def _launch(
