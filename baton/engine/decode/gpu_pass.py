@@ -111,7 +111,9 @@ class DecodePass:
             self.heads[group],
             attention.head_norms,
             self.options.attention
-            or AttentionTuning.of(self.heads[group], rows, self.options.multiprocessors),
+            or AttentionTuning.of(
+                self.heads[group], rows, self.options.multiprocessors, self._cache.scales[group] is not None
+            ),
             self.most_items(group, rows),
             self._cache.scales[group],
         )

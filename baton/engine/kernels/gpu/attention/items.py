@@ -77,13 +77,18 @@ class AttentionTuning:
     stages: int = 3
 
     @classmethod
-    def of(cls, heads: Heads, rows: int, multiprocessors: int) -> AttentionTuning:
+    def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
         """Three tiles of K and V on their way; two where there are many programs, and few heads in a group,
         whose registers leave room for more programs on a multiprocessor. By measurements on an H200 of ten
         shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
+
+        `quantised`: the cache is in fp8. Many programs then take two warps each, whose instructions restore
+        codes without waiting for the others (an H100, 64 and 256 rows of 1,120 tokens).
         """
         group = heads.heads // heads.kv_heads
         many = rows * heads.kv_heads >= _MANY_PROGRAMS * multiprocessors
+        if quantised and many:
+            return cls(warps=2, stages=3)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
 
