@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton.device.nvidia_libraries import ENVIRONMENT
@@ -66,7 +67,10 @@ async def start_engine(
     """Starts the engine process; it sends a ready or a failed event on the channel."""
     slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
     memory = SharedMemory.create(f"baton-{config.name}", SharedRings(slots, logprobs).size)
-    masks = await asyncio.to_thread(_mask_setup, config, memory)  # it may download the configuration
+    # It may download the configuration. The thread ends with it: the event loop's own threads are not to
+    # start before the front asks for `batch_wakeups`, nor may the engine inherit that.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        masks = await asyncio.get_running_loop().run_in_executor(thread, _mask_setup, config, memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         launch = EngineLaunch(

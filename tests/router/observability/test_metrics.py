@@ -119,13 +119,13 @@ async def test_the_log_line_has_the_stage_in_which_a_request_ended(site: SiteMak
                     here.worker("decode-0").behaviour.refuse_reserves = 1
                     await here.generate(ids_request([1], 3))
                 worker = here.worker("decode-0" if stage == "reserved" else "prefill-0")
-                setattr(worker.behaviour, delay, 0.6)
+                setattr(worker.behaviour, delay, 1.2)
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await here.generate(ids_request([1], 5), timeout=0.25)
+                    await here.generate(ids_request([1], 5), timeout=0.6)
                 setattr(worker.behaviour, delay, 0.0)
                 await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.05
-            both = [here.generate(ids_request([1], 100), timeout=0.6) for _ in range(2)]  # for one slot
+            both = [here.generate(ids_request([1], 100), timeout=1.0) for _ in range(2)]  # for one slot
             await asyncio.gather(*both, return_exceptions=True)
             await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.001
