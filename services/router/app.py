@@ -12,6 +12,7 @@ from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
 from services.common.config.router import RouterConfig
+from services.common.config.tls import Auth
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.common.rpc.mutual_tls import mutual_tls
@@ -22,6 +23,8 @@ from services.router.api.http_api import HttpApi, health_routes
 from services.router.auth.api_keys import ApiKeys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
+from services.router.auth.keys import Keys
+from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
@@ -156,7 +159,7 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
-        self._keys = ApiKeys(config.auth.api_keys_file) if config.auth else None
+        self._keys = _keys(config.auth) if config.auth else None
         limits = within_descriptors(config.connections)
         self.connections = Connections(limits)
         self._status = Status(
@@ -283,6 +286,14 @@ def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
     if config.tls is None:
         return None
     return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
+
+
+def _keys(auth: Auth) -> Keys:
+    """The file of keys that is configured. BatonError(INVALID) where it cannot be used."""
+    if auth.tenants_file is not None:
+        return TenantKeys(auth.tenants_file)
+    assert auth.api_keys_file is not None  # one of both is set
+    return ApiKeys(auth.api_keys_file)
 
 
 def _admin_secret(config: RouterConfig) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.config.types import StrictModel
 
@@ -33,8 +33,17 @@ class PublicTls(StrictModel):
 
 
 class Auth(StrictModel):
-    """API keys of the public ports."""
+    """API keys of the public ports, from one of two files."""
 
-    api_keys_file: Path = Field(
-        description="a key a line; empty lines and lines that begin with # are ignored"
+    api_keys_file: Path | None = Field(
+        None, description="a key a line; empty lines and lines that begin with # are ignored"
     )
+    tenants_file: Path | None = Field(
+        None, description="YAML: tenants with the SHA-256 of their keys, and their limits"
+    )
+
+    @model_validator(mode="after")
+    def _one_file(self) -> Auth:
+        if (self.api_keys_file is None) == (self.tenants_file is None):
+            raise ValueError("auth has one of api_keys_file and tenants_file")
+        return self

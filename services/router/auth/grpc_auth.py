@@ -10,7 +10,8 @@ import grpc.aio
 
 from baton.errors import BatonError
 from services.common.errors import abort
-from services.router.auth.api_keys import ApiKeys
+from services.router.auth.keys import Keys
+from services.router.tenants.current import current_tenant
 
 if TYPE_CHECKING:  # generic in its stub file only
     _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
@@ -24,7 +25,7 @@ _OPEN = "/grpc.health.v1.Health/"
 class GrpcAuth(_ServerInterceptor):
     """Checks each call before its first message is read."""
 
-    def __init__(self, keys: ApiKeys) -> None:
+    def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
     async def intercept_service(
@@ -36,9 +37,10 @@ class GrpcAuth(_ServerInterceptor):
         if not details.method.startswith(_OPEN):
             given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
             try:
-                self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc")
+                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc")
             except BatonError as error:
                 return _refusal(error)
+            current_tenant.set(caller.tenant)  # for the call's task, which runs this
         return await continuation(handler_call_details)
 
 

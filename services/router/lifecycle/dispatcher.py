@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 from baton.errors import BatonError, ErrorKind
 from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
 from services.router.request.request import Delta, Request
+from services.router.tenants.account import CallCost, Permit
 
 _CANCELS_S = 5.0
 
@@ -34,11 +35,13 @@ class Dispatcher:
         return len(self._tasks)
 
     @contextlib.asynccontextmanager
-    async def run(self, request: Request, available: asyncio.Event) -> AsyncIterator[Outbox]:
+    async def run(
+        self, request: Request, available: asyncio.Event, permit: Permit | None = None
+    ) -> AsyncIterator[Outbox]:
         """Runs the request while the context is open; leaving it cancels what still runs, at the workers too.
 
-        `available` is set whenever the outbox has something. Raises BatonError(UNAVAILABLE) while draining;
-        later errors come through the outbox.
+        `available` is set whenever the outbox has something. `permit`: where output tokens
+        are counted. Raises BatonError(UNAVAILABLE) while draining; later errors come through the outbox.
         """
         if self.draining:
             raise BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
@@ -52,15 +55,40 @@ class Dispatcher:
             lifecycle.outbox.close()
             task.cancel()
             await asyncio.wait((task,))
+            if permit is not None:
+                permit.output_tokens += lifecycle.output_tokens
 
     @contextlib.asynccontextmanager
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:
         """Yields the deltas of all requests as they come, each with the index of its request. The first
-        failure is raised. Leaving the context cancels whatever still runs."""
+        failure is raised. Leaving the context cancels whatever still runs. Raises BatonError(RATE_LIMITED)
+        where a limit of the tenant is reached."""
         available = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
-            outboxes = [await stack.enter_async_context(self.run(one, available)) for one in requests]
+            permit = stack.enter_context(self._permit(requests))
+            runs = (self.run(one, available, permit) for one in requests)
+            outboxes = [await stack.enter_async_context(run) for run in runs]
             yield await stack.enter_async_context(contextlib.aclosing(_deltas(outboxes, available)))
+
+    @contextlib.contextmanager
+    def _permit(self, requests: Sequence[Request]) -> Iterator[Permit | None]:
+        """Holds what a call takes of its tenant's limits; counts it if it is refused."""
+        tenant = requests[0].call.tenant
+        if tenant is None:
+            yield None
+            return
+        cost = CallCost(
+            prompt_tokens=sum(len(one.prompt_ids) for one in requests if one.choice == 0),
+            output_tokens=sum(one.max_tokens for one in requests),
+            outputs=len(requests),
+        )
+        with contextlib.ExitStack() as stack:
+            try:
+                permit = stack.enter_context(tenant.admit(cost))
+            except BatonError as error:
+                self._deps.observations.refused(error.kind)
+                raise
+            yield permit
 
     async def collect(self, requests: Sequence[Request]) -> list[Delta]:
         """Runs all requests to their ends. Returns each whole output as one delta, which is compact: ids and

@@ -43,9 +43,6 @@ from services.router.workers.prefix_affinity import PrefixAffinity, PromptBlocks
 from services.router.workers.waiting_queue import QueueEntry, WaitingQueue
 from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
-# Requests have no tenants yet.
-_TENANT = ""
-
 _log = get_log("dispatch")
 
 
@@ -83,6 +80,11 @@ class RequestLifecycle:
         self._failures = 0
         self._emitted_at_move = -1
         self._outcome = ""
+
+    @property
+    def output_tokens(self) -> int:
+        """How many tokens were delivered."""
+        return self._output.delivered
 
     async def run(self) -> None:
         """Makes attempts until the output is complete or the request fails."""
@@ -240,4 +242,6 @@ def _record_of(request: Request) -> JournalRecord:
         choice=request.choice,
         grammar=request.grammar,
     )
-    return JournalRecord(request.id, _TENANT, request.prompt_ids, details=details.SerializeToString())
+    tenant = request.call.tenant
+    name = "" if tenant is None else tenant.name
+    return JournalRecord(request.id, name, request.prompt_ids, details=details.SerializeToString())

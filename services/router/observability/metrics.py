@@ -22,7 +22,9 @@ from services.common.observability.metrics import (
     process_metrics,
     render,
 )
+from services.router.auth.tenant_keys import TenantKeys
 from services.router.observability.status import Status
+from services.router.tenants.account import TenantAccount
 from services.router.workers.worker import Worker, state_of
 
 
@@ -42,6 +44,20 @@ def _workers(router: Status) -> Samples:
         state = WorkerState.Name(state_of(worker))
         counts[role.removeprefix("WORKER_ROLE_").lower(), state.removeprefix("WORKER_STATE_").lower()] += 1
     return sorted(counts.items())
+
+
+def _by_tenant(router: Status, read: Callable[[TenantAccount], int]) -> Samples | None:
+    """A metric that exists only with tenants: those of the file, of which there are at most a thousand."""
+    if not isinstance(router.keys, TenantKeys):
+        return None
+    return [((name,), read(account)) for name, account in sorted(router.keys.accounts.items())]
+
+
+def _refused_by_tenant(router: Status) -> Samples | None:
+    if not isinstance(router.keys, TenantKeys):
+        return None
+    accounts = sorted(router.keys.accounts.items())
+    return [((name, limit), n) for name, one in accounts for limit, n in sorted(one.refused.items())]
 
 
 def _of_state(read: Callable[[State], float], router: Status) -> float | None:
@@ -122,6 +138,16 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_unauthenticated_total",
            "Requests refused for want of a valid API key, by API (http, grpc).",
            lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
+    Metric("baton_router_tenant_calls_total", "Calls that were admitted; absent without tenants.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.calls), ("tenant",)),
+    Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit.",
+           _refused_by_tenant, ("tenant", "limit")),
+    Metric("baton_router_tenant_running_requests", "Requests that run or wait for workers.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.running), ("tenant",)),
+    Metric("baton_router_tenant_prompt_tokens_total", "Prompt tokens of calls that were admitted.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.prompt_tokens), ("tenant",)),
+    Metric("baton_router_tenant_output_tokens_total", "Output tokens of calls that ended.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.output_tokens), ("tenant",)),
     Metric("baton_router_refused_http_connections_total",
            "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
            "newer one, headers too large, timeout of a request's headers or body, slow reader, not http, "

@@ -19,7 +19,7 @@ from baton.v1.admin_pb2 import (
 from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
-from services.router.auth.api_keys import ApiKeys
+from services.router.auth.keys import Keys
 from services.router.http.connections import Connections
 from services.router.lifecycle.admission import ServedModel
 from services.router.lifecycle.dispatcher import Dispatcher
@@ -62,7 +62,7 @@ class Status:
     connections: Connections
     started: float
     addresses: Mapping[str, str]
-    keys: ApiKeys | None = None
+    keys: Keys | None = None
 
     async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
         """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.

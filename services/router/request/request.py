@@ -11,6 +11,7 @@ from typing import Any
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.slo import Slo
+from services.router.tenants.account import TenantAccount
 from services.router.tools.output_parser import OutputStructure
 from services.router.tools.tool_use import ToolUse
 
@@ -55,6 +56,8 @@ class ClientCall:
     in_queue: asyncio.Semaphore | None = None
     # Undocumented fields that the call had.
     ignored_fields: tuple[str, ...] = ()
+    # Whose API key it had; None where keys belong to no tenants.
+    tenant: TenantAccount | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""What one tenant uses at this router, and whether it may use more: the one place where limits are judged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from baton.errors import BatonError, ErrorKind
+from services.router.tenants.tenants_file import TenantLimits
+from services.router.tenants.token_bucket import TokenBucket
+
+# Nobody knows when a running request ends.
+_CONCURRENT_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """What one call of a client needs. `outputs`: requests that it makes. `output_tokens`: at most, of all
+    outputs together."""
+
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    outputs: int = 1
+
+    @property
+    def per_minute(self) -> dict[str, int]:
+        """What it takes of each limit that applies to a minute."""
+        return {
+            "requests_per_minute": 1,
+            "prompt_tokens_per_minute": self.prompt_tokens,
+            "output_tokens_per_minute": self.output_tokens,
+        }
+
+
+_LEAST = CallCost()
+
+
+@dataclass(slots=True)
+class Permit:
+    """A running call's share of its tenant's limits."""
+
+    # Output tokens so far. The rest of what was reserved is given back at the call's end.
+    output_tokens: int = 0
+
+
+class TenantAccount:
+    """One tenant's. All counts are since it was made."""
+
+    def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self.name = name
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+        self.set_limits(limits)
+        self.running = 0
+        self.calls = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        # Calls that a limit refused, by its name.
+        self.refused: Counter[str] = Counter()
+
+    def set_limits(self, limits: TenantLimits) -> None:
+        """Changes the limits; what was used so far stays used."""
+        self._limits = limits
+        for name in _LEAST.per_minute:
+            per_minute = getattr(limits, name)
+            if per_minute is None:
+                self._buckets.pop(name, None)
+            elif name in self._buckets:
+                self._buckets[name].resize(per_minute)
+            else:
+                self._buckets[name] = TokenBucket(per_minute, self._clock)
+
+    def check(self, cost: CallCost = _LEAST) -> None:
+        """Raises BatonError(RATE_LIMITED) where a call of this cost would exceed a limit, with the time after
+        which none would refuse it; BatonError(INVALID) where it has more outputs than may ever run.
+
+        Takes nothing. Without a cost: whether the smallest call would be refused.
+        """
+        waits = {name: self._buckets[name].wait_s(cost.per_minute[name]) for name in self._buckets}
+        most = self._limits.concurrent_requests
+        if most is not None:
+            if cost.outputs > most:
+                message = f"{cost.outputs} outputs in a call; the tenant {self.name} may run {most} at a time"
+                raise BatonError(ErrorKind.INVALID, message)
+            if self.running + cost.outputs > most:
+                waits["concurrent_requests"] = _CONCURRENT_RETRY_S
+        if not any(waits.values()):
+            return
+        name = max(waits, key=waits.__getitem__)
+        self.refused[name] += 1
+        message = f"the tenant {self.name} has reached its limit {name} = {getattr(self._limits, name)}"
+        raise BatonError(ErrorKind.RATE_LIMITED, message, retry_after_s=waits[name])
+
+    @contextlib.contextmanager
+    def admit(self, cost: CallCost) -> Iterator[Permit]:
+        """Holds a call's share of the limits while it runs. Raises as `check` does; then it takes nothing."""
+        self.check(cost)
+        for name, bucket in self._buckets.items():
+            bucket.take(cost.per_minute[name])
+        self.running += cost.outputs
+        self.calls += 1
+        self.prompt_tokens += cost.prompt_tokens
+        permit = Permit()
+        try:
+            yield permit
+        finally:
+            self.running -= cost.outputs
+            self.output_tokens += permit.output_tokens
+            if (reserved := self._buckets.get("output_tokens_per_minute")) is not None:
+                reserved.give_back(cost.output_tokens - permit.output_tokens)
