@@ -76,6 +76,7 @@ class AttemptCalls:
             max_tokens=self._request.max_tokens,
             ttl_ms=int(remaining_s(self._request) * 1000),
             block_hashes=self._block_hashes,
+            tenant=self._request.tenant,
             own_prefill=self._claim.prefills_itself,
             tpot_slo_s=(self._request.slo and self._request.slo.tpot_s) or 0.0,
         )

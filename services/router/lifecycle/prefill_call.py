@@ -51,6 +51,7 @@ class PrefillCall:
             limits=request.limits,
             ticket=ticket,
             prompt_logprobs=not output.prompt_complete,
+            tenant=request.tenant,
             ticket_follows=ticket is None and request.max_tokens > 0,
             grammar=request.grammar if request.max_tokens > 0 else None,
         )

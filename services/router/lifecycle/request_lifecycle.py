@@ -146,7 +146,7 @@ class RequestLifecycle:
         prefixes, emitted = self._deps.prefixes, len(self._output.emitted)
         entry, prompt = self._enter_queue(), self._request.prompt_ids
         if self._blocks is None:
-            self._blocks = await prefixes.hash_prompt(prompt)
+            self._blocks = await prefixes.hash_prompt(prompt, self._request.tenant)
         cached = partial(prefixes.cached_tokens, prompt=self._blocks)
         left = self._request.max_tokens - emitted
         claim = await self._deps.queue.claim(entry, len(prompt) + emitted, left, until, cached)
@@ -242,6 +242,4 @@ def _record_of(request: Request) -> JournalRecord:
         choice=request.choice,
         grammar=request.grammar,
     )
-    tenant = request.call.tenant
-    name = "" if tenant is None else tenant.name
-    return JournalRecord(request.id, name, request.prompt_ids, details=details.SerializeToString())
+    return JournalRecord(request.id, request.tenant, request.prompt_ids, details=details.SerializeToString())

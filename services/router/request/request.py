@@ -174,6 +174,11 @@ class Request:
     call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 
     @property
+    def tenant(self) -> str:
+        """The tenant's name, which scopes cached prefixes; empty where keys belong to no tenants."""
+        return "" if self.call.tenant is None else self.call.tenant.name
+
+    @property
     def limits(self) -> Limits:
         """The protobuf message of what ends the output."""
         return Limits(

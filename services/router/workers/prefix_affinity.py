@@ -24,6 +24,8 @@ from services.router.workers.worker import Worker
 _LONG_TOKENS = 4096
 # Concurrent queries of the index; prompts beyond that are not looked up.
 _MAX_QUERIES = 32
+# Made once for each kind of cache and tenant, while so many are in use.
+_HASHERS = 1024
 # The index may not know yet what was sent to a worker so recently.
 _INDEX_DELAY_S = 3.0
 
@@ -69,7 +71,7 @@ class PrefixAffinity:
         self._workers = workers
         self._state = state
         self._secret = secret.encode()
-        self._hasher = lru_cache(64)(self._make_hasher)
+        self._hasher = lru_cache(_HASHERS)(self._make_hasher)
         # Incarnation → block hashes, least recently used first, with the time when they were sent or
         # confirmed.
         self._views: dict[bytes, OrderedDict[bytes, float]] = {}

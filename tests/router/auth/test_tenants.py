@@ -18,6 +18,7 @@ from baton.grpc_errors import from_status
 from services.common.config.tls import Auth
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.tenants.account import TenantAccount
+from services.router.workers.prefix_affinity import PromptBlocks
 from tests.router.conftest import Site, SiteMaker, ids_request, until
 from tests.router.http_client import complete, http
 from tests.router.tenants.test_tenants_file import file_of, tenant
@@ -136,6 +137,37 @@ async def test_a_request_that_is_invalid_takes_nothing(site: SiteMaker, tmp_path
         assert (await refusal(here, "sk-1", temperature=-1.0))[0] is ErrorKind.INVALID
         assert await generate(here, "sk-1") == 3
         assert (await complete(client, max_tokens=-1)).status_code == 429
+
+
+async def test_workers_learn_whose_blocks_a_prompt_may_reuse(site: SiteMaker, tmp_path: Path) -> None:
+    """Workers seed block hashes with the tenant's name, and the router's view of their caches does so too."""
+    entries = (tenant("a", "sk-a"), tenant("b", "sk-b"))
+    async with site(prefill=2, auth=auth(tmp_path, *entries)) as here, http(here) as client:
+        assert await generate(here, "sk-a") == 3
+        client.headers.update(bearer("sk-b"))
+        assert (await complete(client, max_tokens=3)).status_code == 200
+        assert (await complete(client, max_tokens=0, echo=True, logprobs=1)).status_code == 200
+        await here.quiet()
+        prefills = [one for n in (0, 1) for one in here.worker(f"prefill-{n}").prefill_requests]
+        assert sorted(one.tenant for one in prefills) == ["a", "b", "b"]
+        assert [one.tenant for one in here.worker("decode-0").reserves] == ["a", "b"]
+
+
+async def test_the_view_of_caches_is_by_tenant(
+    site: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(auth=auth(tmp_path, tenant("a", "sk-a"), tenant("b", "sk-b"))) as here:
+        prefixes, asked = here.router.prefixes, []
+        hash_prompt = prefixes.hash_prompt
+
+        async def recorded(token_ids: Any, tenant: str = "") -> PromptBlocks:
+            asked.append(tenant)
+            return await hash_prompt(token_ids, tenant)
+
+        monkeypatch.setattr(prefixes, "hash_prompt", recorded)
+        for key in ("sk-a", "sk-b"):
+            await generate(here, key)
+        assert asked == ["a", "b"]
 
 
 def test_auth_has_one_file() -> None:

@@ -137,7 +137,7 @@ class ScriptedPrefixes:
     sent: list[tuple[str, Any]] = field(default_factory=list)
     error: Exception | None = None
 
-    async def hash_prompt(self, token_ids: Any) -> ScriptedBlocks:
+    async def hash_prompt(self, token_ids: Any, tenant: str = "") -> ScriptedBlocks:
         self.hashed.append(token_ids)
         if self.error is not None:
             raise self.error
