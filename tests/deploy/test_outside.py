@@ -107,6 +107,15 @@ def test_notes_have_commands_for_what_was_installed() -> None:
     assert "https://127.0.0.1:8000" in secure
     assert "Authorization: Bearer $KEY" in secure
     assert "get secret api-keys" in secure
+    assert "--cert" not in secure
+
+
+def test_notes_have_what_clients_need() -> None:
+    own = case("tls-own").notes
+    assert "curl -sk --cert client.crt --key client.key https://" in own
+    assert "grpcurl -insecure -cert client.crt -key client.key" in own
+    keys = render_with("default", auth={"enabled": True, "existingSecret": "api-keys"}).notes
+    assert "OPENAI_API_KEY=$KEY loadgen run grpc://" in keys
 
 
 def test_notes_say_what_grpc_between_gpus_carries() -> None:

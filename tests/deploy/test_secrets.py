@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from tests.deploy.chart import CASES, Object, case, render, render_with
+from tests.deploy.chart import CASES, Object, Rendered, case, render, render_with
 
 KEYS = ("cluster-secret", "prefix-secret", "journal-key")
 
@@ -60,6 +60,38 @@ def test_drawn_secrets_are_guarded_by_lookup() -> None:
     assert drawn
     assert all('include "baton.kept"' in line and '"old" $old' in line for line in drawn)
     assert template.count("lookup") == 2
+
+
+def _checksums(rendered: Rendered) -> dict[str, str]:
+    """The annotation that restarts pods, of the pods that have it."""
+    noted = {
+        pod: template["metadata"].get("annotations", {}) for pod, template in rendered.templates().items()
+    }
+    return {pod: notes["checksum/secrets"] for pod, notes in noted.items() if "checksum/secrets" in notes}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "restarted"),
+    [
+        ("clusterSecret", "another cluster secret", {"router", "workers", "supervisor"}),
+        ("prefixSecret", "another prefix secret", {"router", "workers", "supervisor"}),
+        ("journalKey", "0f" * 32, {"router"}),
+        ("redisPassword", "anotherPasswordOfRedis", {"redis"}),
+        ("rayToken", "another token of Ray", {"ray-head", "workers", "supervisor"}),
+    ],
+)
+def test_a_new_value_restarts_the_pods_that_read_it_at_their_start(
+    key: str, value: str, restarted: set[str]
+) -> None:
+    before = _checksums(case("ray"))
+    after = _checksums(render_with("ray", **{f"secrets__values__{key}": value}))
+    assert {pod for pod in after if after[pod] != before[pod]} == {f"demo-baton-{pod}" for pod in restarted}
+
+
+def test_secrets_that_helm_does_not_change_restart_nothing() -> None:
+    """Drawn ones are drawn once; a Secret of one's own changes without Helm."""
+    assert _checksums(render({})) == {}
+    assert _checksums(case("production")) == {}
 
 
 def test_notes_warn_of_drawn_secrets_only() -> None:

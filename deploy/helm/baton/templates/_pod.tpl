@@ -14,6 +14,9 @@ metadata:
   {{- if .config }}
   {{- $notes = set $notes "checksum/config" (include "baton.config" (dict "root" $root "component" .config) | sha256sum) }}
   {{- end }}
+  {{- with include "baton.secretsChecksum" . }}
+  {{- $notes = set $notes "checksum/secrets" . }}
+  {{- end }}
   {{- with merge $notes $root.Values.commonAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}

@@ -25,6 +25,24 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Digest of the values of secrets that a component reads at its start, so that new ones restart its pods; empty where
+     they are drawn, which they are once, or not of this release: (root, component). */}}
+{{- define "baton.secretsChecksum" -}}
+{{- $values := .root.Values.secrets -}}
+{{- $ray := include "baton.withRay" .root -}}
+{{- $names := list -}}
+{{- if eq .component "redis" -}}
+{{- $names = list "redisPassword" -}}
+{{- else if not $values.existingSecret -}}
+{{- if ne .component "ray-head" }}{{ $names = list "clusterSecret" "prefixSecret" }}{{ end -}}
+{{- if eq .component "router" }}{{ $names = append $names "journalKey" }}{{ end -}}
+{{- if and $ray (ne .component "router") }}{{ $names = append $names "rayToken" }}{{ end -}}
+{{- end -}}
+{{- $given := list -}}
+{{- range $names }}{{ $given = append $given (index $values.values .) }}{{ end -}}
+{{- with $given | compact }}{{ toJson $given | sha256sum }}{{ end -}}
+{{- end -}}
+
 {{/* The volume of secrets at /run/baton/secrets: (root, component). */}}
 {{- define "baton.secretsVolume" -}}
 {{- $keys := list "cluster-secret" "prefix-secret" -}}
