@@ -114,6 +114,9 @@ def test_notes_have_what_clients_need() -> None:
     own = case("tls-own").notes
     assert "curl -sk --cert client.crt --key client.key https://" in own
     assert "grpcurl -insecure -cert client.crt -key client.key" in own
+    assert "loadgen run grpcs://127.0.0.1:50051" in own
+    assert "--ca-file ca.crt --server-name demo-baton --cert-file client.crt --key-file client.key\n" in own
+    assert "--server-name llm.example.com\n" in case("production").notes
     keys = render_with("default", auth={"enabled": True, "existingSecret": "api-keys"}).notes
     assert "OPENAI_API_KEY=$KEY loadgen run grpc://" in keys
 
