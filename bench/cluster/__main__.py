@@ -46,7 +46,8 @@ from baton.process_tuning import batch_wakeups
 from bench.case_output import show
 from bench.cluster.bare_engine import BareDecode, BarePrefill
 from bench.cluster.clients import Call, Clients, Seen
-from bench.cluster.fake_engine import STEP_VARIABLE, load, write_model
+from bench.cluster.fake_engine import STEP_VARIABLE, load
+from bench.cluster.fake_model_folder import write_model
 from bench.cluster.processes import cluster_processes, put_on
 from bench.machine import Usage
 from services.common.config.cluster import SupervisionSettings

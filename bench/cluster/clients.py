@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
-from bench.cluster.fake_engine import VOCAB, age_ms
+from bench.cluster.fake_engine import age_ms
+from bench.cluster.fake_model_folder import VOCAB
 
 _GENERATE = "/baton.v1.RouterService/Generate"
 _CALL_S = 120.0

@@ -11,7 +11,6 @@ receiver on this machine knows its age.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -36,15 +35,13 @@ from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.model_files import TokenizerFiles
+from bench.cluster.fake_model_folder import CONTEXT, VOCAB
 from services.common.config.worker import CPU_SLOTS, EngineConfig, WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
-TICK_NS = 50_000
-VOCAB = 4096  # ticks until the clock wraps: 205 ms
-CONTEXT = 4096
+TICK_NS = 50_000  # 205 ms until a clock of VOCAB ticks wraps
 _LAYERS = 10
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def ticks() -> int:
@@ -140,28 +137,6 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         tokenizer=TokenizerFiles.read(Path(model)).digest,
         weight_format="float32",
     )
-
-
-def write_model(folder: Path, context: int = CONTEXT, kv_heads: int = 1, head_dim: int = 2) -> Path:
-    """Writes a configuration, by default with the smallest possible cache, and a tokenizer with two letters
-    per token. A token's KV has 8 bytes per head and dimension.
-    """
-    from tokenizers import Tokenizer, decoders, models
-
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2, "head_dim": head_dim,
-        "intermediate_size": 2, "num_attention_heads": kv_heads, "num_key_value_heads": kv_heads,
-        "num_hidden_layers": 1, "vocab_size": VOCAB, "max_position_embeddings": context, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "tie_word_embeddings": False,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    words = [a + b + c for a in _LETTERS for b in _LETTERS for c in "xy"][:VOCAB]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
-    )
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def _run_worker() -> int:

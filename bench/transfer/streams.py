@@ -37,7 +37,8 @@ from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.types_pb2 import Attempt
 from bench.cluster.clients import Clients, Seen
 from bench.cluster.cluster_secret import CLUSTER_SECRET, METADATA
-from bench.cluster.fake_engine import STEP_VARIABLE, write_model
+from bench.cluster.fake_engine import STEP_VARIABLE
+from bench.cluster.fake_model_folder import write_model
 from bench.cluster.processes import cluster_processes, put_on, worker_audits
 from bench.transfer.ends import BLOCK_BYTES, blocks_for, receiver_process
 from bench.transfer.sending import SendingEnd

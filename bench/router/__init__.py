@@ -1,0 +1,1 @@
+"""The router alone: fake workers before it, clients that only count bytes behind it."""
