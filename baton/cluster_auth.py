@@ -60,7 +60,7 @@ class RpcToken:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call carries."""
+        """The metadata that authenticates a call."""
         return ((METADATA_KEY, self._token),)
 
     def admits(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:

@@ -12,7 +12,7 @@ from bench.shapes import Shape, cache_dtype, torch_dtype, with_positions
 if TYPE_CHECKING:
     from baton.engine.memory.kv_cache import KVCache
 
-# Of a cache, drawn at once.
+# Blocks of a cache that are drawn at once.
 _BLOCKS = 64
 
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file that nobody may read for a moment whom its mode does not let."""
+    """Writes a file that is created with its final mode, so that others can never read a key."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

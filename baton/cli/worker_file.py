@@ -134,7 +134,7 @@ def common(file: WorkerFile, host: str) -> Common:
 
 
 def request_drain_s(drain_s: float) -> float:
-    """How long running requests may go on where a process must have ended `drain_s` after it was told to."""
+    """How long running requests may go on in a process that must exit within `drain_s` seconds of SIGTERM."""
     return drain_s - min(_END_S, _END_SHARE * drain_s)
 
 

@@ -59,7 +59,7 @@ class Sampling(TypedDict, total=False):
     regex: str
     choice: Sequence[str]
     grammar: str
-    # Of a conversation: what the model may call; and whether it must: "none", "auto", "required", or the name
+    # For conversations: what the model may call, and whether it must: "none", "auto", "required", or the name
     # of one of them.
     tools: Sequence[Tool]
     tool_choice: str

@@ -88,7 +88,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    # Of the prompt's, those that a worker had computed before.
+    # Tokens of the prompt whose KV a worker had cached.
     cached_tokens: int = 0
 
     @property
@@ -112,7 +112,7 @@ class Delta:
     # the second on.
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    # Of a conversation: more of the calls of tools, and of the reasoning, which are not part of the text.
+    # For conversations: more of the tool calls and of the reasoning, neither of which is part of the text.
     tool_calls: tuple[ToolCallDelta, ...] = ()
     reasoning: str = ""
     # On the last delta of an output.

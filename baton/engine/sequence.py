@@ -70,8 +70,8 @@ class Sequence:
     canary: bool = False
     # Which tokens may come next, as in `baton.engine.rings.mask_board`; None: all.
     mask: Mask | None = None
-    # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
-    # them, and gives all that are lent from now on.
+    # Set by the owner of the cached blocks: takes one reference of each cached block, in place of the
+    # sequence's own first blocks, and returns the tables that the sequence uses from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None
     computed: int = field(default=0, init=False)
     # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from baton.tls.files import TlsFiles
 from baton.tls.material import Chain, Material
 
-# From the publication of a certificate until it is presented: longer than callers take to hear of it.
+# From the publication of a certificate until it is presented: longer than callers take to read the registry.
 HOLD_S = 10.0
 
 

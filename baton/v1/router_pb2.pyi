@@ -111,12 +111,12 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     content: _builtins.str
     tool_call_id: _builtins.str
-    """Of a tool's result: the call that it answers, and the tool's name."""
+    """For a tool's result: the call that it answers, and the tool's name."""
     name: _builtins.str
     reasoning_content: _builtins.str
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """Of an assistant's message: the calls and the reasoning that the model wrote."""
+        """For an assistant's message: the calls and the reasoning that the model wrote."""
 
     def __init__(
         self,

@@ -232,7 +232,7 @@ class CommitRecord(_message.Message):
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.Logprobs:
-        """Of the first token, set exactly where sampling.logprobs is."""
+        """Logprobs of the first token, set exactly where sampling.logprobs is."""
 
     def __init__(
         self,

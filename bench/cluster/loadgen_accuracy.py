@@ -104,7 +104,7 @@ class Limit:
         self._protocol = protocol
         self._processes = processes
         self._right: Truth | None = None
-        # Of the lowest rate that is not believed.
+        # Why the lowest rate that was not believed was not.
         self.reasons: list[str] = []
         self._lowest = math.inf
         # Rates with a run that is VALID but wrong: tokens arrived late, or it was late itself.

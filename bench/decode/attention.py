@@ -140,7 +140,7 @@ class Bench:
 
 
 def microseconds(launch: Callable[[], None], device: str) -> float:
-    """Of one launch: the median of a graph's replays, on a CPU once."""
+    """Duration of one launch: the median of a graph's replays; on a CPU it runs once."""
     if device == "cuda":
         from baton.engine.tuning.measurement import graph_us
 

@@ -39,8 +39,8 @@ _KEY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of all prompts of a case: seconds from arrival to the last first token, the time of `steps` on the
-    device and of launching them on the host, and cached tokens.
+    """Totals of all prompts of a case: seconds from arrival to the last first token, time of `steps` on the
+    device, time of launching them on the host, and cached tokens.
     """
 
     s: float

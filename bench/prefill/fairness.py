@@ -22,7 +22,7 @@ from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
 from services.common.config.worker import EngineConfig
 
-# Of what the engine sustains of short prompts alone.
+# Offered load, as a share of what the engine sustains of short prompts alone.
 SHARE = 0.3
 # Prompts of a closed loop that keep an engine busy, and how many rounds of them are run.
 USERS, ROUNDS = 16, 8

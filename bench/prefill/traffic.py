@@ -21,7 +21,7 @@ from bench.engine_driver import take
 
 # How late the end of a step is seen at most, as in an engine.
 _UNDER_WAY_S = 0.0002
-# Of the steps that are under way when a load is over.
+# Deadline of the steps that are under way when a load is over.
 _DEADLINE_S = 60.0
 
 

@@ -56,7 +56,7 @@ class BlockSink(Protocol):
 
 
 class InboundTransfers:
-    """Owned by the loop."""
+    """All transfers that a receiver expects or receives. Not thread-safe: used by the engine's loop alone."""
 
     def __init__(
         self,

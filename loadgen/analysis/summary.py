@@ -26,7 +26,7 @@ from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_win
 from loadgen.common.record import NO_FAILURE, Outcome, Record
 from loadgen.common.settings import JudgeSettings, Settings
 
-STAGES = ("intake", "queue", "prefill", "transfer", "decode")
+STAGES = ("admission", "queue", "prefill", "transfer", "decode")
 # What can make a process of the generator late; its reports have percentiles of each in milliseconds.
 _LAGS = ("loop_lag", "cpu_wait", "throttled")
 _BUSY = "more processes, or a less busy machine"

@@ -26,7 +26,7 @@ _BEYOND = 0.7  # how far from the outermost probes it may lie, in logarithms of 
 _NEAR = 0.2  # distance from the crossing within which a probe has full weight
 _FAR_WEIGHT = 0.02
 _NEAR_WEIGHT = 0.3
-# Draws are an estimate too; with this weight intervals held the truth as often as they say, in simulations of
+# Draws are an estimate too; with this weight the intervals had their nominal coverage in simulations of
 # queues whose truth is known.
 _TRUST = 0.6
 # What an unstable probe counts as: its own requests all hang together.

@@ -28,7 +28,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 # Parts of a request's life at the server, from stage to stage.
 SPANS = {
-    "intake": (None, Stage.STAGE_ADMITTED),
+    "admission": (None, Stage.STAGE_ADMITTED),
     "queue": (Stage.STAGE_ADMITTED, Stage.STAGE_PREFILLING),
     "prefill": (Stage.STAGE_PREFILLING, Stage.STAGE_FIRST_TOKEN),
     "transfer": (Stage.STAGE_FIRST_TOKEN, Stage.STAGE_HANDED_OFF),

@@ -78,7 +78,7 @@ class RowMaker:
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Of every special token, by its text."""
+        """Id of every special token, by its text."""
         return dict(self._special)
 
     @property

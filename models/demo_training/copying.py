@@ -86,7 +86,7 @@ def _bullets(draw: random.Random) -> Lines:
 
 
 def _count(draw: random.Random) -> int:
-    """Of lines in a list: mostly few."""
+    """Number of lines in a list: mostly few."""
     return 3 + below(draw, 10 if draw.random() < 0.8 else 40)
 
 
@@ -99,10 +99,10 @@ def _prose(draw: random.Random) -> Lines:
 
 
 def _talk(draw: random.Random) -> Lines:
-    """What is said elsewhere, with another end."""
+    """Two sentences of the small talk, each with another mark at its end."""
     asks, answer = book().topics[below(draw, len(book().topics))]
-    said = draw.sample([*asks, *answer.split(". ")], 2)
-    return [" ".join(f"{text.rstrip('.')}{pick(draw, ('.', '!', '?', ''))}" for text in said)]
+    sentences = draw.sample([*asks, *answer.split(". ")], 2)
+    return [" ".join(f"{text.rstrip('.')}{pick(draw, ('.', '!', '?', ''))}" for text in sentences)]
 
 
 def _noise(draw: random.Random) -> Lines:

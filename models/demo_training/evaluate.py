@@ -105,7 +105,7 @@ class Transformers:
 
 
 class ThroughCluster:
-    """The checkpoint through the gRPC door of a running cluster."""
+    """The checkpoint through the gRPC API of a running cluster."""
 
     def __init__(self, address: str, at_once: int = AT_ONCE) -> None:
         self._address = address
@@ -154,7 +154,9 @@ def main() -> int:
     """0; scores are for the reader to judge."""
     parser = argparse.ArgumentParser(description="Marks the demo model's greedy answers.")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
-    parser.add_argument("--cluster", metavar="HOST:PORT", help="gRPC door of a cluster that serves the model")
+    parser.add_argument(
+        "--cluster", metavar="HOST:PORT", help="gRPC address of a cluster that serves the model"
+    )
     parser.add_argument(
         "--at-once", type=int, default=AT_ONCE, help=f"requests to the cluster (default {AT_ONCE})"
     )

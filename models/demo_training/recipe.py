@@ -23,7 +23,7 @@ class Recipe:
     rest_weight: float = 0.02
 
     def scale(self, step: int) -> float:
-        """Of the learning rates: up over the warm-up, a plateau, and linearly to 0 at the last step."""
+        """Factor of the learning rates: warm-up, a plateau, and linearly to 0 at the last step."""
         steps = self.plan.steps
         rising = min(1.0, (step + 1) / self.warmup_steps)
         return rising * min(1.0, (steps - step) / (self.cooldown_share * steps))

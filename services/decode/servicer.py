@@ -96,7 +96,7 @@ class DecodeServicer(DecodeServiceServicer):
             self._wake()
 
     def on_mask_failed(self, slot: int, generation: int, error: BatonError) -> None:
-        """Ends a guided sequence whose next mask cannot be computed; its router is told why."""
+        """Ends a guided sequence whose next mask cannot be computed, and sends the reason to its router."""
         failure = Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
         attempt = self._streams.fail(slot, generation, failure)
         if attempt is not None:
@@ -230,8 +230,8 @@ class DecodeServicer(DecodeServiceServicer):
             self.poll_lag.observe(time.monotonic() - due)
 
     def _take(self, record: Record) -> Sequence[int] | None:
-        """Adds a record of the ring to its stream; where it was the last one, what the engine's prefix cache
-        is told of the output."""
+        """Adds a record of the ring to its stream. None unless it is the last one, else the output's token
+        ids for the engine's prefix cache; empty where it needs none."""
         if self._canary is not None and self._canary.owns(record):
             if not self._canary.take(record):
                 return None

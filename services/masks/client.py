@@ -283,7 +283,7 @@ class _Running:
         self._end(computing)
 
     async def stop(self) -> None:
-        """Ends it, without telling anybody."""
+        """Kills the process without reporting a failure, and awaits its tasks."""
         self._ended = True
         self.process.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -334,7 +334,7 @@ class _Running:
     def _fail_all(self, error: BatonError) -> None:
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # retrieved, whether anybody waits or not
+            self.ready.exception()  # retrieved, so that asyncio logs nothing if it is not awaited
         failed = MaskEvent(failed=Failure(kind=error.kind.value, message=error.message))  # type: ignore[arg-type]
         for future in self._calls.values():
             if not future.done():

@@ -29,7 +29,7 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# What the library says of a token that the grammar does not allow; of other errors the grammar is the cause.
+# Parts of the library's message for a token that the grammar does not allow; other errors are the grammar's.
 _OUTSIDE = ("satisfy the grammar", "parser stopped")
 # Compiled grammars that are kept for the next request with the same.
 _KEPT = 64

@@ -139,8 +139,8 @@ class MaskLoop:
                 del self._followed[record.slot, record.generation]
             elif followed is not None:
                 due.append((followed, record))
-        # Of a slot there is one token at most: its next one waits for this mask. An expensive grammar
-        # delays no cheaper one.
+        # There is at most one token of each slot, since its next one waits for this mask. Cheap grammars come
+        # first, so that an expensive one does not delay them.
         for followed, record in sorted(due, key=lambda one: one[0].cost_s):
             self._advance(followed, record)
 

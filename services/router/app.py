@@ -234,7 +234,7 @@ class Router:
         deadline = time.monotonic() + drain_s
         self.dispatcher.leaving = True
         self.readiness.update()
-        # Tells the clients of each connection to open another one, and waits for the calls that run.
+        # Sends GOAWAY on each connection, so that clients open another one, and waits for the calls that run.
         calls = asyncio.create_task(self.grpc.stop(drain_s))
         await self.http.release_connections(min(_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE * drain_s))
         await self._drained(calls, deadline)

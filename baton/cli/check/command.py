@@ -25,7 +25,7 @@ from services.common.config.check import CheckFile
 _TOKENS = 8
 _PROMPT = "Hello"
 _RETRY_S = 1.0
-# Of one attempt: a connection that hangs leaves time for others.
+# Timeout of one attempt: a connection that hangs leaves time for others.
 _ATTEMPT_S = 60.0
 
 Step = Callable[[float], str]

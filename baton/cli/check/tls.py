@@ -24,7 +24,7 @@ def http_context(tls: CheckTls) -> ssl.SSLContext:
 
 
 def client_tls(tls: CheckTls) -> Tls:
-    """For gRPC."""
+    """The TLS settings of a gRPC channel."""
     return Tls(_authorities(tls), tls.cert_file, tls.key_file, tls.server_name)
 
 

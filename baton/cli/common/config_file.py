@@ -18,7 +18,7 @@ from baton.errors import BatonError, ErrorKind
 Model = TypeVar("Model", bound=BaseModel)
 
 _JOURNAL_KEY_DIGITS = 64
-# Of these a file has one; an override takes the place of the other one too.
+# A file has at most one key of each pair; an override of either replaces the other one too.
 _ALTERNATIVES = {"redis_url": "redis_url_file"}
 
 

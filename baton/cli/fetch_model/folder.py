@@ -35,8 +35,8 @@ class HubFiles:
 
 
 def is_complete(folder: Path, source: ModelSource) -> bool:
-    """Whether the folder has all that `source` names: by its manifest; a folder without one, which somebody
-    else made, needs the files without which no router or worker starts."""
+    """Whether the folder has all that `source` names, by its manifest. A folder without one was not made
+    by this command; it is complete if it has the files without which no router or worker starts."""
     manifest = _manifest(folder)
     if manifest is None:
         needed = [folder / "config.json", folder / "tokenizer.json"]

@@ -17,7 +17,7 @@ from services.common.config.files import ModelSource
 _TOKENIZER = ("*.json", "*.jinja", "tokenizer.model")
 _PATTERNS = {"tokenizer": _TOKENIZER, "all": (*_TOKENIZER, "*.safetensors")}
 _NOT_TOKENIZER = "*.safetensors.index.json"
-# Where the library keeps its books, below the download.
+# The folder below the download in which the library keeps its metadata.
 _CACHE = ".cache"
 _CONNECTIONS = 4
 
@@ -82,7 +82,7 @@ def download(
 
 
 def clean_up(partial: Path, files: HubFiles) -> None:
-    """Removes the library's books from a complete download, and files of an earlier revision."""
+    """Removes the library's metadata from a complete download, and files of an earlier revision."""
     shutil.rmtree(partial / _CACHE, ignore_errors=True)
     wanted = {one.name for one in files.files}
     for path in partial.iterdir():

@@ -9,7 +9,7 @@ it does. So seconds are linear in these:
 
 The four are fitted to what was measured while the worker runs, recent measurements first: least squares
 of the relative error with exponentially decaying weights, where none may be negative. Until the load has
-varied, what cannot be told apart is attributed to the step itself.
+varied, costs that cannot be separated are attributed to the step itself.
 """
 
 from __future__ import annotations

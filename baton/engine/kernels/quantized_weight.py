@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 _CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
-# Of a matrix, computed in float32 at a time.
+# Elements of a matrix that are computed in float32 at a time.
 _ELEMENTS_AT_ONCE = 1 << 24
 _ZERO = 8  # of int4 codes without zeros of their own
 
@@ -56,7 +56,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of W."""
+        """The shape of W: rows, columns."""
         return self.codes.shape[0], self.columns
 
     @property

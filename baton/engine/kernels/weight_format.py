@@ -43,13 +43,13 @@ class WeightFormat:
         return f"{self.codes}{group}{'-zeros' if self.zeros else ''}"
 
     def code_shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Of the codes of W [rows, columns]."""
+        """Shape of the codes of W [rows, columns]."""
         if self.codes == "int4":
             return rows, math.ceil(columns / INT4_SPAN), INT4_SPAN // 2
         return rows, columns
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Of the scales, and with one row a row of W of the zeros."""
+        """Shape of the scales of W [rows, columns]; with one scale a row and group, also of the zeros."""
         groups = math.ceil(columns / self.scale_columns) if self.scale_columns else 1
         return math.ceil(rows / self.scale_rows), groups
 

@@ -24,7 +24,7 @@ class CachedBlocks:
     engine's loop."""
 
     def __init__(self, num_blocks: Sequence[int]) -> None:
-        """`num_blocks`: of each pool."""
+        """`num_blocks`: the number of blocks of each pool."""
         self.pools = tuple(
             BlockPool(count, partial(self._became_idle, group)) for group, count in enumerate(num_blocks)
         )

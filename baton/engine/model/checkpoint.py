@@ -25,11 +25,12 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Old checkpoints hold rope tables as tensors; they follow from the configuration.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-# Of quantised ones: the engine quantises queries, keys and values by its own scales.
+# Tensors of quantised checkpoints that are not used: the engine quantises queries, keys and values by its own
+# scales.
 _IGNORED_SCALES = tuple(
     f".{name}" for name in ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale")
 )
-# Of each tensor, for its checkpoint's digest.
+# What is sampled of each tensor for its checkpoint's digest.
 _SAMPLE_RUNS = 16
 _SAMPLE_BYTES = 64
 

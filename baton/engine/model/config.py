@@ -26,7 +26,7 @@ class LayerNorms:
     post_mlp: str | None = None
 
     def names(self) -> list[str]:
-        """Of the norms that there are."""
+        """Names of the norms that a layer has."""
         return [name for name in dataclasses.astuple(self) if name is not None]
 
 

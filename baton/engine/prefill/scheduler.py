@@ -28,9 +28,9 @@ from baton.errors import BatonError, ErrorKind
 
 # A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
 LEAST_UNITS = 128.0
-# Of every fourth step the oldest prompt has a right to half, if the three before gave it nothing: it takes at
-# most eight times as long as alone. With more, short prompts beside a very long one wait longer, at loads
-# that leave the long one more anyway.
+# In every fourth step the oldest prompt has a right to half of it if the three steps before gave it
+# nothing, so it takes at most eight times as long as alone. With a larger share, short prompts beside a very
+# long one would wait longer, at loads that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
 # Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
 # end in that step, since they wait for all of it, or where short ones have come lately, since more may come

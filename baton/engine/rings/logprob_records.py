@@ -40,7 +40,7 @@ class LogprobBatch:
     values: npt.NDArray[np.float64]
 
     def all(self) -> list[Logprobs]:
-        """One element a row."""
+        """The records as `Logprobs`, one for each row."""
         rows = zip(self.counts.tolist(), self.chosen.tolist(), self.ids, self.values, strict=True)
         return [
             Logprobs(chosen, tuple(zip(ids[:count].tolist(), values[:count].tolist(), strict=True)))

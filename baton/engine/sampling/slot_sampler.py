@@ -76,7 +76,7 @@ class SlotSampler:
         slots, device = records.shape[0], records.device
         self.bias_ids = torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
         self.bias_values = torch.zeros(slots, MAX_LOGIT_BIAS, device=device)
-        # Of the token that a slot is admitted with: count, logprob, MAX_LOGPROBS ids, as many logprobs;
+        # For the token that a slot is admitted with: count, logprob, MAX_LOGPROBS ids, as many logprobs;
         # the floats as their bits. What a record of the ring holds behind its lap.
         width = 2 + 2 * MAX_LOGPROBS
         self.last_records = torch.zeros(slots, width, dtype=torch.int32, device=device)

@@ -39,7 +39,7 @@ def compile_all(
 ) -> None:
     """Compiles until all are done or `time.monotonic()` reaches `deadline_s`; the rest is compiled where it
     is first used. `progress` is called with variants done and in total. A variant that does not compile
-    on this GPU is left to whoever measures it."""
+    on this GPU is skipped; its first launch raises the error."""
     wanted = list(dict.fromkeys(variants))
     workers = min(_MOST_PROCESSES, max(1, (os.cpu_count() or 2) - 2), max(1, len(wanted)))
     context = multiprocessing.get_context("spawn")

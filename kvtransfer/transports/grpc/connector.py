@@ -99,7 +99,7 @@ class GrpcConnector:
     def __init__(
         self, wake: Callable[[], None], auth: LinkAuth | None = None, tls: LinkTls | None = None
     ) -> None:
-        """`tls`: None: plaintext."""
+        """`tls`: None for plaintext."""
         self._wake = wake
         self._auth = auth or LinkAuth()
         self._tls = tls

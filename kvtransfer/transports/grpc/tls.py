@@ -27,7 +27,7 @@ class LinkTls(Protocol):
     """TLS of both ends of links."""
 
     def server(self) -> ListenerTls:
-        """Of a listener that admits senders."""
+        """TLS of a listener that admits senders."""
 
     def arguments(self, certificates: Sequence[str]) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
         """Credentials and further options of a channel to a listener that presents one of these certificates,

@@ -38,8 +38,8 @@ class IpcReceiverWire(IpcWire):
         self._attached = False
         self._fenced = False
         self._abandoned = False
-        # Of a window on a device: the counter of arrived pieces, and the sums of the sender's device by
-        # index.
+        # For a window on a device: the counter of arrived pieces, and the checksums that the sender's device
+        # wrote, by the piece's index.
         self._arrived = memory.arrived() if on_device else None
         self._sums = memory.sums(staging.pieces) if on_device else None
         self._received: deque[SenderFrame] = deque()

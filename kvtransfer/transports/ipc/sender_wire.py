@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class IpcSenderWire(IpcWire):
-    """A `SenderWire`."""
+    """The `SenderWire` of an ipc link whose blocks are in host memory."""
 
     on_device = False
     shares_clock = True

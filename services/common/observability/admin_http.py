@@ -31,7 +31,7 @@ log = get_log(__name__)
 
 
 class Probes(Protocol):
-    """What the probes are told."""
+    """What `/health` and `/ready` answer."""
 
     def unhealthy(self) -> str | None:
         """Why this process does not run as it should: "starting", or why it should be ended; None where it

@@ -138,4 +138,4 @@ class _Handler(WSGIRequestHandler):
     timeout = _CONNECTION_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not news."""
+        """Scrapes are not logged."""

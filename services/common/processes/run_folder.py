@@ -1,4 +1,4 @@
-"""What the processes of one Ray node tell each other through files: its workers, and that it is stopping.
+"""Files by which the processes of one Ray node know its running workers, and that the node is stopping.
 
     /tmp/baton/            BATON_RUN_DIR names another folder; mode 0700
       stopping             made by `baton stop-workers`; a worker's actor that finds it starts no worker

@@ -13,6 +13,6 @@ def public_tls_files(config: PublicTls) -> TlsFiles:
 
 
 def public_grpc_tls(config: PublicTls, files: TlsFiles) -> ServerTls:
-    """Of a gRPC port: TLS 1.2 and 1.3; clients need a certificate where authorities of theirs are
+    """TLS of a public gRPC port: versions 1.2 and 1.3; clients need a certificate where `client_ca_file` is
     configured."""
     return ServerTls(files.current, client_certificates=config.client_ca_file is not None)

@@ -46,11 +46,11 @@ class Keys(ABC):
 
     @abstractmethod
     def _caller(self, key_hash: bytes) -> Caller | None:
-        """Who has the key with this hash by the latest content of the file; None: nobody."""
+        """The caller whose key has this hash by the latest content of the file; None if there is none."""
 
 
 def hash_of(key: str) -> bytes:
-    """Its SHA-256."""
+    """The SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

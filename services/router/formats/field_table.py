@@ -57,7 +57,7 @@ def _refused(**neutral: tuple[object, ...]) -> dict[str, Field]:
     return {name: Field(Treatment.REFUSED, values) for name, values in neutral.items()}
 
 
-# Of every endpoint that generates: how tokens are drawn, what ends the output, who asks and for what.
+# Fields of every endpoint that generates: sampling, what ends the output, labels of the caller.
 _GENERATION: FieldTable = {
     **_used(
         *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "min_tokens"),

@@ -74,7 +74,7 @@ class IgnoredFields:
     """What the router does about undocumented fields; one for all requests."""
 
     def __init__(self, *, strict: bool) -> None:
-        """`strict`: refuse them."""
+        """`strict`: whether requests with undocumented fields are refused."""
         self._strict = strict
         self._logged: set[str] = set()
 

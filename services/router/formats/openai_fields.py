@@ -154,7 +154,7 @@ def _token_id(key: str) -> int:
 
 def _field_error(error: ValidationError) -> BatonError:
     errors = error.errors(include_input=False, include_url=False, include_context=False)
-    # Of a union's branches, the one that got furthest says most.
+    # The error with the deepest location is of the branch of a union that was probably meant.
     first = max(errors, key=lambda one: len(one["loc"]))
     # The location also has the branches of a union, which pydantic names after their types.
     steps = [step for step in first["loc"] if not (isinstance(step, str) and _is_branch(step))]

@@ -18,7 +18,7 @@ from services.router.formats.openai_tools import FunctionBody, ToolBody, tool_us
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 LOGPROBS = "message.output_text.logprobs"
-# Of tools and reasoning, which no response has: nothing to include.
+# Values of `include` for tools and reasoning that no response has: nothing to include.
 _EMPTY = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -61,12 +61,12 @@ class InputItem(Part):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
-    # Of calls and their results.
+    # Items that are tool calls or their results.
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: Any = None
-    # Of reasoning.
+    # Items that are reasoning.
     summary: Any = None
     encrypted_content: Any = None
 

@@ -23,7 +23,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s\[\]:/@]+)(?::\d+)?", re.ASCII)
 _ANY = "*"
 _JSON = "application/json"
 _IDENTITY = "identity"
-# Of all interfaces; a web page may name them to reach loopback.
+# Addresses that stand for all interfaces; a web page may use them to reach loopback.
 _UNSPECIFIED = frozenset({"0.0.0.0", "::", "[::]"})
 
 

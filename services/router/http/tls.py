@@ -1,7 +1,7 @@
 """TLS of an HTTP listener: each connection's handshake, with the certificate that the files have then.
 
 A connection counts from its acceptance on, and its handshake is limited in time. Each is accepted by itself
-instead of by `loop.create_server`, which has one context for all and tells nobody of a failed handshake.
+instead of by `loop.create_server`, which has one context for all and does not report failed handshakes.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Observations:
     errors: int = 0
     attempts: int = 0
     failed_attempts: Counter[str] = field(default_factory=Counter)
-    # Of requests that ran. Output counts as it is delivered, the prompt when the request ends.
+    # Totals of requests that ran. Output counts as it is delivered, the prompt when the request ends.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

@@ -14,7 +14,7 @@ from baton.state import Receipt
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.router.request.request import Delta, Finish
 
-# Of a Python object and the reference to it.
+# Estimated size of a Python object and the reference to it.
 _OBJECT_BYTES = 40
 
 

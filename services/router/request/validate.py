@@ -215,7 +215,7 @@ def _default_max_tokens(parsed: ParsedRequest) -> int:
 
 
 def _check_grammar(parsed: ParsedRequest, grammar: Grammar) -> None:
-    """Checks sizes, and what a grammar excludes. Whether it compiles is the worker's to say."""
+    """Checks sizes, and what a grammar excludes. The worker finds out whether it compiles."""
     name = parsed.api_name("grammar")
     size = grammar.ByteSize()
     if size > MAX_GRAMMAR_BYTES:

@@ -11,7 +11,7 @@ from baton.errors import BatonError, ErrorKind
 from services.router.tenants.tenants_file import TenantLimits
 from services.router.tenants.token_bucket import TokenBucket
 
-# Nobody knows when a running request ends.
+# When a running request ends is not known, so `Retry-After` is a constant.
 _CONCURRENT_RETRY_S = 1.0
 
 

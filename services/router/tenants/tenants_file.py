@@ -35,7 +35,7 @@ class TenantLimits(StrictModel):
 
 
 class Tenant(StrictModel):
-    """One tenant. Without keys, nobody may use its name."""
+    """One tenant. Without keys, no call can be made in its name."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")
     keys_sha256: tuple[KeyHash, ...] = Field((), description="hex digests of its API keys")

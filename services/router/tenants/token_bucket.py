@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _MINUTE_S = 60.0
-# Of rounding: who waits exactly as long as it was told is admitted.
+# Rounding error: a caller that waits exactly `wait_s` is admitted.
 _TOLERANCE = 1e-6
 
 

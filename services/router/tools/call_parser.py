@@ -59,7 +59,7 @@ class CallParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back."""
+        """The text that was held back, once no more will come."""
         pieces: list[Piece] = []
         if self._in is _In.CALL and not self._begun:
             self._text(self._opening + self._scanner.raw, pieces)

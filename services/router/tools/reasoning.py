@@ -55,7 +55,7 @@ class ReasoningParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back."""
+        """The text that was held back, once no more will come."""
         held, self._held = self._held, ""
         if not held:
             return []

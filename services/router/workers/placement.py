@@ -84,7 +84,7 @@ class PrefillClaim:
             self.prefill.changed()
 
     def release(self) -> None:
-        """Releases everything."""
+        """Releases everything that the request claims at its workers."""
         self.prefill_ended()
 
 

@@ -147,8 +147,8 @@ class Worker:
         self.backlog = Backlog()
         self.turnover = Turnover()
         self.prefill_share = PrefillShare()
-        # Of this router's requests at decode: the tokens that they have on average while they run, and
-        # their limits of the time per output token, in ascending order.
+        # This router's requests at decode: the sum of the tokens that they have on average while they run,
+        # and their limits of the time per output token, in ascending order.
         self.claimed_context = 0
         self.tpot_limits: list[float] = []
         # Slots that other routers use and the tokens in them, by the last heartbeat.

@@ -1,4 +1,4 @@
-"""What a worker's probes are told: whether it should be ended, and whether it should get new work."""
+"""What a worker's probes answer: whether it should be ended, and whether it should get new work."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ async def test_stages_of_the_server() -> None:
     async with serving(Behaviour()) as (_, grpc_url, _http):
         (record,), _, _ = await ask(grpc_url)
     assert record.stages == {
-        "intake": 0.0001,
+        "admission": 0.0001,
         "queue": 0.001,
         "prefill": 0.003,
         "transfer": 0.002,

@@ -43,7 +43,7 @@ class LoadedModel:
     # SHA-256 of the source checkpoint, and of the tokenizer's files.
     checkpoint: bytes
     tokenizer: bytes
-    # Of its weights: their dtype, such as bfloat16, or the formats of those in fewer bits.
+    # The dtype of its weights, such as bfloat16, or the names of the formats of those in fewer bits.
     weight_format: str
 
     @property

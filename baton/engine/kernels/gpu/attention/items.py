@@ -109,7 +109,7 @@ class SplitPolicy:
 
     @classmethod
     def filling(cls, multiprocessors: int, kv_heads: int) -> SplitPolicy:
-        """Of mode `fast`: as many items as make a program for each multiprocessor."""
+        """The policy of mode `fast`: as many items as give each multiprocessor one program."""
         return cls(wanted=max(1, multiprocessors // kv_heads))
 
     def most_items(self, rows: int, pool_tokens: int) -> int:

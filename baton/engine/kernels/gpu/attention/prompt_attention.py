@@ -89,7 +89,7 @@ def _prompt_attention(
     table = tables + tl.load(line + ITEM_TABLE).to(tl.int64) * table_stride
 
     dtype: tl.constexpr = qkv.dtype.element_ty
-    # Of the products. A GPU converts codes to float16 at once, to bfloat16 in many steps.
+    # The dtype of the products' operands. Codes become float16 in one instruction, bfloat16 in many.
     wide: tl.constexpr = tl.float32 if UPCAST else (tl.float16 if CODES else dtype)
     d = tl.arange(0, DIM_PADDED)
     in_dim = d < DIM

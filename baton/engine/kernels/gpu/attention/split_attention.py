@@ -136,7 +136,7 @@ def _split_attention(
     last_block = tl.load(table + position // BLOCK_TOKENS).to(tl.int64)
 
     dtype: tl.constexpr = qkv.dtype.element_ty
-    # Of the products. A GPU converts codes to float16 at once, to bfloat16 in many steps.
+    # The dtype of the products' operands. Codes become float16 in one instruction, bfloat16 in many.
     wide: tl.constexpr = tl.float32 if UPCAST else (tl.float16 if CODES else dtype)
     half: tl.constexpr = DIM // 2
     d = tl.arange(0, DIM_PADDED)

@@ -121,7 +121,7 @@ def _quantized_skinny(
     x_rows = x + tl.minimum(m, M - 1)[None, :] * K
     per_split = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
     begin = split * per_split
-    # Of codes times codes of int8, the units add up integers.
+    # int8 codes times int8 codes: the tensor cores accumulate in integers.
     BY_INTEGERS: tl.constexpr = X_CODES and KIND == INT8
     sums = tl.zeros((BN, BM), tl.int32 if BY_INTEGERS else tl.float32)
     ups = tl.zeros((BN, BM), tl.int32 if BY_INTEGERS else tl.float32)

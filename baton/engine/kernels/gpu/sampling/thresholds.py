@@ -42,7 +42,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
 PIVOTS = 16
 TURNS = 3
 _PIVOTS = tl.constexpr(PIVOTS)
-# Of a mass summed in float32, relative: several times what it can be wrong by.
+# Tolerance of a probability mass summed in float32, relative: several times its largest error.
 _DOUBT = tl.constexpr(1e-4)
 # Below exp(-40) of the likeliest a vocabulary's tokens together weigh less than any top_p < 1 leaves out.
 _FAR = tl.constexpr(40.0)

@@ -90,7 +90,8 @@ def _write_records(
 
 
 class BestPlaces:
-    """Of each row's chunks: largest logit and sum of exponentials under it, and the best, packed."""
+    """For each chunk of each row: its largest logit, the sum of exponentials relative to it, and its best
+    tokens, packed."""
 
     def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
         shape = rows, triton.cdiv(vocab, chunk)

@@ -37,7 +37,7 @@ RAN = tl.constexpr(12)  # whether this step has room
 TURN = tl.constexpr(13)  # the slot whose row comes first: the first that the last step held for want of items
 CONTROL_WORDS = 16
 
-# Of `header`, the ring's counters in host memory: one each cache line, in 8-byte words.
+# Places in `header`, the ring's counters in host memory: each in a cache line of its own, in 8-byte words.
 TAIL_LINE = tl.constexpr(0)
 STEPS_LINE = tl.constexpr(8)
 FULL_LINE = tl.constexpr(16)
@@ -48,8 +48,8 @@ HEAD_LINE = tl.constexpr(34)
 # Rows that the last step advanced; negative where the ring had no room for a step.
 ROWS_LINE = tl.constexpr(35)
 
-# Of `clocks`, a line a replay: when begin began, when the product of the head had ended (where the graph
-# draws), when all was done; and how many rows it had.
+# `clocks` has one line for each replay: when `begin` started, when the product of the LM head had ended
+# (where the graph samples), when all was done; and how many rows it had.
 CLOCK_WIDTH = tl.constexpr(4)
 CLOCK_LINES = tl.constexpr(1 << 12)
 
