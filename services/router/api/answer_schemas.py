@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.router.formats.body_schemas import REFERENCES, Schema
+from services.router.formats.openai.body_schemas import REFERENCES, Schema
 
 _STRING: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}

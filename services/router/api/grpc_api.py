@@ -23,7 +23,7 @@ from baton.v1.router_pb2 import (
 from baton.v1.types_pb2 import FinishReason, Logprobs
 from services.common.errors import abort
 from services.router.formats.answer_headers import answer_metadata
-from services.router.formats.generate_message import MessageT, parse_message
+from services.router.formats.grpc.generate_message import MessageT, parse_message
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status

@@ -17,9 +17,9 @@ from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.api.openapi import installed_version, openapi_document
 from services.router.api.responses_answer import ResponsesAnswer
 from services.router.formats.ignored_fields import header
-from services.router.formats.openai_chat import ChatFormatter
-from services.router.formats.openai_completions import CompletionFormatter
-from services.router.formats.openai_fields import SamplingBody
+from services.router.formats.openai.chat import ChatFormatter
+from services.router.formats.openai.completions import CompletionFormatter
+from services.router.formats.openai.fields import SamplingBody
 from services.router.http.body import CancelOnDisconnect
 from services.router.http.errors import HANDLERS
 from services.router.http.server import http_app

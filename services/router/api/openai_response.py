@@ -14,7 +14,7 @@ from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
 from services.router.formats.json_bodies import send_json
-from services.router.formats.openai_fields import StreamOptions
+from services.router.formats.openai.fields import StreamOptions
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.router.api.answer_schemas import ANSWERS
-from services.router.formats.body_schemas import REFERENCES, Schema, body_schema
-from services.router.formats.openai_chat import ChatBody
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.openai_fields import Body
-from services.router.formats.responses_body import ResponsesBody
-from services.router.formats.tokenize_bodies import DetokenizeBody, TokenizeBody
+from services.router.formats.openai.body_schemas import REFERENCES, Schema, body_schema
+from services.router.formats.openai.chat import ChatBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.openai.fields import Body
+from services.router.formats.openai.tokenize_bodies import DetokenizeBody, TokenizeBody
+from services.router.formats.responses.body import ResponsesBody
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"

@@ -11,9 +11,9 @@ from baton.errors import BatonError
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
 from services.router.formats.json_bodies import send_json
-from services.router.formats.responses_body import ResponsesBody
-from services.router.formats.responses_documents import ResponseDocuments
-from services.router.formats.responses_items import Document
+from services.router.formats.responses.body import ResponsesBody
+from services.router.formats.responses.documents import ResponseDocuments
+from services.router.formats.responses.items import Document
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Request
 from services.router.text.token_texts import TokenTexts

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.errors import BatonError, FieldError
-from services.router.formats.openai_chat import ChatBody
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.openai.chat import ChatBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.observations import Observations
 from services.router.request import validate
 from services.router.request.request import Echo, ParsedRequest, Request

@@ -14,18 +14,18 @@ from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.json_bodies import parse_json
-from services.router.formats.openai_chat import ChatBody, MessageBody
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.openai_fields import Body, Part
-from services.router.formats.responses_body import InputItem, ResponsesBody
-from services.router.formats.tokenize_bodies import (
+from services.router.formats.openai.chat import ChatBody, MessageBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.openai.fields import Body, Part
+from services.router.formats.openai.tokenize_bodies import (
     DetokenizeBody,
     TokenizeBody,
     detokenize_response,
     tokenize_response,
 )
+from services.router.formats.responses.body import InputItem, ResponsesBody
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits

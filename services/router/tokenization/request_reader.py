@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.generate_message import parse_message, parsed_request
+from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.formats.json_bodies import parse_json
-from services.router.formats.openai_chat import ChatBody
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.openai.chat import ChatBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.responses.body import ResponsesBody
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits

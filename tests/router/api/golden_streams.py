@@ -20,9 +20,9 @@ from baton.v1.router_pb2 import Usage
 from baton.v1.types_pb2 import Logprobs, Sampling, TokenLogprob
 from services.router.api.openai_response import CompletionResponse
 from services.router.api.responses_answer import ResponsesAnswer
-from services.router.formats.openai_chat import ChatBody, ChatFormatter
-from services.router.formats.openai_completions import CompletionBody, CompletionFormatter
-from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.openai.chat import ChatBody, ChatFormatter
+from services.router.formats.openai.completions import CompletionBody, CompletionFormatter
+from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from services.router.formats.ignored_fields import HEADER
-from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.responses.body import ResponsesBody
 from tests.router.conftest import MODEL, Site, SiteMaker
 from tests.router.http_client import http
 

@@ -11,11 +11,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES, TABLES, FieldTable, Treatment
-from services.router.formats.openai_chat import ChatBody
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.openai_fields import Body
-from services.router.formats.responses_body import ResponsesBody
-from services.router.formats.tokenize_bodies import DetokenizeBody, TokenizeBody
+from services.router.formats.openai.chat import ChatBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.openai.fields import Body
+from services.router.formats.openai.tokenize_bodies import DetokenizeBody, TokenizeBody
+from services.router.formats.responses.body import ResponsesBody
 from tests.router.conftest import MODEL, SiteMaker
 from tests.router.http_client import http
 

@@ -8,8 +8,8 @@ import pytest
 
 from baton.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
-from services.router.formats.openai_completions import CompletionBody
-from services.router.formats.responses_body import ResponsesBody
+from services.router.formats.openai.completions import CompletionBody
+from services.router.formats.responses.body import ResponsesBody
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits, check_fields
 

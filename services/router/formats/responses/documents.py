@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.router.formats.openai_logprobs import chat_logprobs
-from services.router.formats.responses_body import ResponsesBody
-from services.router.formats.responses_items import Document, Event, OutputItems
+from services.router.formats.openai.logprobs import chat_logprobs
+from services.router.formats.responses.body import ResponsesBody
+from services.router.formats.responses.items import Document, Event, OutputItems
 from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
 from services.router.tools.output_parser import OutputParser, OutputStructure

@@ -10,10 +10,10 @@ from pydantic import BaseModel, FailFast, Field, JsonValue
 
 from baton.errors import FieldError
 from services.router.formats.field_table import CHAT, FieldTable
-from services.router.formats.openai_fields import Body, Part, SamplingBody
-from services.router.formats.openai_logprobs import chat_logprobs
-from services.router.formats.openai_tools import ToolBody, calls_sent_back, tool_use
-from services.router.formats.structured_choice import StructuredChoice
+from services.router.formats.openai.fields import Body, Part, SamplingBody
+from services.router.formats.openai.logprobs import chat_logprobs
+from services.router.formats.openai.structured_choice import StructuredChoice
+from services.router.formats.openai.tools import ToolBody, calls_sent_back, tool_use
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
 from services.router.request.validate import ROLES
 from services.router.text.token_texts import TokenTexts

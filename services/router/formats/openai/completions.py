@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from baton.errors import FieldError
 from services.router.formats.field_table import COMPLETIONS, FieldTable
-from services.router.formats.openai_fields import SamplingBody, is_token_id
-from services.router.formats.openai_logprobs import legacy_logprobs
+from services.router.formats.openai.fields import SamplingBody, is_token_id
+from services.router.formats.openai.logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
 from services.router.text.token_texts import TokenTexts

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from baton.errors import FieldError
 from services.router.formats.field_table import DETOKENIZE, TOKENIZE, FieldTable
 from services.router.formats.json_bodies import encode
-from services.router.formats.openai_chat import ChatFields, Messages
-from services.router.formats.openai_fields import Body
+from services.router.formats.openai.chat import ChatFields, Messages
+from services.router.formats.openai.fields import Body
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from baton.errors import FieldError
-from services.router.formats.openai_fields import Part
+from services.router.formats.openai.fields import Part
 from services.router.tools.tool_use import MOST_CALLS, Tool, ToolUse
 
 MOST_TOOLS = 128

@@ -13,7 +13,7 @@ from baton.byte_tokenizer import byte_tokenizer_json
 from baton.errors import FieldError
 from baton.v1.types_pb2 import Limits
 from services.masks.matcher import Matchers
-from services.router.formats.openai_chat import ChatBody
+from services.router.formats.openai.chat import ChatBody
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
 from services.router.tools.conversation_format import ConversationFormat

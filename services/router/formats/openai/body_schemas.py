@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.router.formats.field_table import Treatment
-from services.router.formats.openai_fields import Body
+from services.router.formats.openai.fields import Body
 from services.router.request.bounds import LENGTHS, MAX_MODEL_CHARS, MAX_STOP_STRING_CHARS, NUMBERS, Bounds
 
 Schema = dict[str, Any]

@@ -13,8 +13,8 @@ from baton.errors import FieldError
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format
-from services.router.formats.openai_fields import GenerationBody, Part
-from services.router.formats.openai_tools import FunctionBody, ToolBody, tool_use
+from services.router.formats.openai.fields import GenerationBody, Part
+from services.router.formats.openai.tools import FunctionBody, ToolBody, tool_use
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 LOGPROBS = "message.output_text.logprobs"

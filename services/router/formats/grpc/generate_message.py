@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.chat_messages import chat_of, tool_use_of
+from services.router.formats.grpc.chat_messages import chat_of, tool_use_of
 from services.router.formats.ignored_fields import unknown_numbers
 from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
 from services.router.request.slo import Slo, slo_of

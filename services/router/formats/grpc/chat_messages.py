@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
-from services.router.formats.openai_tools import FunctionBody, ToolBody, calls_sent_back, tool_use
+from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
 from services.router.request.request import Chat, ChatTurn
 from services.router.tools.tool_use import ToolUse
 
