@@ -31,7 +31,7 @@ def random_model(
 
     from baton.engine.model.families.registry import load_config
     from baton.engine.model.modules import Model, Precision
-    from baton.engine.model.quantization.held import held_formats
+    from baton.engine.model.weight_formats import weight_formats
     from baton.engine.model.weights import weight_places
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
@@ -40,7 +40,7 @@ def random_model(
         config = load_config(folder)
     cache = cache_dtype(dtype, kv_dtype)
     layout = config.layout(block_tokens, cache)
-    weights = weight_places(config, place, kind, held_formats(config, quantization))
+    weights = weight_places(config, place, kind, weight_formats(config, quantization))
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             weight.randomize_()

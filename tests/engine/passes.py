@@ -12,8 +12,8 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
-from baton.engine.model.quantization.held import held_formats
 from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
 
 # (sequence, first position, token ids)
@@ -37,7 +37,7 @@ class Passes:
         config, cache_dtype = load_config(folder), cache_dtype or dtype
         layout = config.layout(block_tokens, str(cache_dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
-        formats = held_formats(config, quantization)
+        formats = weight_formats(config, quantization)
         weights = load_weights(config, folder, "cpu", dtype, formats=formats)
         self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype, cache_dtype)))
         self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")

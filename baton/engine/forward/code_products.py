@@ -38,8 +38,8 @@ def has_digits(weight: Weight) -> bool:
 
 def has_w8a8(weight: Weight) -> bool:
     """Whether codes of 8 bits with a scale a row can be multiplied by this weight's codes."""
-    held = weight.format if isinstance(weight, QuantizedWeight) else None
-    return held is not None and held.codes != "int4" and held.scale_columns == 0
+    weight_format = weight.format if isinstance(weight, QuantizedWeight) else None
+    return weight_format is not None and weight_format.codes != "int4" and weight_format.scale_columns == 0
 
 
 def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:

@@ -134,8 +134,10 @@ def has_gemv(weight: Weight) -> bool:
     """Whether there is a kernel for one row times this weight."""
     if not isinstance(weight, QuantizedWeight):
         return True
-    held = weight.format
-    return int4_gemv_fits(held) or (held.codes != "int4" and held.scale_columns == 0)
+    weight_format = weight.format
+    return int4_gemv_fits(weight_format) or (
+        weight_format.codes != "int4" and weight_format.scale_columns == 0
+    )
 
 
 def _one_row(out: Tensor, x: Tensor, product: Product, tuning: GemvTuning) -> None:

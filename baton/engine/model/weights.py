@@ -17,11 +17,11 @@ from baton.engine.kernels.reference.philox import philox, seed_key
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.checkpoint import names_read, read_headers
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.quantization.held import stored_format
 from baton.engine.model.quantization.quantize import quantize
 from baton.engine.model.quantization.unpack import UnpackError, unpack
 from baton.engine.model.safetensors_file import StoredTensor
 from baton.engine.model.tensors import TensorSpec, tensor_specs
+from baton.engine.model.weight_formats import stored_format
 from baton.engine.model.weight_reader import Progress, read_tensors
 
 _PURPOSE_WEIGHTS = 1
@@ -30,7 +30,7 @@ _RANDOM_CHUNK = 1 << 22
 _UNPACKED_BYTES = 1 << 30
 
 Formats = Mapping[str, WeightFormat]
-"""The matrices in fewer bits, as `held_formats` lists them."""
+"""The matrices in fewer bits, as `weight_formats` lists them."""
 UNQUANTIZED: Formats = MappingProxyType({})
 
 

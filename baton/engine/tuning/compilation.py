@@ -23,7 +23,7 @@ _ROWS, _DEPTH = 256, 4096
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it; `held`: the format of a
+    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it; `weight_format`: of a
     quantised weight."""
 
     choice: Choice
@@ -31,7 +31,7 @@ class Variant:
     norm: bool
     bias: bool
     dtype: str
-    held: WeightFormat | None = None
+    weight_format: WeightFormat | None = None
 
 
 def compile_all(
@@ -75,8 +75,8 @@ def _compile(variant: Variant, device: int) -> None:
     x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
     weight: Weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
-    if variant.held is not None:
-        weight = QuantizedWeight.empty(variant.held, gated * _ROWS, _DEPTH, place)
+    if variant.weight_format is not None:
+        weight = QuantizedWeight.empty(variant.weight_format, gated * _ROWS, _DEPTH, place)
         weight.randomize_()
     norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)

@@ -30,8 +30,10 @@ def measure(
     of a product's result is the same whatever computes the product, and is left out.
     """
     n, k = product.linear.weight.shape
-    held = product.linear.weight.format if isinstance(product.linear.weight, QuantizedWeight) else None
-    nbytes = n * k * dtype.itemsize if held is None else held.nbytes(n, k)
+    weight_format = (
+        product.linear.weight.format if isinstance(product.linear.weight, QuantizedWeight) else None
+    )
+    nbytes = n * k * dtype.itemsize if weight_format is None else weight_format.nbytes(n, k)
     copies = max(1, int(_ROTATED_BYTES // nbytes))
     x = torch.randn(rows, k, device=device, dtype=dtype)
     out = torch.zeros(rows, product.outputs, device=device, dtype=dtype)
@@ -40,10 +42,10 @@ def measure(
 
     def drawn() -> Product:
         weight: Weight
-        if held is None:
+        if weight_format is None:
             weight = torch.randn(n, k, device=device, dtype=dtype).mul_(0.02)
         else:
-            weight = QuantizedWeight.empty(held, n, k, device)
+            weight = QuantizedWeight.empty(weight_format, n, k, device)
             weight.randomize_()
         return replace(product, linear=Linear(weight, bias), norm=norm, post_norm=None)
 

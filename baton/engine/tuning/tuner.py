@@ -92,8 +92,8 @@ def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iter
 
 def _variant(product: Product, choice: Choice, dtype: torch.dtype) -> Variant:
     weight, bias = product.linear.weight, product.linear.bias is not None
-    held = weight.format if isinstance(weight, QuantizedWeight) else None
-    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype), held)
+    weight_format = weight.format if isinstance(weight, QuantizedWeight) else None
+    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype), weight_format)
 
 
 def save(path: Path, entries: Sequence[dict[str, Any]]) -> None:

@@ -16,8 +16,8 @@ from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
-from baton.engine.model.quantization.held import held_formats
 from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import random_weights
 from bench.random_model import randomize
 from tests.engine.local_engine import CONFIG
@@ -87,7 +87,7 @@ def one_step(
     (folder / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
     config = load_config(folder)
     layout = config.layout(4, str(cache_dtype).removeprefix("torch."))
-    formats = held_formats(config, quantization)
+    formats = weight_formats(config, quantization)
     weights = random_weights(config, 3, DEVICE, torch.float32, formats=formats)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32, cache_dtype))
     positions = [37] if family == "llama" and not exact else [37, 3, 70]

@@ -41,7 +41,7 @@ def test_a_choice_survives_its_file(choice: Choice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "rows", "kind"),
+    ("weight_format", "rows", "kind"),
     [
         ("fp8", 1, GemvTuning),
         ("fp8", 16, W8A8Tuning),
@@ -54,8 +54,8 @@ def test_a_choice_survives_its_file(choice: Choice) -> None:
         ("int4-g128", 300, Library),
     ],
 )
-def test_quantised_weights_without_a_table(held: str, rows: int, kind: type[Choice]) -> None:
-    key = replace(KEY, weight_dtype=held, rows=rows)
+def test_quantised_weights_without_a_table(weight_format: str, rows: int, kind: type[Choice]) -> None:
+    key = replace(KEY, weight_dtype=weight_format, rows=rows)
     assert isinstance(ProductTable([]).choice(key), kind)
     assert ProductTable([], exact=True).choice(key) == EXACT_QUANTIZED
 

@@ -70,7 +70,7 @@ def scratch(product: Product, choice: Choice) -> Scratch:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda epilogue: epilogue.name)
 @pytest.mark.parametrize(
-    ("held", "choice"),
+    ("weight_format", "choice"),
     [
         (FP8, W8A8Library()),
         (INT8, W8A8Tuning(16, 64, 64, 2, 2, 4)),
@@ -78,16 +78,16 @@ def scratch(product: Product, choice: Choice) -> Scratch:
     ],
     ids=["library", "tiles", "digits"],
 )
-def test_a_product(held: WeightFormat, choice: Choice, epilogue: Epilogue, bias: bool) -> None:
+def test_a_product(weight_format: WeightFormat, choice: Choice, epilogue: Epilogue, bias: bool) -> None:
     double = 2 if epilogue.gated else 1
-    weight = quantize(normal(double * INNER, WIDTH, seed=1) / 8, held)
+    weight = quantize(normal(double * INNER, WIDTH, seed=1) / 8, weight_format)
     b = normal(double * INNER, seed=2).bfloat16() if bias else None
     norm = Norm(normal(WIDTH, seed=3).bfloat16(), 1e-5)
     product = Product("", Linear(weight, b), epilogue, norm)
     x, out = normal(ROWS, WIDTH, seed=4).bfloat16(), normal(ROWS, INNER, seed=5).bfloat16()
     codes = rms_norm(x, norm.gain, norm.eps).float()
-    if held.codes != "int4":  # as good as no rounding
-        codes = quantize(codes, held).dequantized(torch.float32)
+    if weight_format.codes != "int4":  # as good as no rounding
+        codes = quantize(codes, weight_format).dequantized(torch.float32)
     expected = reference(codes, weight.dequantized(torch.float32), b, epilogue, out)
     run_product(out, x, product, choice, scratch(product, choice))
     torch.testing.assert_close(out.float(), expected, rtol=CLOSE, atol=CLOSE)

@@ -19,7 +19,7 @@ from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
 
-HELD = [
+WEIGHT_FORMATS = [
     WeightFormat("fp8"),
     WeightFormat("fp8", 32, 64),
     WeightFormat("int8"),
@@ -28,15 +28,15 @@ HELD = [
     WeightFormat("int4", scale_columns=64, zeros=True),
     WeightFormat("int4", scale_columns=128),
 ]
-NAMES = [held.name for held in HELD]
+NAMES = [weight_format.name for weight_format in WEIGHT_FORMATS]
 
 
-def matrix(held: WeightFormat, rows: int, columns: int) -> Tensor:
+def matrix(weight_format: WeightFormat, rows: int, columns: int) -> Tensor:
     """On the host: the interpreter rounds to e4m3 in its own way."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("held", HELD, ids=NAMES)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS, ids=NAMES)
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits", "bias", "epilogue"),
     [
@@ -47,21 +47,25 @@ def matrix(held: WeightFormat, rows: int, columns: int) -> Tensor:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_quantized_linear(
-    held: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
+    weight_format: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
 ) -> None:
     double = 2 if epilogue.gated else 1
-    x, weight = normal(m, k, seed=1), quantize(matrix(held, double * n, k).to(DEVICE), held)
+    x, weight = normal(m, k, seed=1), quantize(matrix(weight_format, double * n, k).to(DEVICE), weight_format)
     b = normal(double * n, seed=4) if bias else None
     out = normal(m, n, seed=5)
     expected = reference(x, weight.dequantized(torch.float32), b, epilogue, out)
-    width = 128 if held.codes == "int4" else 64
+    width = 128 if weight_format.codes == "int4" else 64
     tuning = SkinnyTuning(rows=16, columns=32, width=width, splits=splits, stages=2)
     space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     quantized_linear(out, x, weight, b, epilogue, tuning, space)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("held", [held for held in HELD if held.scale_rows == 1], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    "weight_format",
+    [weight_format for weight_format in WEIGHT_FORMATS if weight_format.scale_rows == 1],
+    ids=lambda weight_format: weight_format.name,
+)
 @pytest.mark.parametrize(
     ("n", "k", "bias", "norm", "epilogue"),
     [
@@ -71,26 +75,30 @@ def test_quantized_linear(
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_one_row(held: WeightFormat, n: int, k: int, bias: bool, norm: bool, epilogue: Epilogue) -> None:
+def test_one_row(
+    weight_format: WeightFormat, n: int, k: int, bias: bool, norm: bool, epilogue: Epilogue
+) -> None:
     double = 2 if epilogue.gated else 1
     x, gain = normal(1, k, seed=1), normal(k, seed=3)
-    weight = quantize(matrix(held, double * n, k).to(DEVICE), held)
+    weight = quantize(matrix(weight_format, double * n, k).to(DEVICE), weight_format)
     b = normal(double * n, seed=4) if bias else None
     out = normal(1, n, seed=5)
     normed = rms_norm(x, gain, 1e-5) if norm else x
     expected = reference(normed, weight.dequantized(torch.float32), b, epilogue, out)
-    kernel = int4_gemv if held.codes == "int4" else gemv
+    kernel = int4_gemv if weight_format.codes == "int4" else gemv
     kernel(out, x, weight, b, epilogue, Norm(gain, 1e-5) if norm else None, GemvTuning(rows=8, width=128))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("held", HELD, ids=NAMES)
-def test_in_bfloat16(held: WeightFormat) -> None:
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS, ids=NAMES)
+def test_in_bfloat16(weight_format: WeightFormat) -> None:
     """On a GPU codes become bfloat16 by moving bits."""
     x, out = (normal(rows, width, seed=rows).bfloat16() for rows, width in ((33, 256), (33, 96)))
-    weight = quantize(matrix(held, 96, 256).to(DEVICE), held)
+    weight = quantize(matrix(weight_format, 96, 256).to(DEVICE), weight_format)
     expected = reference(x, weight.dequantized(torch.float32), None, Epilogue.PLAIN, out)
-    tuning = SkinnyTuning(rows=32, columns=64, width=128 if held.codes == "int4" else 64, splits=1, stages=3)
+    tuning = SkinnyTuning(
+        rows=32, columns=64, width=128 if weight_format.codes == "int4" else 64, splits=1, stages=3
+    )
     quantized_linear(out, x, weight, None, Epilogue.PLAIN, tuning)
     torch.testing.assert_close(out.float(), expected, rtol=2**-7, atol=2**-7)
 
@@ -118,18 +126,23 @@ def test_rows_become_codes(dtype: torch.dtype, norm: bool) -> None:
     assert bool(((codes.float() * scales[:, None] - expected).abs() <= step * 1.001).all())
 
 
-@pytest.mark.parametrize("held", [WeightFormat("fp8"), WeightFormat("int8")], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    "weight_format", [WeightFormat("fp8"), WeightFormat("int8")], ids=lambda weight_format: weight_format.name
+)
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits", "epilogue"),
     [(17, 70, 300, 3, Epilogue.RESIDUAL), (5, 64, 256, 1, Epilogue.SWIGLU)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_codes_times_codes(
-    held: WeightFormat, m: int, n: int, k: int, splits: int, epilogue: Epilogue
+    weight_format: WeightFormat, m: int, n: int, k: int, splits: int, epilogue: Epilogue
 ) -> None:
     double = 2 if epilogue.gated else 1
-    x = quantize(torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(DEVICE), held)
-    weight, out = quantize(matrix(held, double * n, k).to(DEVICE), held), normal(m, n, seed=5)
+    x = quantize(torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(DEVICE), weight_format)
+    weight, out = (
+        quantize(matrix(weight_format, double * n, k).to(DEVICE), weight_format),
+        normal(m, n, seed=5),
+    )
     expected = reference(x.dequantized(torch.float32), weight.dequantized(torch.float32), None, epilogue, out)
     tuning = SkinnyTuning(rows=16, columns=64, width=64, splits=splits, stages=2)
     space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
@@ -151,7 +164,11 @@ def test_rows_become_two_digits(norm: bool) -> None:
     assert float(digits.float().abs().max()) == 127
 
 
-@pytest.mark.parametrize("held", [held for held in HELD if held.codes == "int4"], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    "weight_format",
+    [weight_format for weight_format in WEIGHT_FORMATS if weight_format.codes == "int4"],
+    ids=lambda weight_format: weight_format.name,
+)
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits", "bias", "epilogue"),
     [
@@ -162,10 +179,10 @@ def test_rows_become_two_digits(norm: bool) -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_int4_by_digits(
-    held: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
+    weight_format: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue
 ) -> None:
     double = 2 if epilogue.gated else 1
-    x, weight = normal(m, k, seed=1), quantize(matrix(held, double * n, k).to(DEVICE), held)
+    x, weight = normal(m, k, seed=1), quantize(matrix(weight_format, double * n, k).to(DEVICE), weight_format)
     b = normal(double * n, seed=4) if bias else None
     out = normal(m, n, seed=5)
     digits, scales = torch.empty(2, m, k, dtype=torch.int8, device=DEVICE), torch.empty(m, device=DEVICE)

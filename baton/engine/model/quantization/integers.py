@@ -20,8 +20,8 @@ def read_gptq(section: ConfigFile) -> Scheme:
         raise section.error("checkpoint_format", f"{version!r} is not supported")
     if section.get("dynamic"):
         raise section.error("dynamic", "rules by module are not supported")
-    held = WeightFormat("int4", scale_columns=columns, zeros=not section.flag("sym", True))
-    stored = StoredFormat("gptq", held, zeros_less_one=version == "gptq")
+    weight_format = WeightFormat("int4", scale_columns=columns, zeros=not section.flag("sym", True))
+    stored = StoredFormat("gptq", weight_format, zeros_less_one=version == "gptq")
     ignored = () if section.flag("lm_head", False) else _HEAD
     names = (*ignored, *read_names(section, "modules_to_not_convert"))
     return Scheme("gptq", (Rule(_ALL, stored),), names, "parts")

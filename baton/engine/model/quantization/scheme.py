@@ -20,7 +20,7 @@ class StoredFormat:
     """How a checkpoint stores a matrix. `zeros_less_one`: GPTQ's first version stores zeros less 1."""
 
     container: Container
-    held: WeightFormat
+    format: WeightFormat
     zeros_less_one: bool = False
 
 
@@ -93,8 +93,8 @@ _CODE_DTYPES = {"fp8": "F8_E4M3", "int8": "I8"}
 
 def stored_parts(stored: StoredFormat, rows: int, columns: int) -> list[StoredPart]:
     """The tensors that a checkpoint stores for W [rows, columns], eight codes of 4 bits an int32."""
-    held = stored.held
-    count, groups = held.scale_shape(rows, columns)
+    weight_format = stored.format
+    count, groups = weight_format.scale_shape(rows, columns)
     eighth = -(-columns // 8)
     if stored.container == "packed":
         group_scales = (rows, groups)
@@ -104,7 +104,7 @@ def stored_parts(stored: StoredFormat, rows: int, columns: int) -> list[StoredPa
             StoredPart("weight_shape", ("I64", "I32"), ((2,),), optional=True, read=False),
             StoredPart("weight_g_idx", ("I32", "I64"), ((columns,),), optional=True),
         ]
-        if held.zeros:
+        if weight_format.zeros:
             parts.append(StoredPart("weight_zero_point", ("I32",), ((-(-rows // 8), groups),)))
         return parts
     if stored.container in ("gptq", "awq"):
@@ -119,14 +119,14 @@ def stored_parts(stored: StoredFormat, rows: int, columns: int) -> list[StoredPa
         return parts
     scale = "weight_scale" if stored.container == "scaled" else "weight_scale_inv"
     shapes: tuple[tuple[int, ...], ...] = ((count, groups),)
-    if not held.scale_columns:
+    if not weight_format.scale_columns:
         shapes = ((rows, 1), (rows,), (), (1,))  # of each row, or of the whole matrix
     inputs = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
     ignored = (
         StoredPart(name, (*_FLOATS, "I8", "I32"), ((), (1,)), optional=True, read=False) for name in inputs
     )
     return [
-        StoredPart("weight", (_CODE_DTYPES[held.codes],), ((rows, columns),)),
+        StoredPart("weight", (_CODE_DTYPES[weight_format.codes],), ((rows, columns),)),
         StoredPart(scale, _FLOATS, shapes),
         *ignored,
     ]

@@ -27,47 +27,51 @@ class UnpackError(ValueError):
 def unpack(stored: StoredFormat, parts: Mapping[str, Tensor], rows: int, columns: int) -> QuantizedWeight:
     """The matrix W [rows, columns] whose tensors `parts` holds by suffix, of the shapes that `stored_parts`
     allows, on any device. Raises UnpackError for values that the format does not have."""
-    held = stored.held
+    weight_format = stored.format
     if stored.container == "packed":
-        return _packed(held, parts, rows, columns)
+        return _packed(weight_format, parts, rows, columns)
     if stored.container == "gptq":
         return _gptq(stored, parts, rows, columns)
     if stored.container == "awq":
-        return _awq(held, parts, rows, columns)
+        return _awq(weight_format, parts, rows, columns)
     suffix = "weight_scale" if stored.container == "scaled" else "weight_scale_inv"
     scales = _finite(parts, suffix)
-    if not held.scale_columns:
+    if not weight_format.scale_columns:
         scales = scales.reshape(-1, 1).expand(rows, 1)
-    return QuantizedWeight(held, columns, parts["weight"].contiguous(), scales.contiguous())
+    return QuantizedWeight(weight_format, columns, parts["weight"].contiguous(), scales.contiguous())
 
 
-def _packed(held: WeightFormat, parts: Mapping[str, Tensor], rows: int, columns: int) -> QuantizedWeight:
+def _packed(
+    weight_format: WeightFormat, parts: Mapping[str, Tensor], rows: int, columns: int
+) -> QuantizedWeight:
     """compressed-tensors: eight codes of a row in a word, the lowest first; zeros likewise, of a column."""
-    _check_groups(held, parts, "weight_g_idx", columns)
+    _check_groups(weight_format, parts, "weight_g_idx", columns)
     codes = _nibbles(parts["weight_packed"])[:, :columns]
     zeros = None
-    if held.zeros:
+    if weight_format.zeros:
         zeros = _nibbles(parts["weight_zero_point"].t()).t()[:rows].contiguous()
-    return QuantizedWeight(held, columns, pack_int4(codes), _finite(parts, "weight_scale"), zeros)
+    return QuantizedWeight(weight_format, columns, pack_int4(codes), _finite(parts, "weight_scale"), zeros)
 
 
 def _gptq(stored: StoredFormat, parts: Mapping[str, Tensor], rows: int, columns: int) -> QuantizedWeight:
     """GPTQ: eight codes of a row in a word, transposed; zeros of neighbouring rows in a word."""
-    held = stored.held
-    _check_groups(held, parts, "g_idx", columns)
+    weight_format = stored.format
+    _check_groups(weight_format, parts, "g_idx", columns)
     codes = _nibbles(parts["qweight"].t())[:, :columns]
     zeros = _nibbles(parts["qzeros"])[:, :rows].t().contiguous()
-    if held.zeros:
+    if weight_format.zeros:
         zeros = (zeros + 1) & 15 if stored.zeros_less_one else zeros
-        return QuantizedWeight(held, columns, pack_int4(codes), _transposed_scales(parts), zeros)
+        return QuantizedWeight(weight_format, columns, pack_int4(codes), _transposed_scales(parts), zeros)
     # Checkpoints lie about their version: by the values, which are those of the format's symmetric zero.
     low, high = (int(n) for n in zeros.aminmax())
     if low != high or low not in (_SYMMETRIC_ZERO - 1, _SYMMETRIC_ZERO):
         raise UnpackError("qzeros", f"has zeros from {low} to {high}, of a symmetric format all 7 or all 8")
-    return QuantizedWeight(held, columns, pack_int4(codes), _transposed_scales(parts))
+    return QuantizedWeight(weight_format, columns, pack_int4(codes), _transposed_scales(parts))
 
 
-def _awq(held: WeightFormat, parts: Mapping[str, Tensor], rows: int, columns: int) -> QuantizedWeight:
+def _awq(
+    weight_format: WeightFormat, parts: Mapping[str, Tensor], rows: int, columns: int
+) -> QuantizedWeight:
     """AWQ: codes of eight neighbouring rows in a word, in an order of its own; zeros likewise."""
     order = torch.tensor(_AWQ_ORDER, device=parts["qweight"].device).argsort()
     codes, zeros = (
@@ -78,7 +82,7 @@ def _awq(held: WeightFormat, parts: Mapping[str, Tensor], rows: int, columns: in
         .contiguous()
         for name in ("qweight", "qzeros")
     )
-    return QuantizedWeight(held, columns, pack_int4(codes), _transposed_scales(parts), zeros)
+    return QuantizedWeight(weight_format, columns, pack_int4(codes), _transposed_scales(parts), zeros)
 
 
 def _nibbles(words: Tensor) -> Tensor:
@@ -99,10 +103,12 @@ def _finite(parts: Mapping[str, Tensor], suffix: str) -> Tensor:
     return scales
 
 
-def _check_groups(held: WeightFormat, parts: Mapping[str, Tensor], suffix: str, columns: int) -> None:
+def _check_groups(
+    weight_format: WeightFormat, parts: Mapping[str, Tensor], suffix: str, columns: int
+) -> None:
     """Refuses columns that are not in the order of their groups (act-order with `desc_act`)."""
     if suffix not in parts:
         return
-    found, size = parts[suffix], held.scale_columns or columns
+    found, size = parts[suffix], weight_format.scale_columns or columns
     if not torch.equal(found.to(torch.int64), torch.arange(columns, device=found.device) // size):
         raise UnpackError(suffix, "assigns columns to groups out of order (desc_act), which is not supported")

@@ -12,8 +12,8 @@ from baton.engine.model.checkpoint import checkpoint_digest
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
-from baton.engine.model.quantization.held import format_name, held_formats
 from baton.engine.model.source import resolve_model
+from baton.engine.model.weight_formats import format_name, weight_formats
 from baton.engine.model.weights import load_weights, random_digest, random_weights, weight_bytes
 from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
@@ -66,7 +66,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
-    formats = held_formats(config, engine.quantization)
+    formats = weight_formats(config, engine.quantization)
     tune_products(config, engine, device, dtype, formats)
     weights_need = weight_bytes(config, dtype, formats)
     plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()

@@ -14,8 +14,8 @@ from baton.engine.kernels.quantized_weight import QuantizedWeight, pack_int4
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
-from baton.engine.model.quantization.held import held_formats
 from baton.engine.model.quantization.quantize import quantize
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights, random_weights, weight_bytes
 from baton.errors import BatonError
 from tests.engine.passes import Passes
@@ -27,28 +27,35 @@ WORST = {"fp8": 2.0**-4, "int8": 0.5 / 127, "int4": 0.25}
 
 
 @pytest.mark.parametrize(
-    "held", [*FORMATS.values(), WeightFormat("fp8", 32, 48), WeightFormat("int4", 1, 32, zeros=True)],
-    ids=lambda held: held.name,
-)  # fmt: skip
+    "weight_format",
+    [*FORMATS.values(), WeightFormat("fp8", 32, 48), WeightFormat("int4", 1, 32, zeros=True)],
+    ids=lambda weight_format: weight_format.name,
+)
 @pytest.mark.parametrize("shape", [(64, 128), (37, 100), (5, 260)], ids=str)
-def test_codes_are_close_to_what_they_stand_for(held: WeightFormat, shape: tuple[int, int]) -> None:
+def test_codes_are_close_to_what_they_stand_for(weight_format: WeightFormat, shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weight[3] = 0
-    quantized = quantize(weight, held)
+    quantized = quantize(weight, weight_format)
     assert quantized.shape == shape
-    assert quantized.nbytes == held.nbytes(*shape)
+    assert quantized.nbytes == weight_format.nbytes(*shape)
     error = (quantized.dequantized(torch.float32) - weight).abs()
-    if held.codes == "fp8":
+    if weight_format.codes == "fp8":
         smallest = weight.abs().amax() / 448 * 2.0**-9
         assert bool((error <= WORST["fp8"] * weight.abs() + smallest).all())
     else:
-        assert float(error.max()) <= WORST[held.codes] * float(weight.abs().max())
+        assert float(error.max()) <= WORST[weight_format.codes] * float(weight.abs().max())
     assert float(error.square().mean().sqrt() / weight.square().mean().sqrt()) < 0.12
 
 
-@pytest.mark.parametrize("held", [WeightFormat("fp8", 32, 48), FORMATS["int4"]], ids=lambda held: held.name)
-def test_a_large_matrix_is_dequantised_in_parts(held: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = quantize(torch.randn(100, 260, generator=torch.Generator().manual_seed(1)), held)
+@pytest.mark.parametrize(
+    "weight_format",
+    [WeightFormat("fp8", 32, 48), FORMATS["int4"]],
+    ids=lambda weight_format: weight_format.name,
+)
+def test_a_large_matrix_is_dequantised_in_parts(
+    weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = quantize(torch.randn(100, 260, generator=torch.Generator().manual_seed(1)), weight_format)
     whole = weight.dequantized(torch.bfloat16)
     monkeypatch.setattr("baton.engine.kernels.quantized_weight._ELEMENTS_AT_ONCE", 3000)
     assert torch.equal(weight.dequantized(torch.bfloat16), whole)
@@ -67,13 +74,13 @@ def test_text_is_that_of_the_dequantised_weights(name: str, tmp_path: Path) -> N
     """`transformers` runs what the codes stand for."""
     folder = make_checkpoint(tmp_path / "model", "qwen2")
     config = load_config(folder)
-    formats = held_formats(config, name)
+    formats = weight_formats(config, name)
     tensors = load_file(folder / "model.safetensors")
     weights = load_weights(config, folder, "cpu", torch.float32, formats=formats)
-    held = {key: weight for key, weight in weights.items() if isinstance(weight, QuantizedWeight)}
-    assert len(held) == 14
-    restored = {key: weight.dequantized(torch.float32) for key, weight in held.items()}
-    assert all(not torch.equal(restored[key], tensors[key]) for key in held)
+    quantized = {key: weight for key, weight in weights.items() if isinstance(weight, QuantizedWeight)}
+    assert len(quantized) == 14
+    restored = {key: weight.dequantized(torch.float32) for key, weight in quantized.items()}
+    assert all(not torch.equal(restored[key], tensors[key]) for key in quantized)
     passes = Passes(folder, torch.float32, quantization=name)
     prompt = list(range(5, 60))
     output = passes.greedy(0, prompt, 16)
@@ -88,13 +95,13 @@ def test_an_element_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     config = load_config(folder)
     with pytest.raises(BatonError, match=f"tensor {name} has elements that are not finite"):
-        load_weights(config, folder, "cpu", torch.bfloat16, formats=held_formats(config, "fp8"))
+        load_weights(config, folder, "cpu", torch.bfloat16, formats=weight_formats(config, "fp8"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_bytes_are_those_that_are_planned(name: str, tmp_path: Path) -> None:
     config = load_config(make_checkpoint(tmp_path, hidden_size=256, intermediate_size=512))
-    formats = held_formats(config, name)
+    formats = weight_formats(config, name)
     weights = random_weights(config, 3, "cpu", torch.bfloat16, formats=formats)
     model = Model(config, weights, config.layout(16, "bfloat16"), "cpu", Precision.of(torch.bfloat16))
     assert model.nbytes == weight_bytes(config, torch.bfloat16, formats)

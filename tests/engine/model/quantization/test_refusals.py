@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.quantization.held import held_formats
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
 from baton.errors import BatonError, ErrorKind
 from tests.engine.model.quantization.packing import AWQ, CHANNEL_FP8, GPTQ, PACKED_INT4, TENSOR_FP8, Format
@@ -40,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]
 def refusal(folder: Path) -> str:
     config = load_config(folder)
     with pytest.raises(BatonError) as caught:
-        load_weights(config, folder, "cpu", torch.bfloat16, formats=held_formats(config))
+        load_weights(config, folder, "cpu", torch.bfloat16, formats=weight_formats(config))
     assert caught.value.kind is ErrorKind.INVALID
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -113,4 +113,4 @@ def test_a_checkpoint_at_full_width_that_says_it_is_quantised(tmp_path: Path) ->
 
 def test_quantising_a_quantised_checkpoint(packed: Callable[[Format], Path]) -> None:
     with pytest.raises(BatonError, match="for checkpoints that are not quantised"):
-        held_formats(load_config(packed(AWQ)), "fp8")
+        weight_formats(load_config(packed(AWQ)), "fp8")

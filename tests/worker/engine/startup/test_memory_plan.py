@@ -14,7 +14,7 @@ import torch
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.quantization.held import held_formats
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
 from baton.errors import BatonError, ErrorKind
 from baton.layout import FP8
@@ -135,7 +135,7 @@ def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfi
 def test_bytes_of_the_whole_model(config: ModelConfig, name: str, share: float) -> None:
     """Embedding, head and norms stay as they are."""
     whole, quantized = (
-        weight_bytes(config, torch.bfloat16, held_formats(config, quantization))
+        weight_bytes(config, torch.bfloat16, weight_formats(config, quantization))
         for quantization in (None, name)
     )
     assert quantized / whole == pytest.approx(share, rel=0.01)

@@ -39,7 +39,7 @@ def dequantized(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     """W [N, K] of the dtype, as `QuantizedWeight.dequantized` computes it."""
     rows, columns = weight.shape
     out = torch.empty(rows, columns, dtype=dtype, device=weight.device)
-    held = weight.format
+    weight_format = weight.format
     _dequantize[(rows, triton.cdiv(columns, _BLOCK))](
         weight.codes,
         weight.scales,
@@ -48,9 +48,9 @@ def dequantized(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
         columns,
         weight.codes[0].numel(),
         weight.scales.shape[1],
-        held.scale_columns or columns,
-        SCALE_ROWS=held.scale_rows,
-        KIND=KINDS[held.codes],
+        weight_format.scale_columns or columns,
+        SCALE_ROWS=weight_format.scale_rows,
+        KIND=KINDS[weight_format.codes],
         HAS_ZEROS=weight.zeros is not None,
         BLOCK=_BLOCK,
         num_warps=4,

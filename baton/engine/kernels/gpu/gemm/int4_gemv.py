@@ -104,10 +104,10 @@ def _int4_gemv(
     tl.store(out + n, total.to(out.dtype.element_ty), mask=kept)
 
 
-def int4_gemv_fits(held: WeightFormat) -> bool:
+def int4_gemv_fits(weight_format: WeightFormat) -> bool:
     """Whether the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
-    group = held.scale_columns
-    return held.codes == "int4" and (group in (0, 32) or group % _HALF_SPAN == 0)
+    group = weight_format.scale_columns
+    return weight_format.codes == "int4" and (group in (0, 32) or group % _HALF_SPAN == 0)
 
 
 def int4_gemv(
@@ -122,14 +122,14 @@ def int4_gemv(
     """x [1, K], weight [N, K] (gated: [2 N, K]) of a format that `int4_gemv_fits`, out [1, N]; raises
     ValueError for others. `tuning.width`: columns, 128 at least."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    k, held = weight.columns, weight.format
-    if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n) or not int4_gemv_fits(held):
+    k, weight_format = weight.columns, weight.format
+    if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n) or not int4_gemv_fits(weight_format):
         raise ValueError(
-            f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {held.name} {weight.shape}"
+            f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {weight_format.name} {weight.shape}"
         )
     if x.stride(1) != 1 or out.stride(1) != 1 or not weight.codes.is_contiguous():
         raise ValueError("rows must be contiguous")
-    group = held.scale_columns or weight.codes[0].numel() * 2
+    group = weight_format.scale_columns or weight.codes[0].numel() * 2
     piece = min(_HALF_SPAN, group)
     _int4_gemv[(triton.cdiv(n, tuning.rows),)](
         x,

@@ -143,10 +143,10 @@ def _int4_skinny(
     )  # fmt: skip
 
 
-def int4_by_digits(held: WeightFormat) -> bool:
+def int4_by_digits(weight_format: WeightFormat) -> bool:
     """Whether the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
-    group = held.scale_columns
-    return held.codes == "int4" and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
+    group = weight_format.scale_columns
+    return weight_format.codes == "int4" and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
 
 
 def int4_linear(
@@ -163,15 +163,16 @@ def int4_linear(
     `int4_by_digits`, out [M, N], contiguous. With splits, `space` holds at least `split_space_needed`. Raises
     ValueError for what does not fit; `tuning.width` is not used."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    (_, m, k), held = digits.shape, weight.format
+    (_, m, k), weight_format = digits.shape, weight.format
     if (
         weight.shape[1] != k
         or tuple(out.shape) != (m, n)
         or x_scales.shape != (m,)
-        or not int4_by_digits(held)
+        or not int4_by_digits(weight_format)
     ):
         raise ValueError(
-            f"digits {tuple(digits.shape)}, out {tuple(out.shape)} do not fit {held.name} {weight.shape}"
+            f"digits {tuple(digits.shape)}, out {tuple(out.shape)} do not fit "
+            f"{weight_format.name} {weight.shape}"
         )
     if not (digits.is_contiguous() and out.is_contiguous() and weight.codes.is_contiguous()):
         raise ValueError("digits, weight and out must be contiguous")
@@ -203,6 +204,6 @@ def int4_linear(
         HAS_BIAS=bias is not None,
         HAS_ZEROS=weight.zeros is not None,
         EVEN=k % INT4_SPAN == 0,
-        GROUP=held.scale_columns or weight.codes[0].numel() * 2,
+        GROUP=weight_format.scale_columns or weight.codes[0].numel() * 2,
         num_warps=tuning.warps,
     )

@@ -162,10 +162,10 @@ def _quantized_skinny(
     )  # fmt: skip
 
 
-def fits(held: WeightFormat, width: int) -> bool:
+def fits(weight_format: WeightFormat, width: int) -> bool:
     """Whether tiles of `width` columns are for this format."""
-    group = held.scale_columns
-    if held.codes == "int4":
+    group = weight_format.scale_columns
+    if weight_format.codes == "int4":
         return width == INT4_SPAN and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
     return group == 0 or group % width == 0
 
@@ -186,7 +186,7 @@ def quantized_linear(
     `x_scales` [M] float32: x is codes, of the kind of the weight's. Raises ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    (m, k), held = x.shape, weight.format
+    (m, k), weight_format = x.shape, weight.format
     _refuse(out, x, weight, (m, n, k), x_scales, tuning)
     elements, tiles = split_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
@@ -216,9 +216,9 @@ def quantized_linear(
         HAS_BIAS=bias is not None,
         HAS_ZEROS=weight.zeros is not None,
         EVEN=k % tuning.width == 0,
-        KIND=KINDS[held.codes],
-        SCALE_ROWS=held.scale_rows,
-        GROUP=held.scale_columns,
+        KIND=KINDS[weight_format.codes],
+        SCALE_ROWS=weight_format.scale_rows,
+        GROUP=weight_format.scale_columns,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
         X_CODES=x_scales is not None,
         num_warps=tuning.warps,
@@ -233,12 +233,13 @@ def _refuse(
     x_scales: Tensor | None,
     tuning: SkinnyTuning,
 ) -> None:
-    (m, n, k), held = shape, weight.format
-    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(held, tuning.width):
+    (m, n, k), weight_format = shape, weight.format
+    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not fits(weight_format, tuning.width):
         raise ValueError(
-            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
+            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit "
+            f"{weight_format.name} {weight.shape}"
         )
     if x_scales is not None and (x.dtype != weight.codes.dtype or x_scales.shape != (m,)):
-        raise ValueError(f"codes of x, {x.dtype}, do not fit {held.name}")
+        raise ValueError(f"codes of x, {x.dtype}, do not fit {weight_format.name}")
     if not (x.is_contiguous() and out.is_contiguous() and all(t.is_contiguous() for t in weight.tensors())):
         raise ValueError("x, weight and out must be contiguous")

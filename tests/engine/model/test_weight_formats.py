@@ -10,7 +10,7 @@ import torch
 
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.quantization.held import held_formats
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
 from tests.engine.model.quantization.packing import AWQ, CHANNEL_FP8, FORMATS, GPTQ, Format
 from tests.engine.passes import Passes
@@ -36,20 +36,20 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
     assert float((logits - reference_logits(reference, PROMPT)).abs().max()) < TOLERANCE
     output = Passes(packed, torch.float32).greedy(0, PROMPT, 16)
     greedy_matches(load_reference(plain, torch.float32), PROMPT, output)
-    held = held_matrices(packed)
+    quantized = quantized_matrices(packed)
     if form.name == "fp8 with exceptions":  # q and v lie beside a k at full width
-        assert {name.split(".")[2] + name.split(".")[-2] for name in held} == {
+        assert {name.split(".")[2] + name.split(".")[-2] for name in quantized} == {
             *("0o_proj", "1o_proj", "1gate_proj", "1up_proj", "1down_proj")
         }
     else:
         layers, of_layer = {"modelopt": 1}.get(form.name, 2), {"mixed": 6}.get(form.name, 7)
-        assert len(held) == layers * of_layer
+        assert len(quantized) == layers * of_layer
 
 
-def held_matrices(folder: Path) -> set[str]:
-    """The matrices that the engine holds in fewer bits."""
+def quantized_matrices(folder: Path) -> set[str]:
+    """The matrices that the engine keeps in fewer bits."""
     config = load_config(folder)
-    weights = load_weights(config, folder, "cpu", torch.bfloat16, formats=held_formats(config))
+    weights = load_weights(config, folder, "cpu", torch.bfloat16, formats=weight_formats(config))
     return {name for name, weight in weights.items() if isinstance(weight, QuantizedWeight)}
 
 

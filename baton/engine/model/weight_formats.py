@@ -1,4 +1,4 @@
-"""Which of a model's matrices the engine holds in fewer bits, and how. Torch-free."""
+"""Which of a model's matrices the checkpoint and the engine keep in fewer bits, and how. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def stored_format(config: ModelConfig, spec: TensorSpec) -> StoredFormat | None:
     return config.quantization.stored(spec.name.removesuffix(_WEIGHT))
 
 
-def held_formats(config: ModelConfig, quantization: str | None = None) -> dict[str, WeightFormat]:
+def weight_formats(config: ModelConfig, quantization: str | None = None) -> dict[str, WeightFormat]:
     """The format of each matrix in fewer bits by the name under which a model finds it (`TensorSpec.key`).
 
     `quantization`: one of FORMATS, for the layers' matrices of a checkpoint that is not quantised.
-    Projections that the engine multiplies as one matrix, but that are stored differently, are held at full
+    Projections that the engine multiplies as one matrix, but that are stored differently, are kept at full
     width. Raises BatonError(INVALID) for a quantised checkpoint with `quantization`.
     """
     if config.quantization is not None and quantization is not None:
@@ -37,23 +37,24 @@ def held_formats(config: ModelConfig, quantization: str | None = None) -> dict[s
     packs: dict[str, list[TensorSpec]] = {}
     for spec in tensor_specs(config):
         packs.setdefault(spec.key, []).append(spec)
-    held: dict[str, WeightFormat] = {}
+    formats: dict[str, WeightFormat] = {}
     for key, parts in packs.items():
         if quantization is not None and in_layers(parts[0]):
-            held[key] = FORMATS[quantization]
+            formats[key] = FORMATS[quantization]
             continue
         stored = [stored_format(config, part) for part in parts]
-        formats = {one.held for one in stored if one is not None}
-        if None not in stored and len(formats) == 1:
-            held[key] = _of_pack(formats.pop(), parts)
-    return held
+        found = {one.format for one in stored if one is not None}
+        if None not in stored and len(found) == 1:
+            formats[key] = _pack_format(found.pop(), parts)
+    return formats
 
 
-def format_name(held: dict[str, WeightFormat], dtype: str) -> str:
-    """Of a model's weights: the dtype where none is held in fewer bits, else the names of the formats."""
-    return ",".join(sorted({one.name for one in held.values()})) or dtype
+def format_name(formats: dict[str, WeightFormat], dtype: str) -> str:
+    """Of a model's weights: the dtype where none is kept in fewer bits, else the names of the formats."""
+    return ",".join(sorted({one.name for one in formats.values()})) or dtype
 
 
-def _of_pack(held: WeightFormat, parts: Sequence[TensorSpec]) -> WeightFormat:
-    whole = all(part.shape[0] % held.scale_rows == 0 and part.order is None for part in parts)
-    return held if whole or (len(parts) == 1 and parts[0].order is None) else held.by_row()
+def _pack_format(part_format: WeightFormat, parts: Sequence[TensorSpec]) -> WeightFormat:
+    """A matrix packed of parts: a scale a row where parts do not end with a block of a scale."""
+    whole = all(part.shape[0] % part_format.scale_rows == 0 and part.order is None for part in parts)
+    return part_format if whole or (len(parts) == 1 and parts[0].order is None) else part_format.by_row()
