@@ -21,6 +21,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "tests" / "README.md",
     *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "decisions").glob("*.md")),
 ]
 PRODUCTION = ("baton", "kvtransfer", "services", "loadgen")
 # First parts of a path; other text in backticks with a slash in it is none.

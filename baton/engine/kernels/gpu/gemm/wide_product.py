@@ -1,20 +1,20 @@
-"""A product for some hundreds of rows, on Hopper: CUDA C++, where Triton has no words.
+"""A matrix product for some hundreds of rows, on Hopper, in CUDA C++ (docs/decisions/0016).
 
     out = x · Wᵀ                                PLAIN
     out = out + x · Wᵀ                          RESIDUAL
     out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]
 
-From about 160 rows on the units have as much to do as memory, and what a tile of one multiprocessor reads of
-the cache in between is more than that gives. `wide_product.cu` has two multiprocessors share every tile of W
-(clusters and multicast), which Triton cannot express. 112 columns a tile of gate_up make of 8B's 14,336 a
-number that fills 132 multiprocessors twice.
+From about 160 rows on, the tensor cores take as long as memory does, and what the tiles of single
+multiprocessors read from L2 is more than it delivers. In `wide_product.cu` two multiprocessors share every
+tile of W (clusters and multicast), which Triton cannot express. With 112 columns of gate and of up in a tile,
+the 14,336 columns of an 8B model fill 132 multiprocessors twice.
 
-Where columns are few, K is split among clusters. Each writes its part of a tile's sums, and the one that
-arrives last adds them up, in the order of the splits whichever it is. No cluster waits for another, so a
-product ends however many multiprocessors other kernels hold. Down of 8B (256 rows, N 4,096, K 14,336) reads
-117 MB of memory, 40 µs, and keeps the units busy for 36 to 43. Between cache and chip, which gives 5.5 to
-6.4 MB a µs, W passes once, x once a tile of columns, and parts are written by all S splits and read of S - 1:
-4.2 MB · (2 S - 1). Estimated:
+Where columns are few, K is split among clusters. Each writes its partial sums of a tile, and the one that
+finishes last adds them up, in the order of the splits whichever it is. No cluster waits for another, so a
+product ends however many multiprocessors other kernels occupy. Down of an 8B model (256 rows, N 4,096, K
+14,336) reads 117 MB of memory, 40 µs, and keeps the tensor cores busy for 36 to 43. L2 delivers 5.5 to 6.4 MB
+per µs: W is read once, x once for each tile of columns, and partial sums are written by all S splits and read
+of S - 1: 4.2 MB · (2 S - 1). Estimated:
 
     columns, splits     clusters of 66      W and x     parts
     128, 2              64                  352 MB      13 MB
