@@ -11,11 +11,10 @@ import bisect
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from services.router.workers.worker import Worker
+from baton.v1.worker_pb2 import DescribeResponse
 
 # The share of a limit up to which it counts as met: predictions have errors.
 SAFETY = 0.95
@@ -99,7 +98,30 @@ class Turnover:
         return len(self._released) / _TURNOVER_S
 
 
-def prefill_s(worker: Worker, tokens: int, cached: int = 0) -> float:
+class MeasuredWorker(Protocol):
+    """What predictions read of a worker (`worker.Worker` says what each is)."""
+
+    @property
+    def described(self) -> DescribeResponse: ...
+    @property
+    def backlog(self) -> Backlog: ...
+    @property
+    def prefill_share(self) -> PrefillShare: ...
+    @property
+    def tpot_limits(self) -> Sequence[float]: ...
+    @property
+    def decodes(self) -> bool: ...
+    @property
+    def exchanges(self) -> bool: ...
+    @property
+    def free_slots(self) -> int: ...
+    @property
+    def used_slots(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+
+
+def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     """Seconds to compute a prompt whose first `cached` tokens are cached."""
     rates = worker.described.load.rates
     count = max(1, tokens - cached)
@@ -109,12 +131,14 @@ def prefill_s(worker: Worker, tokens: int, cached: int = 0) -> float:
     return max(units * rates.prefill_token_s, rates.prefill_step_s)
 
 
-def first_token_s(worker: Worker, tokens: int, cached: int = 0) -> float:
+def first_token_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     """Seconds until a prompt that is sent now has its first token."""
     return worker.backlog.wait_s + prefill_s(worker, tokens, cached)
 
 
-def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0) -> float:
+def step_s(
+    worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
+) -> float:
     """Seconds of a decode step with all sequences that the worker runs or has reserved slots for, and so many
     more, which have that many tokens together; while it computes prompts as much as lately, and one more
     that takes `more_prefill_s`."""
@@ -139,7 +163,7 @@ class MissRisk(NamedTuple):
     pressure: float = 0.0
 
 
-def miss_risk(worker: Worker, tpot_s: float | None, context_tokens: int) -> MissRisk:
+def miss_risk(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> MissRisk:
     """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
     missed there already count no more, so that those with loose limits gather with them, and tight limits are
     met elsewhere."""
@@ -154,7 +178,9 @@ def miss_risk(worker: Worker, tpot_s: float | None, context_tokens: int) -> Miss
     return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)
 
 
-def prefill_delay_s(prefill: Worker, decode: Worker, tokens: int, cached: int, behind: int) -> float:
+def prefill_delay_s(
+    prefill: MeasuredWorker, decode: MeasuredWorker, tokens: int, cached: int, behind: int
+) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together: its own until its first
     token, with the handoff where there is one, those that `prefill` decodes meanwhile, and `behind` others
     that wait for prefill workers."""
@@ -171,7 +197,7 @@ def prefill_delay_s(prefill: Worker, decode: Worker, tokens: int, cached: int, b
     return delay_s
 
 
-def prefill_misses(prefill: Worker, tokens: int, cached: int, left_s: float | None) -> int:
+def prefill_misses(prefill: MeasuredWorker, tokens: int, cached: int, left_s: float | None) -> int:
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes."""
     own_s = prefill_s(prefill, tokens, cached)
@@ -183,7 +209,7 @@ def prefill_misses(prefill: Worker, tokens: int, cached: int, left_s: float | No
     return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
 
 
-def sequences_within(worker: Worker, tpot_s: float | None, context_tokens: int) -> int:
+def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
     """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit."""
     free = max(0, worker.free_slots)
     if tpot_s is None:
