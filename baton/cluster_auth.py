@@ -5,6 +5,7 @@
             ├─ "link"  ─▶ the key that both ends of a KV link sign their hello with
             │             (`kvtransfer/protocol/link_auth.py`)
             ├─ "certificates" ─▶ the key that a worker signs its certificates in the registry with
+            ├─ "api keys" ─▶ the key that API keys in Redis are signed with
             ├─ "name"  ─▶ what is the same in the registry for all that share the secret
             └─ "prefix" ─▶ what cached blocks are hashed with, unless a secret of its own is configured
 
@@ -90,6 +91,21 @@ class CertificateProof:
         """Whether `sign` made this proof. Compares in constant time."""
         expected = self.sign(name, incarnation, certificates)
         return hmac.compare_digest(proof.encode(), expected.encode())
+
+
+class KeyProof:
+    """Authenticates the API keys in Redis as made by someone who has the cluster's secret."""
+
+    def __init__(self, secret: str) -> None:
+        self._key = _derived(secret, b"api keys")
+
+    def sign(self, text: str) -> str:
+        """The proof, in hex digits."""
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+    def verify(self, proof: str, text: str) -> bool:
+        """Whether `sign` made this proof. Compares in constant time."""
+        return hmac.compare_digest(proof.encode(), self.sign(text).encode())
 
 
 def _derived(secret: str, use: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """A small file whose content may change while the process runs, such as a Secret that Kubernetes mounts.
 
-It is looked at by calls, not in the background: at most every `LOOK_S` seconds, or at once where the caller
+It is looked at by calls, not in the background: at most every `look_s` seconds, or at once where the caller
 has seen that its value is out of date.
 """
 
@@ -34,6 +34,7 @@ class FollowedFile(Generic[T]):
         name: str,
         parse: Callable[[str], T],
         clock: Callable[[], float] = time.monotonic,
+        look_s: float = LOOK_S,
     ) -> None:
         """Reads the file. `name`: of the setting, for messages. `parse` raises BatonError(INVALID) without
         the content in its message.
@@ -44,6 +45,7 @@ class FollowedFile(Generic[T]):
         self._name = name
         self._parse = parse
         self._clock = clock
+        self._look_s = look_s
         self._looked_at = clock()
         self._seen: tuple[int, ...] = ()
         self._failed = False
@@ -52,7 +54,7 @@ class FollowedFile(Generic[T]):
     def look(self, *, at_once: bool = False) -> bool:
         """Reads the file again if it has been replaced or written; whether `value` has changed."""
         now = self._clock()
-        if not at_once and now - self._looked_at < LOOK_S:
+        if not at_once and now - self._looked_at < self._look_s:
             return False
         self._looked_at = now
         try:

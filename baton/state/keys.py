@@ -7,6 +7,8 @@ and one script can access them together.
     {NS.registry}:members         hash    name -> incarnation:generation:member as JSON
     {NS.registry}:leases          zset    name -> when its lease ends, ms on the clock of Redis
     {NS.prefix}:blocks:HOLDER     set     hashes of the blocks that this incarnation has cached
+    {NS.api-keys}:entries         hash    id -> signature:API key as JSON
+    {NS.api-keys}:version         string  random, new with each change of the entries
     {NS.journal}:open             zset    request id -> when it ends, ms on the clock of Redis
     {NS.journal}:entry:ID         hash    body (sealed), attempt
 """
@@ -21,7 +23,7 @@ from baton.errors import BatonError, ErrorKind
 # A lease is renewed every RENEW_S and lapses after LEASE_S without.
 RENEW_S = 1.0
 LEASE_S = 5.0
-# Poll interval of readers of the registry.
+# Poll interval of readers of the registry and of API keys.
 POLL_S = 0.5
 # A lapsed member is removed after this; until then a newer incarnation outranks an older one.
 FORGET_MEMBER_S = 60.0
@@ -54,6 +56,11 @@ class Keys:
     def cached_blocks(self, holder: str) -> str:
         """The key of the blocks that one incarnation has cached."""
         return f"{{{self.namespace}.prefix}}:blocks:{holder}"
+
+    @property
+    def api_keys(self) -> list[str]:
+        """The keys of the entries of API keys, and of their version."""
+        return [f"{{{self.namespace}.api-keys}}:{part}" for part in ("entries", "version")]
 
     @property
     def journal_open(self) -> str:

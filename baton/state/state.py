@@ -13,17 +13,21 @@ from pathlib import Path
 
 import structlog
 
+from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
+from baton.state.api_keys import ApiKey
 from baton.state.connect import Endpoint, parse_url
 from baton.state.connection import Connection
 from baton.state.counters import Counters
 from baton.state.journal import Journal
+from baton.state.key_view import KeyView
 from baton.state.keys import Keys
 from baton.state.lease import Lease
 from baton.state.prefix_publisher import PrefixPublisher
 from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
+from baton.state.redis_keys import RedisKeyStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
 from baton.state.redis_registry import RedisRegistry
 from baton.state.seal import Seal, new_journal_key
@@ -42,7 +46,8 @@ class State:
 
     registry, prefix_index                the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
-    lease(member), watch(), publish_prefixes(holder)    run until `close`
+    api_keys(secret)                      the API keys, for direct calls
+    lease(member), watch(), watch_api_keys(secret), publish_prefixes(holder)    run until `close`
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class State:
         counters: Counters,
         connection: Connection | None = None,
         address: str = "",
+        keys: Keys | None = None,
     ) -> None:
         self.registry = registry
         self.prefix_index = prefix_index
@@ -63,6 +69,7 @@ class State:
         # host:port of Redis, without user name and password.
         self.address = address
         self._connection = connection
+        self._keys = keys
         self._leases: list[Lease] = []
         self._holders: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,6 +104,7 @@ class State:
             counters,
             connection,
             str(endpoint),
+            keys,
         )
 
     @property
@@ -135,6 +143,20 @@ class State:
     def watch(self, on_change: Callable[[], None] | None = None) -> View:
         """Polls the registry until `close`; `on_change` is called after each change of `members`."""
         view = View(self.registry, on_change)
+        self._start_task(view.run)
+        return view
+
+    def api_keys(self, cluster_secret: str) -> RedisKeyStore:
+        """The API keys in this Redis, which are signed with a key of the cluster's secret."""
+        assert self._connection is not None  # made by `at`
+        assert self._keys is not None
+        return RedisKeyStore(self._connection, self._keys, KeyProof(cluster_secret))
+
+    def watch_api_keys(
+        self, cluster_secret: str, on_change: Callable[[list[ApiKey], list[ApiKey]], None] | None = None
+    ) -> KeyView:
+        """Polls the API keys until `close`; see `KeyView`."""
+        view = KeyView(self.api_keys(cluster_secret), on_change)
         self._start_task(view.run)
         return view
 

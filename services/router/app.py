@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig
-from services.common.config.tls import Auth
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.common.rpc.mutual_tls import mutual_tls
@@ -24,6 +24,8 @@ from services.router.auth.api_keys import ApiKeys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
 from services.router.auth.keys import Keys
+from services.router.auth.redis_keys import RedisKeys
+from services.router.auth.scopes import HttpRules, check_grpc_rules
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
@@ -73,6 +75,7 @@ class Router:
         """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
         self._config = config
         check_plaintext(config)
+        self._keys = _keys(config) if config.auth else None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
@@ -159,7 +162,6 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
-        self._keys = _keys(config.auth) if config.auth else None
         limits = within_descriptors(config.connections)
         self.connections = Connections(limits)
         self._status = Status(
@@ -193,7 +195,9 @@ class Router:
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
-        app = HttpAuth(self.http_api.app, self._keys) if self._keys else self.http_api.app
+        check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
+        rules = HttpRules(self.http_api.app.routes)
+        app = HttpAuth(self.http_api.app, self._keys, rules) if self._keys else self.http_api.app
         self.http = HttpServer(app, self.connections, config.allowed_hosts, files)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
@@ -222,6 +226,8 @@ class Router:
         await asyncio.gather(self.http.start(), self.admin_http.start())
         self.directory.start(self._workers_changed)
         self.store.watch(lambda members: self.discovery.set_registered(members.values()))
+        if isinstance(self._keys, RedisKeys):
+            self._keys.follow(self.store.watch_api_keys(config.cluster_secret))
         self._background = [
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._window.run()),
@@ -288,12 +294,19 @@ def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
     return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
 
 
-def _keys(auth: Auth) -> Keys:
-    """The file of keys that is configured. BatonError(INVALID) where it cannot be used."""
-    if auth.tenants_file is not None:
-        return TenantKeys(auth.tenants_file)
-    assert auth.api_keys_file is not None  # one of both is set
-    return ApiKeys(auth.api_keys_file)
+def _keys(config: RouterConfig) -> Keys:
+    """The keys that are configured. BatonError(INVALID) where they cannot be used."""
+    auth = config.auth
+    assert auth is not None
+    if auth.api_keys_file is not None:
+        return ApiKeys(auth.api_keys_file)
+    file = TenantKeys(auth.tenants_file, needs_key=not auth.redis_keys) if auth.tenants_file else None
+    if not auth.redis_keys:
+        assert file is not None  # one of them is set
+        return file
+    if config.state is None or not config.cluster_secret:
+        raise BatonError(ErrorKind.INVALID, "auth.redis_keys needs a Redis and a cluster_secret")
+    return RedisKeys(file, auth.redis_keys_max_age_s)
 
 
 def _admin_secret(config: RouterConfig) -> str:

@@ -60,6 +60,21 @@ class FetchModelFile(BaseModel):
     start_timeout_s: float = Field(1800.0, gt=0, description="longest wait for another process's download")
 
 
+class KeysState(StateFile):
+    """What `baton keys` reads of the section `state`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class KeysFile(BaseModel):
+    """What `baton keys` reads of the file of `baton router` or `baton up`, which check the rest."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
+
+    cluster_secret_file: Path
+    state: KeysState
+
+
 class Tls(StrictModel):
     """TLS of a worker or supervisor."""
 

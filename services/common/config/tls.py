@@ -33,7 +33,7 @@ class PublicTls(StrictModel):
 
 
 class Auth(StrictModel):
-    """API keys of the public ports, from one of two files."""
+    """API keys of the public ports: those of a file, or in Redis, or of tenants in both."""
 
     api_keys_file: Path | None = Field(
         None, description="a key a line; empty lines and lines that begin with # are ignored"
@@ -41,9 +41,16 @@ class Auth(StrictModel):
     tenants_file: Path | None = Field(
         None, description="YAML: tenants with the SHA-256 of their keys, and their limits"
     )
+    redis_keys: bool = Field(False, description="keys of tenants in Redis too, as `baton keys` writes them")
+    redis_keys_max_age_s: float = Field(
+        3600.0, gt=0, description="how long keys in Redis stay valid while Redis cannot be read"
+    )
 
     @model_validator(mode="after")
-    def _one_file(self) -> Auth:
-        if (self.api_keys_file is None) == (self.tenants_file is None):
-            raise ValueError("auth has one of api_keys_file and tenants_file")
+    def _one_source(self) -> Auth:
+        tenants = self.tenants_file is not None or self.redis_keys
+        if (self.api_keys_file is None) != tenants:
+            raise ValueError(
+                "auth has one of api_keys_file and tenants_file, or redis_keys without the former"
+            )
         return self

@@ -29,6 +29,7 @@ from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
 from services.router.request.request import Delta, Finish, Request
 from services.router.request.sizes import LARGE_BYTES
+from services.router.tenants.current import current_caller
 from services.router.tools.output_parser import OutputParser
 from services.router.tools.pieces import CallArguments, CallBegin, Content, Reasoning
 
@@ -110,7 +111,9 @@ class GrpcApi:
             _parse(ListModelsRequest, data)
         except BatonError as error:
             await abort(context, error)
-        model = self._admission.model
+        model, caller = self._admission.model, current_caller.get()
+        if caller is not None and not caller.may_use(model.name):
+            return ListModelsResponse()
         return ListModelsResponse(models=[Model(id=model.name, max_context_tokens=model.max_context_tokens)])
 
     async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:

@@ -28,6 +28,7 @@ from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.readiness import Readiness
 from services.router.request import sizes
 from services.router.request.request import Request
+from services.router.tenants.current import check_model, current_caller
 from services.router.tokenization import helper_jobs
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
@@ -89,10 +90,13 @@ class HttpApi:
 
     async def models(self, request: HttpRequest) -> Response:
         """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        caller, model = current_caller.get(), self._model()
+        permitted = caller is None or caller.may_use(self._admission.model.name)
+        return JSONResponse({"object": "list", "data": [model] if permitted else []})
 
     async def model(self, request: HttpRequest) -> Response:
         """GET /v1/models/{model}."""
+        check_model(request.path_params["model"])
         if request.path_params["model"] != self._admission.model.name:
             message = "the model does not exist"
             raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
@@ -116,6 +120,7 @@ class HttpApi:
 
     async def _convert(self, job: helper_jobs.Job, request: HttpRequest, send: Send) -> None:
         """Responds with the result of a job."""
+        check_model(self._admission.model.name)
         reader = self._admission.reader
         answer, names = await reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
         ignored = json.loads(names)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
-from services.router.auth.keys import Caller, Keys, hash_of, key_id
+from baton.state.api_keys import default_key_id, key_hash
+from services.router.auth.keys import LOOK_S, Keys
+from services.router.tenants.caller import Caller
 
 _MOST_KEYS = 10_000
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
@@ -22,13 +24,13 @@ class ApiKeys(Keys):
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises BatonError(INVALID), without a key in its message, where the file has no valid keys."""
         super().__init__()
-        self._file = FollowedFile(path, "api_keys_file", _hashes, clock)
+        self._file = FollowedFile(path, "api_keys_file", _hashes, clock, LOOK_S)
         if not self._file.value:
             raise BatonError(ErrorKind.INVALID, f"api_keys_file {path} has no key")
 
-    def _caller(self, key_hash: bytes) -> Caller | None:
+    def _caller(self, hashed: bytes) -> Caller | None:
         self._file.look()
-        return Caller(key_id(key_hash)) if self._knows(key_hash) else None
+        return Caller(default_key_id(hashed)) if self._knows(hashed) else None
 
     def _knows(self, found: bytes) -> bool:
         """Whether it is the hash of a key. Takes the same time whichever key it is."""
@@ -48,7 +50,7 @@ def _hashes(text: str) -> frozenset[bytes]:
         if not _KEY.fullmatch(key):
             message = f"api_keys_file: line {number} is no key, 1 to 512 visible ASCII characters"
             raise BatonError(ErrorKind.INVALID, message)
-        hashes.add(hash_of(key))
+        hashes.add(key_hash(key))
     if len(hashes) > _MOST_KEYS:
         raise BatonError(ErrorKind.INVALID, f"api_keys_file: more than {_MOST_KEYS} keys")
     return frozenset(hashes)

@@ -1,4 +1,5 @@
-"""Refuses gRPC calls without an API key: UNAUTHENTICATED with Baton's error details."""
+"""Refuses gRPC calls without an API key that permits them: UNAUTHENTICATED or PERMISSION_DENIED, with Baton's
+error details."""
 
 from __future__ import annotations
 
@@ -11,15 +12,13 @@ import grpc.aio
 from baton.errors import BatonError
 from services.common.errors import abort
 from services.router.auth.keys import Keys
-from services.router.tenants.current import current_tenant
+from services.router.auth.scopes import Access, grpc_rule
+from services.router.tenants.current import current_caller
 
 if TYPE_CHECKING:  # generic in its stub file only
     _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:
     _ServerInterceptor = grpc.aio.ServerInterceptor
-
-# Probes have no key.
-_OPEN = "/grpc.health.v1.Health/"
 
 
 class GrpcAuth(_ServerInterceptor):
@@ -34,13 +33,14 @@ class GrpcAuth(_ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
         details: Any = handler_call_details
-        if not details.method.startswith(_OPEN):
+        rule = grpc_rule(details.method)
+        if rule is not Access.OPEN:
             given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
             try:
-                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc")
+                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc", rule)
             except BatonError as error:
                 return _refusal(error)
-            current_tenant.set(caller.tenant)  # for the call's task, which runs this
+            current_caller.set(caller)  # for the call's task, which runs this
         return await continuation(handler_call_details)
 
 

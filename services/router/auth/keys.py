@@ -1,59 +1,57 @@
-"""Checks `authorization: Bearer KEY`, whatever the file of keys is."""
+"""Checks `authorization: Bearer KEY`, wherever the keys are."""
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from services.router.tenants.account import TenantAccount
+from baton.state.api_keys import key_hash
+from services.router.auth.scopes import Access, Rule
+from services.router.tenants.caller import Caller
 
+# How often a file of keys is looked at: a key that was removed is refused after so long.
+LOOK_S = 1.0
 _SCHEME = "bearer"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who makes a request. `key_id`: the beginning of its key's SHA-256, which names the key in public.
-    `tenant`: None where keys belong to no tenants."""
-
-    key_id: str
-    tenant: TenantAccount | None = None
 
 
 class Keys(ABC):
     """Keys by their SHA-256."""
 
     def __init__(self) -> None:
-        # Requests without a valid key, by API.
+        # Requests without a valid key, and those whose key does not permit them, by API.
         self.refused: Counter[str] = Counter()
+        self.forbidden: Counter[str] = Counter()
 
-    def authenticate(self, authorization: str | None, api: str) -> Caller:
-        """The caller with this `authorization`. `api`: where a refusal is counted.
+    def authenticate(self, authorization: str | None, api: str, rule: Rule = Access.ANY_KEY) -> Caller:
+        """The caller with this `authorization`, whose key satisfies the route's rule. `api`: where a refusal
+        is counted.
 
-        Raises BatonError(UNAUTHENTICATED).
+        Raises BatonError: UNAUTHENTICATED; FORBIDDEN where the key does not have the scope; UNAVAILABLE where
+        the keys cannot be known.
         """
+        try:
+            caller = self._known(authorization)
+            if not isinstance(rule, Access):
+                caller.require(rule)
+        except BatonError as error:
+            if error.kind is ErrorKind.UNAUTHENTICATED:
+                self.refused[api] += 1
+            elif error.kind is ErrorKind.FORBIDDEN:
+                self.forbidden[api] += 1
+            raise
+        return caller
+
+    def _known(self, authorization: str | None) -> Caller:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != _SCHEME or not key.strip():
-            self.refused[api] += 1
             raise BatonError(ErrorKind.UNAUTHENTICATED, "an API key is needed: authorization: Bearer KEY")
-        caller = self._caller(hash_of(key.strip()))
+        caller = self._caller(key_hash(key.strip()))
         if caller is None:
-            self.refused[api] += 1
             raise BatonError(ErrorKind.UNAUTHENTICATED, "this API key is not valid")
         return caller
 
     @abstractmethod
-    def _caller(self, key_hash: bytes) -> Caller | None:
-        """The caller whose key has this hash by the latest content of the file; None if there is none."""
-
-
-def hash_of(key: str) -> bytes:
-    """The SHA-256 of a key."""
-    return hashlib.sha256(key.encode()).digest()
-
-
-def key_id(key_hash: bytes) -> str:
-    """What names a key in public."""
-    return key_hash.hex()[:12]
+    def _caller(self, hashed: bytes) -> Caller | None:
+        """The caller whose key has this hash by what is known now; None if there is none. Raises BatonError
+        as `authenticate` does."""

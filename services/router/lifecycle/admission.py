@@ -26,7 +26,7 @@ from services.router.request import validate
 from services.router.request.request import Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
-from services.router.tenants.current import current_tenant
+from services.router.tenants.current import check_model, current_caller
 from services.router.text.model_info import ModelInfo
 from services.router.text.stop_strings import automaton_of
 from services.router.tokenization.request_reader import Body, RequestReader
@@ -78,8 +78,9 @@ class Admission:
     """Admits the requests of both public APIs.
 
     Every method raises FieldError where a request is invalid, BatonError(OVERLOADED) where too many requests
-    wait to be tokenised, BatonError(RATE_LIMITED) where the tenant has used up a limit; what is refused is
-    counted. What a call takes of its tenant's limits is judged when it runs, by `Dispatcher.stream`.
+    wait to be tokenised, BatonError(RATE_LIMITED) where the tenant has used up a limit, BatonError(FORBIDDEN)
+    where the API key may not use the model; what is refused is counted. What a call takes of its tenant's
+    limits is judged when it runs, by `Dispatcher.stream`.
     """
 
     def __init__(
@@ -137,8 +138,9 @@ class Admission:
         """Opened when a call arrives. Counts the call if it is refused within."""
         left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         try:
-            if (tenant := current_tenant.get()) is not None:
-                tenant.check()  # before anything is parsed or tokenised
+            caller = current_caller.get()
+            if caller is not None and caller.tenant is not None:
+                caller.tenant.check()  # before anything is parsed or tokenised
             deadline = asyncio.get_running_loop().time() + left_s
             yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers))
         except BatonError as error:
@@ -148,8 +150,11 @@ class Admission:
     async def _admit(self, prompts: Sequence[ParsedRequest], arrival: _Arrival) -> list[Request]:
         """The requests of one client call."""
         requests: list[Request] = []
+        caller = current_caller.get()
         for parsed in prompts:
-            parsed.call.tenant = current_tenant.get()
+            check_model(parsed.model)
+            if caller is not None:
+                parsed.call.key_id, parsed.call.tenant = caller.key_id, caller.tenant
             admitted = await self._outputs(parsed, arrival)
             if parsed.fills_context and parsed.max_tokens is None:
                 admitted = shorten(admitted, self._max_response_values)

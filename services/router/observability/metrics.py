@@ -22,6 +22,7 @@ from services.common.observability.metrics import (
     process_metrics,
     render,
 )
+from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.observability.status import Status
 from services.router.tenants.account import TenantAccount
@@ -48,13 +49,13 @@ def _workers(router: Status) -> Samples:
 
 def _by_tenant(router: Status, read: Callable[[TenantAccount], int]) -> Samples | None:
     """A metric that exists only with tenants: those of the file, of which there are at most a thousand."""
-    if not isinstance(router.keys, TenantKeys):
+    if not isinstance(router.keys, TenantKeys | RedisKeys):
         return None
     return [((name,), read(account)) for name, account in sorted(router.keys.accounts.items())]
 
 
 def _refused_by_tenant(router: Status) -> Samples | None:
-    if not isinstance(router.keys, TenantKeys):
+    if not isinstance(router.keys, TenantKeys | RedisKeys):
         return None
     accounts = sorted(router.keys.accounts.items())
     return [((name, limit), n) for name, one in accounts for limit, n in sorted(one.refused.items())]
@@ -138,6 +139,12 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_unauthenticated_total",
            "Requests refused for want of a valid API key, by API (http, grpc).",
            lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
+    Metric("baton_router_forbidden_total",
+           "Requests refused because their API key does not have the scope, by API (http, grpc).",
+           lambda router: None if router.keys is None else _by_key(router.keys.forbidden), ("api",)),
+    Metric("baton_router_api_keys_age_seconds",
+           "Time for which a change of the API keys in Redis may be unknown; absent without such keys.",
+           lambda router: router.keys.age_s if isinstance(router.keys, RedisKeys) else None),
     Metric("baton_router_tenant_calls_total", "Calls that were admitted; absent without tenants.",
            lambda router: _by_tenant(router, lambda tenant: tenant.calls), ("tenant",)),
     Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from baton.errors import BatonError
 from baton.state import Journal, Member, State
+from baton.state.key_view import KeyView
 from baton.v1.admin_pb2 import StoreStatus
 from services.common.config.state import StateConfig
 
@@ -54,6 +55,11 @@ class Store:
         if self.state is not None:
             view = self.state.watch(lambda: on_members(view.members))
             self._members = lambda: view.members
+
+    def watch_api_keys(self, cluster_secret: str) -> KeyView:
+        """Polls the API keys in Redis; only with a configured store."""
+        assert self.state is not None
+        return self.state.watch_api_keys(cluster_secret)
 
     async def refusal(self) -> BatonError:
         """Returns the error with which Redis refuses access; never returns if it does not, or is

@@ -56,7 +56,8 @@ class ClientCall:
     in_queue: asyncio.Semaphore | None = None
     # Undocumented fields that the call had.
     ignored_fields: tuple[str, ...] = ()
-    # Whose API key it had; None where keys belong to no tenants.
+    # The id of the API key that it had, and whose it is; None where keys belong to no tenants.
+    key_id: str = ""
     tenant: TenantAccount | None = None
 
 

@@ -1,4 +1,4 @@
-"""The tenant whose API key the call has that is being served.
+"""Who makes the call that is being served.
 
 Both APIs check keys before anything else sees the call. A context variable hands the result on: it holds for
 the task that serves the call and for those that this task starts.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from services.router.tenants.account import TenantAccount
+from services.router.tenants.caller import Caller
 
-# None: keys belong to no tenants.
-current_tenant: ContextVar[TenantAccount | None] = ContextVar("current_tenant", default=None)
+# None: the router has no API keys, or the route needs none.
+current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
+
+
+def check_model(model: str) -> None:
+    """Raises BatonError(FORBIDDEN) where the caller's key may not use this model."""
+    if (caller := current_caller.get()) is not None:
+        caller.require_model(model)

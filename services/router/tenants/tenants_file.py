@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, StringConstraints, ValidationError
 
 from baton.errors import BatonError, ErrorKind
+from baton.state.api_keys import TENANT_NAME, KeyGrant
 from services.common.config.types import StrictModel
 
 _MOST_TENANTS = 1_000
@@ -37,9 +38,15 @@ class TenantLimits(StrictModel):
 class Tenant(StrictModel):
     """One tenant. Without keys, no call can be made in its name."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")
-    keys_sha256: tuple[KeyHash, ...] = Field((), description="hex digests of its API keys")
+    name: str = Field(pattern=TENANT_NAME)
+    keys_sha256: tuple[KeyHash, ...] = Field((), description="hex digests of API keys that may do everything")
+    keys: tuple[KeyGrant, ...] = Field((), description="API keys with what they may do, and until when")
     limits: TenantLimits = TenantLimits()
+
+    @property
+    def grants(self) -> tuple[KeyGrant, ...]:
+        """All of its keys."""
+        return (*(KeyGrant(sha256=one) for one in self.keys_sha256), *self.keys)
 
 
 class TenantsFile(StrictModel):
@@ -73,11 +80,15 @@ def _check_unique(file: TenantsFile) -> None:
     if twice := [name for name, count in names.items() if count > 1]:
         raise _invalid(f"the tenant {twice[0]} is there twice")
     owners: dict[str, str] = {}
+    ids = set()
     for tenant in file.tenants:
-        for key in tenant.keys_sha256:
-            if key in owners:
-                raise _invalid(f"a key of {tenant.name} is also one of {owners[key]}")
-            owners[key] = tenant.name
+        for key in tenant.grants:
+            if key.sha256 in owners:
+                raise _invalid(f"a key of {tenant.name} is also one of {owners[key.sha256]}")
+            if key.key_id in ids:
+                raise _invalid(f"the key id {key.key_id} is there twice")
+            owners[key.sha256] = tenant.name
+            ids.add(key.key_id)
     if len(owners) > _MOST_KEYS:
         raise _invalid(f"more than {_MOST_KEYS} keys")
 

@@ -64,20 +64,20 @@ def test_callers_are_told_apart_without_their_keys(tmp_path: Path) -> None:
     assert "first" not in first.key_id
 
 
-def test_a_new_file_is_followed_within_ten_seconds(tmp_path: Path) -> None:
+def test_a_new_file_is_followed_within_a_second(tmp_path: Path) -> None:
     clock = Clock()
     known = keys(tmp_path, clock=clock)
     mount_secret(tmp_path, api_keys="sk-third\n")
-    clock.now = 9.9
+    clock.now = 0.9
     assert admits(known, "Bearer sk-first")
-    clock.now = 10.0
+    clock.now = 1.0
     assert not admits(known, "Bearer sk-first")
     assert admits(known, "Bearer sk-third")
     (tmp_path / "api-keys").write_text("sk-fourth\n")  # in place
-    clock.now = 20.0
+    clock.now = 2.0
     assert admits(known, "Bearer sk-fourth")
     mount_secret(tmp_path, api_keys="# none\n")
-    clock.now = 30.0
+    clock.now = 3.0
     assert not admits(known, "Bearer sk-fourth")
 
 
@@ -92,13 +92,13 @@ def test_an_unreadable_file_keeps_the_last_keys(tmp_path: Path, damage: str) -> 
     else:
         mount_secret(tmp_path, api_keys="sk-secret word\n")
     with capture_logs() as logs:
-        for clock.now in (10.0, 20.0):
+        for clock.now in (1.0, 2.0):
             assert admits(known, "Bearer sk-first")
     assert [log["event"] for log in logs] == ["file_not_followed"]
     assert "sk-" not in str(logs)
     if damage == "away":
         mount_secret(tmp_path, api_keys="sk-third")
-        clock.now = 30.0
+        clock.now = 3.0
         assert admits(known, "Bearer sk-third")
 
 

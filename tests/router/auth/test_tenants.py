@@ -170,7 +170,12 @@ async def test_the_view_of_caches_is_by_tenant(
         assert asked == ["a", "b"]
 
 
-def test_auth_has_one_file() -> None:
-    for files in ({}, {"api_keys_file": "keys", "tenants_file": "tenants"}):
+def test_auth_has_one_source() -> None:
+    for wrong in (
+        {},
+        {"api_keys_file": "keys", "tenants_file": "tenants"},
+        {"api_keys_file": "keys", "redis_keys": True},
+    ):
         with pytest.raises(ValueError, match="one of api_keys_file and tenants_file"):
-            Auth.model_validate(files)
+            Auth.model_validate(wrong)
+    Auth(tenants_file=Path("tenants"), redis_keys=True)

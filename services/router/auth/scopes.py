@@ -1,0 +1,87 @@
+"""Which scope an API key needs for each route of the public ports: what is not listed here does not start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from google.protobuf.descriptor import ServiceDescriptor
+from starlette.routing import BaseRoute, Route
+
+from baton.state.api_keys import KeyScope
+
+
+class Access(Enum):
+    """Routes that need no particular scope."""
+
+    # Probes and version checks have no key.
+    OPEN = "open"
+    # Any valid key.
+    ANY_KEY = "any key"
+
+
+Rule = KeyScope | Access
+
+HTTP_RULES: dict[str, Rule] = {
+    "/v1/completions": "generate",
+    "/v1/chat/completions": "generate",
+    "/v1/responses": "generate",
+    "/tokenize": "generate",
+    "/detokenize": "generate",
+    "/v1/models": "models",
+    "/v1/models/{model:path}": "models",
+    "/metrics": "metrics",
+    "/openapi.json": Access.ANY_KEY,
+    "/docs": Access.ANY_KEY,
+    "/health": Access.OPEN,
+    "/ready": Access.OPEN,
+    "/version": Access.OPEN,
+}
+
+GRPC_RULES: dict[str, Rule] = {
+    "/baton.v1.RouterService/Generate": "generate",
+    "/baton.v1.RouterService/ListModels": "models",
+    "/baton.v1.RouterService/GetStatus": "metrics",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Access.ANY_KEY,
+    "/grpc.health.v1.Health/Check": Access.OPEN,
+    "/grpc.health.v1.Health/Watch": Access.OPEN,
+    "/grpc.health.v1.Health/List": Access.OPEN,
+}
+
+
+class HttpRules:
+    """The rules of an application's routes."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        """Raises LookupError, which names the route, where one has no rule."""
+        self._exact: dict[str, Rule] = {}
+        self._patterns: list[tuple[re.Pattern[str], Rule]] = []
+        for route in routes:
+            if not isinstance(route, Route) or route.path not in HTTP_RULES:
+                raise LookupError(f"no rule in auth.scopes says which API keys may use {route}")
+            rule = HTTP_RULES[route.path]
+            if route.param_convertors:
+                self._patterns.append((route.path_regex, rule))
+            else:
+                self._exact[route.path] = rule
+
+    def of(self, path: str) -> Rule:
+        """The rule of a request's path. One that has no route needs a key to be told so."""
+        if (rule := self._exact.get(path)) is not None:
+            return rule
+        return next((rule for pattern, rule in self._patterns if pattern.match(path)), Access.ANY_KEY)
+
+
+def check_grpc_rules(services: Sequence[ServiceDescriptor]) -> None:
+    """Raises LookupError, which names the method, where one of these services' has no rule."""
+    for service in services:
+        for method in service.methods:
+            name = f"/{service.full_name}/{method.name}"
+            if name not in GRPC_RULES:
+                raise LookupError(f"no rule in auth.scopes says which API keys may call {name}")
+
+
+def grpc_rule(method: str) -> Rule:
+    """The rule of a method. One that is not listed is not served: a key is needed to be told so."""
+    return GRPC_RULES.get(method, Access.ANY_KEY)
