@@ -51,8 +51,9 @@ def test_files_of_values_exist() -> None:
 def test_keys_of_secrets_are_those_that_pods_read() -> None:
     text = (DOCS / "kubernetes.md").read_text(encoding="utf-8")
     table = text.partition("### Secrets")[2].partition("\n\nContainers")[0]
-    documented = set(re.findall(r"`([a-z]+-[a-z]+)`", table))
-    pods = (*case("production").pods().values(), *case("ray").pods().values())
+    documented = set(re.findall(r"`([a-z-]+)`", table))
+    names = ("production", "kuberay-production", "ray")
+    pods = [pod for name in names for pod in case(name).pods().values()]
     volumes = [volume for pod in pods for volume in pod["volumes"]]
     secrets = [
         source["secret"] for volume in volumes for source in volume.get("projected", {}).get("sources", [])

@@ -158,6 +158,14 @@ def test_own_redis_is_reached_at_its_port_and_peers() -> None:
     assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/24"}}], "ports": [{"port": 6380}]} in rules
 
 
+def test_the_head_of_ray_alone_reaches_a_redis_of_its_own() -> None:
+    own = {"redisAddress": "rediss://redis.data:6390", "existingSecret": "r"}
+    policies = render_with("kuberay", kuberay__gcsFaultTolerance=own).of_kind("NetworkPolicy")
+    rule = {"ports": [{"port": 6390}]}
+    reaching = {name for name, policy in policies.items() if rule in policy["spec"].get("egress", [])}
+    assert reaching == {"demo-baton-ray-head"}
+
+
 def test_valkey_calls_nobody() -> None:
     assert "egress" not in case("default").one("NetworkPolicy", "demo-baton-redis")["spec"]
 

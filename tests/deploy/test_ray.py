@@ -100,14 +100,26 @@ def test_raycluster_has_fault_tolerance() -> None:
     reference = options["redisPassword"]["valueFrom"]["secretKeyRef"]
     assert reference == {"name": "demo-baton-redis", "key": "redis-password"}
     assert "redis-password" in case("kuberay").one("Secret", "demo-baton-redis")["stringData"]
-    own = render_with(
-        "kuberay", kuberay__gcsFaultTolerance={"redisAddress": "redis.data:6380", "existingSecret": "r"}
-    )
-    assert (
-        own.one("RayCluster")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis://redis.data:6380"
-    )
+    assert "redisUsername" not in options
     without = render_with("kuberay", kuberay__gcsFaultTolerance={"enabled": False})
     assert "gcsFaultToleranceOptions" not in without.one("RayCluster")["spec"]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("redis.data:6380", "redis://redis.data:6380"),
+        ("redis://redis.data:6380", "redis://redis.data:6380"),
+        ("rediss://redis.data:6380", "rediss://redis.data:6380"),
+    ],
+)
+def test_a_redis_of_ones_own_for_the_control_store(address: str, told: str) -> None:
+    fault = {"redisAddress": address, "existingSecret": "r", "username": "ray"}
+    cluster = render_with("kuberay", kuberay__gcsFaultTolerance=fault).one("RayCluster")
+    options = cluster["spec"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == told
+    assert options["redisUsername"] == {"value": "ray"}
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "r"
 
 
 def test_raycluster_has_a_group_for_each_role() -> None:

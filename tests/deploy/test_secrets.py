@@ -40,6 +40,35 @@ def test_workers_have_no_key_of_the_journal_and_no_api_keys() -> None:
     assert "auth" not in rendered.config("workers")
 
 
+def test_tenants_take_the_place_of_api_keys() -> None:
+    """Routers read the file of tenants; the test has a key of its own, which that file does not hold."""
+    rendered = case("kuberay-production")
+    files = _secret_files(rendered.pods()["demo-baton-router"])
+    assert files["tenants"] == "baton-tenants"
+    assert "api-keys" not in files
+    assert rendered.config("router")["auth"] == {"tenants_file": "/run/baton/secrets/tenants"}
+    assert "tenants" not in _secret_files(rendered.pods()["demo-baton-prefill"])
+    (keys,) = [one for one in rendered.pods()["demo-baton-test"]["volumes"] if one["name"] == "secrets"]
+    assert keys["secret"]["secretName"] == "test-api-key"
+    assert "get secret test-api-key" in rendered.notes
+    without = render_with("kuberay-production", test={"enabled": False}).notes
+    assert "KEY=…  # a key of a tenant" in without
+
+
+def test_the_test_may_have_a_key_of_its_own_beside_api_keys() -> None:
+    rendered = render_with("production", test__apiKeySecret="test-api-key")
+    (keys,) = [one for one in rendered.pods()["demo-baton-test"]["volumes"] if one["name"] == "secrets"]
+    assert keys["secret"]["secretName"] == "test-api-key"
+    assert _secret_files(rendered.pods()["demo-baton-router"])["api-keys"] == "baton-api-keys"
+
+
+def test_the_authority_of_redis_is_a_file_of_all_that_call_it() -> None:
+    rendered = case("kuberay-production")
+    for pod in ("router", "prefill", "decode", "supervisor", "ray-head"):
+        assert _secret_files(rendered.pods()[f"demo-baton-{pod}"])["redis-ca.crt"] == "redis-ca"
+    assert "redis-ca.crt" not in _secret_files(case("production").pods()["demo-baton-router"])
+
+
 def test_drawn_secrets_differ_each_time_and_are_long() -> None:
     first, second = (render({}).of_kind("Secret") for _ in range(2))
     data, other = first["demo-baton-secrets"]["stringData"], second["demo-baton-secrets"]["stringData"]

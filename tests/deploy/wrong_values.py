@@ -68,6 +68,10 @@ REFUSED_BY_SCHEMA: tuple[tuple[str, Any, str], ...] = (
     ("monitoring.alerts.ttftSeconds", 3, "monitoring/alerts/ttftSeconds"),
     ("monitoring.interval", "15", "monitoring/interval"),
     ("kuberay.rayVersion", "latest", "kuberay/rayVersion"),
+    ("kuberay.gcsFaultTolerance.redisAddress", "http://redis:6379", "gcsFaultTolerance/redisAddress"),
+    ("kuberay.gcsFaultTolerance.redisAddress", "rediss://u:p@redis:6379", "gcsFaultTolerance/redisAddress"),
+    ("kuberay.gcsFaultTolerance.redisAddress", "rediss://redis", "gcsFaultTolerance/redisAddress"),
+    ("kuberay.gcsFaultTolerance.username", "ray:secret", "gcsFaultTolerance/username"),
     ("lifecycle.drainSeconds", "15s", "lifecycle/drainSeconds"),
     ("logLevel", "trace", "logLevel"),
     ("fullnameOverride", "Chat_1", "fullnameOverride"),
@@ -103,6 +107,12 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
     ({"router.enabled": False}, "set secrets.existingSecret"),
     ({"router.enabled": False}, "set redis.existingSecret"),
     ({"auth.enabled": True}, "auth.existingSecret is empty"),
+    (
+        {"auth.enabled": True, "auth.existingSecret": "k", "auth.tenantsSecret": "t"},
+        "auth.existingSecret and auth.tenantsSecret are both set",
+    ),
+    ({"auth.enabled": True, "auth.tenantsSecret": "t"}, "test.apiKeySecret is empty"),
+    ({"redis.caSecret": "redis-ca"}, "redis.caSecret is for"),
     ({"tls.public.enabled": True}, "tls.public.enabled needs one of"),
     ({"tls.public.enabled": True, "tls.public.certManager": True}, "tls.public.issuerRef.name is empty"),
     (
@@ -130,6 +140,7 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tls.public.clientCASecret": "c", "test.enabled": False}, "tls.public.clientCASecret is for"),
     ({"kuberay.enabled": True, "redis.existingSecret": "r"}, "there is no bundled Valkey"),
     ({"kuberay.enabled": True, "kuberay.gcsFaultTolerance.redisAddress": "r:1"}, "or neither"),
+    ({"kuberay.enabled": True, "kuberay.gcsFaultTolerance.username": "ray"}, "gcsFaultTolerance.username"),
     (
         {"kuberay.enabled": True, "tls.internal.enabled": True, "tls.internal.certManager": True},
         "Ray cannot use the bundled Valkey",
@@ -143,10 +154,13 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
     ({"gateway.grpcRoute.enabled": True}, "gateway.parentRefs is empty"),
 )
 
+_PLAIN_RAY = {"enabled": True, "gcsFaultTolerance": {"redisAddress": "r:6379", "existingSecret": "r"}}
+
 # What `security.strict` refuses, from values that it takes: the key that is put back, and the message.
 REFUSED_BY_STRICT: tuple[tuple[str, Any, str], ...] = (
     ("secrets.existingSecret", "", "secrets.existingSecret is empty"),
     ("redis.existingSecret", "", "redis.existingSecret"),
+    ("kuberay", _PLAIN_RAY, "kuberay.gcsFaultTolerance.redisAddress is without TLS"),
     ("tls.internal.enabled", False, "tls.internal.enabled is false"),
     ("tls.public.enabled", False, "tls.public.enabled is false"),
     ("auth.enabled", False, "auth.enabled is false"),

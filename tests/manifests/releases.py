@@ -1,11 +1,14 @@
 """The releases that are run: values-cpu.yaml in each topology, in plaintext with the secrets of its values or
-with TLS everywhere, API keys and own secrets."""
+with TLS everywhere, own secrets, and API keys, which belong to tenants in topology split."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from tests.certificates import Authority, write
 from tests.deploy.chart import RELEASE, Rendered, render_with
@@ -27,7 +30,11 @@ def rendered(topology: Topology, *, tls: bool, drain_s: int = 5) -> Rendered:
         changes["topology"] = topology
     if tls:
         changes |= {"tls__public": _PUBLIC, "tls__internal": _INTERNAL, "test__tlsSecret": "test-client"}
-        changes |= {"auth": {"enabled": True, "existingSecret": "api-keys"}}
+        if topology == "split":
+            changes |= {"auth": {"enabled": True, "tenantsSecret": "tenants"}}
+            changes |= {"test__apiKeySecret": "api-keys"}
+        else:
+            changes |= {"auth": {"enabled": True, "existingSecret": "api-keys"}}
         changes |= {
             "secrets": {"existingSecret": "own-secrets", "values": {"redisPassword": "redisPasswordForTests"}}
         }
@@ -54,10 +61,17 @@ class OwnCertificates:
                 "ray-token": "a token of Ray of one's own",
             },
             "api-keys": {"api-keys": "".join(f"{key}\n" for key in self.api_keys)},
+            "tenants": {"tenants": self._tenants()},
             "public-tls": secret_of(public, self.servers.pem),
             "client-ca": {"ca.crt": self.clients.pem.decode()},
             "test-client": secret_of(client, self.servers.pem),
         }
+
+    def _tenants(self) -> str:
+        """A tenant with a limit that the tests' load stays below."""
+        hashes = [hashlib.sha256(key.encode()).hexdigest() for key in self.api_keys]
+        limits = {"requests_per_minute": 100_000, "concurrent_requests": 64}
+        return yaml.safe_dump({"tenants": [{"name": "acme", "keys_sha256": hashes, "limits": limits}]})
 
     def client_folder(self, folder: Path) -> Path:
         """Files of a client."""

@@ -94,8 +94,19 @@ router.enabled is false: set secrets.existingSecret to the secrets of the releas
 router.enabled is false: set cluster.name to that of the release that runs the routers
 {{- end }}
 {{- end }}
-{{- if and $values.auth.enabled (not $values.auth.existingSecret) }}
-auth.existingSecret is empty, and auth.enabled is true
+{{- with $values.auth }}
+{{- if and .enabled (not .existingSecret) (not .tenantsSecret) }}
+auth.existingSecret is empty, and auth.enabled is true: set it, or auth.tenantsSecret
+{{- end }}
+{{- if and .existingSecret .tenantsSecret }}
+auth.existingSecret and auth.tenantsSecret are both set
+{{- end }}
+{{- if and .enabled .tenantsSecret $values.test.enabled $values.router.enabled (not $values.test.apiKeySecret) }}
+test.apiKeySecret is empty, and auth.tenantsSecret holds only hashes of keys; or set test.enabled to false
+{{- end }}
+{{- end }}
+{{- if and $values.redis.caSecret (not $values.redis.existingSecret) (not $values.redis.url) }}
+redis.caSecret is for redis.existingSecret or redis.url
 {{- end }}
 {{- range $name := list "public" "internal" }}
 {{- $one := index $tls $name }}
@@ -128,6 +139,9 @@ tls.internal.csiDriver is for tls.internal.certManager
 {{- if and $values.kuberay.enabled $fault.enabled }}
 {{- if ne (empty $fault.redisAddress) (empty $fault.existingSecret) }}
 kuberay.gcsFaultTolerance needs both redisAddress and existingSecret, or neither
+{{- end }}
+{{- if and $fault.username (not $fault.redisAddress) }}
+kuberay.gcsFaultTolerance.username is for kuberay.gcsFaultTolerance.redisAddress
 {{- end }}
 {{- if and (not $fault.redisAddress) (not (include "baton.bundledRedis" .)) }}
 kuberay.gcsFaultTolerance.redisAddress is empty, and there is no bundled Valkey
@@ -165,6 +179,10 @@ security.strict: secrets.existingSecret is empty
 security.strict: the bundled Valkey is for trials: set redis.existingSecret
 {{- else if not $values.redis.existingSecret }}
 security.strict: redis.existingSecret is empty, and redis.url has no password
+{{- end }}
+{{- $fault := $values.kuberay.gcsFaultTolerance }}
+{{- if and $values.kuberay.enabled $fault.enabled $fault.redisAddress (not (hasPrefix "rediss://" $fault.redisAddress)) }}
+security.strict: kuberay.gcsFaultTolerance.redisAddress is without TLS: rediss://host:port
 {{- end }}
 {{- if not $values.tls.internal.enabled }}
 security.strict: tls.internal.enabled is false

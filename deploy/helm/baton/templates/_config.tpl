@@ -63,7 +63,8 @@ tls:
 {{- end -}}
 {{- $own := dict "router" (mergeOverwrite $router (deepCopy .Values.router.config)) -}}
 {{- if .Values.auth.enabled -}}
-{{- $_ := set $own "auth" (dict "api_keys_file" "/run/baton/secrets/api-keys") -}}
+{{- $file := empty .Values.auth.tenantsSecret | ternary "api-keys" "tenants" -}}
+{{- $_ := set $own "auth" (dict (printf "%s_file" (snakecase $file)) (printf "/run/baton/secrets/%s" $file)) -}}
 {{- end -}}
 {{- mergeOverwrite $common $own | toYaml -}}
 {{- end -}}

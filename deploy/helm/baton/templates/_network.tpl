@@ -53,6 +53,14 @@
 {{- end }}
 {{- end -}}
 
+{{/* The rule that lets Ray's head reach a Redis of its own. */}}
+{{- define "baton.toRayRedis" -}}
+{{- $fault := .Values.kuberay.gcsFaultTolerance -}}
+{{- if and .Values.kuberay.enabled $fault.enabled $fault.redisAddress }}
+- ports: [{port: {{ splitList ":" $fault.redisAddress | last }}}]
+{{- end }}
+{{- end -}}
+
 {{/* The rule that lets pods load a model from a hub. */}}
 {{- define "baton.toHub" -}}
 {{- if eq .Values.model.source "hub" }}

@@ -6,6 +6,12 @@
 {{- include "baton.fullname" . }}-{{ ternary "head-svc" "ray-head" .Values.kuberay.enabled }}:{{ $ports.ray }}
 {{- end -}}
 
+{{/* The Redis of Ray's control store with its scheme. */}}
+{{- define "baton.rayRedisAddress" -}}
+{{- $address := default (printf "%s-redis:6379" (include "baton.fullname" .)) .Values.kuberay.gcsFaultTolerance.redisAddress -}}
+{{- contains "://" $address | ternary "" "redis://" }}{{ $address -}}
+{{- end -}}
+
 {{/* Room of a Ray node for workers by role, which the supervisor looks for: (root, component). */}}
 {{- define "baton.rayRoom" -}}
 {{- $group := .root.Values.workerGroup -}}

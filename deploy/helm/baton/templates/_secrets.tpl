@@ -13,6 +13,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with a plain API key, for the test and the notes; empty where there is none. */}}
+{{- define "baton.apiKeySecret" -}}
+{{- if .Values.auth.enabled }}{{ default .Values.auth.existingSecret .Values.test.apiKeySecret }}{{ end -}}
+{{- end -}}
+
 {{/* A value that is kept: the configured one, the one in the Secret there is, or a new one.
      (given, old: data of the Secret there is, key, fresh) */}}
 {{- define "baton.kept" -}}
@@ -63,10 +68,18 @@
           name: {{ . }}
           items: [{key: redis-url, path: redis-url}]
       {{- end }}
-      {{- if and .root.Values.auth.enabled (eq .component "router") }}
+      {{- with .root.Values.redis.caSecret }}
       - secret:
-          name: {{ .root.Values.auth.existingSecret }}
-          items: [{key: api-keys, path: api-keys}]
+          name: {{ . }}
+          items: [{key: ca.crt, path: redis-ca.crt}]
+      {{- end }}
+      {{- if and .root.Values.auth.enabled (eq .component "router") }}
+      {{- with .root.Values.auth }}
+      {{- $file := empty .tenantsSecret | ternary "api-keys" "tenants" }}
+      - secret:
+          name: {{ default .existingSecret .tenantsSecret }}
+          items: [{key: {{ $file }}, path: {{ $file }}}]
+      {{- end }}
       {{- end }}
 {{- end -}}
 
