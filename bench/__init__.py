@@ -1,2 +1,3 @@
-"""Measuring programs, which are not installed. The modules here are shared by the folders; nothing outside
-imports them."""
+"""Measuring programs, which are not installed. The modules here are shared by the folders; no other package
+imports them.
+"""

@@ -14,6 +14,8 @@
 messages. Closing a stream (or leaving its `with`) cancels its request at the server. With `tls=Tls(...)` the
 connection is encrypted. Whatever fails raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show
 how to handle it.
+
+Imported by clients' programs, `baton.cli` and `loadgen.targets`; it imports the wire and modules of `baton`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""The router alone: fake workers before it, clients that only count bytes behind it."""
+"""The router alone: fake workers before it, clients that only count bytes behind it. Imports `bench.cluster`;
+nothing imports it.
+"""

@@ -1,3 +1,3 @@
 """Computes figures with intervals from request records, and judges the validity of a run. Imports
-`loadgen.common` alone.
+`loadgen.common` alone; imported by `generator`, `goodput`, `reports` and `commands`.
 """

@@ -1,4 +1,3 @@
 """Child processes: their protocol with their parent, their supervision, draining, and leaving no orphans.
-
-Used by the command line, the cluster, the router and the workers; imports neither torch nor grpc.
+Imported by the command line, the cluster, the router and the workers; imports neither torch nor grpc.
 """

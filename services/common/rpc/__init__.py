@@ -1,4 +1,3 @@
 """gRPC servers and channels as every process makes them: limits, keepalive, health, the cluster's token.
-
-Used by the router and the workers' fronts; torch-free.
+Imported by the cluster, the router, the workers' fronts and, for the TLS of links, their engines; torch-free.
 """

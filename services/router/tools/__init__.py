@@ -1,5 +1,4 @@
 """Tool calls and reasoning in an output's text: how each family of models writes them, and what finds them
-there.
-
-Below `formats`, which gives clients what is found, and above `request`.
+there. Imported by `request`, `formats`, `lifecycle`, `api` and the assembly; imports nothing else of the
+router.
 """

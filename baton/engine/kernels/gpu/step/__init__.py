@@ -1,2 +1,4 @@
 """What a decode step does besides the model: mailbox, plan, output ring; and the row operations between
-products."""
+products. Imported by `decode`, `prefill` and `forward`, and by the kernels of `sampling`; imports those of
+`attention` and `gemm`.
+"""

@@ -1,0 +1,3 @@
+"""How Baton is deployed and released: images, the Helm chart, releases. Not installed; imported by its tests
+alone.
+"""

@@ -1,0 +1,1 @@
+"""How shipped models were made. Not installed; imported by its tests alone."""

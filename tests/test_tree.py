@@ -1,0 +1,95 @@
+"""No import cycle of files or of folders; small files and folders; and each folder says who may import it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ["baton", "bench", "deploy", "kvtransfer", "loadgen", "models", "services"]
+UNPACKAGED = ["tools"]
+# Where many files make one whole, so that a reader needs smaller groups.
+GROUPED = ("baton/engine", "kvtransfer", "services/router", "services/worker")
+GENERATED = "baton/v1"
+# "Imported by …", "only … imports it", "any package may import it", "nothing outside imports them".
+IMPORTERS = re.compile(
+    r"\b(imported (only )?(by|from|where)|imports? (it|them)|may import|never imports)\b", re.I
+)
+
+
+@pytest.fixture(scope="module")
+def imports() -> Mapping[str, Set[str]]:
+    """Module → the modules that it imports, within functions and for type checkers alone too."""
+    graph = grimp.build_graph(PACKAGES[0], *PACKAGES[1:], cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def test_files_import_one_another_without_a_cycle(imports: Mapping[str, Set[str]]) -> None:
+    assert len(imports) > 600
+    assert cycle(imports) is None
+
+
+def test_folders_import_one_another_without_a_cycle(imports: Mapping[str, Set[str]]) -> None:
+    folders: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports.items():
+        folders[folder_of(module)] |= {folder_of(one) for one in imported} - {folder_of(module)}
+    assert len(folders) > 80
+    assert cycle(folders) is None
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) is None
+    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) or ()) == {"b", "c"}
+
+
+def test_folders_are_small() -> None:
+    for folder, files in folders_of([*PACKAGES, *UNPACKAGED]):
+        most = 15 if any(f"{folder}/".startswith(f"{one}/") for one in GROUPED) else 20
+        assert len(files) <= most, f"{folder} has {len(files)} files"
+
+
+def test_files_are_short() -> None:
+    for _, files in folders_of([*PACKAGES, *UNPACKAGED]):
+        for path in files:
+            assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_each_package_says_what_it_is_and_who_imports_it() -> None:
+    for folder, _ in folders_of(PACKAGES):
+        text = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+        assert len(text.split()) >= 8, f"{folder} does not say what it is"
+        assert IMPORTERS.search(" ".join(text.split())), f"{folder} does not say who imports it"
+
+
+def folders_of(roots: list[str]) -> Iterator[tuple[str, list[Path]]]:
+    """Each folder with modules, as a path from the root, and its modules but `__init__.py`."""
+    for root in roots:
+        found: dict[str, list[Path]] = defaultdict(list)
+        for path in (ROOT / root).rglob("*.py"):
+            found[path.parent.relative_to(ROOT).as_posix()].append(path)
+        for folder, paths in sorted(found.items()):
+            if folder != GENERATED:
+                yield folder, [path for path in paths if path.name != "__init__.py"]
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module; a package's own `__init__` is in it."""
+    is_folder = (ROOT / module.replace(".", "/")).is_dir()
+    return module if is_folder else module.rpartition(".")[0]
+
+
+def cycle(graph: Mapping[str, Set[str]]) -> list[str] | None:
+    """The nodes of a cycle in the order of its edges, the first one again at its end; None: there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return None
