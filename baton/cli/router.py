@@ -14,10 +14,10 @@ from baton.cli.up import settings
 from baton.cli.up.model_folder import DEMO, model_and_name
 from baton.cluster_auth import prefix_secret
 from services.common.config.files import RouterFile, RouterStateFile
-from services.common.config.router import RouterConfig
+from services.common.config.router import RouterConfig, check_public_access
 from services.common.config.state import NO_STATE, StateConfig
 
-_FLAGS = ("served_model_name", "router.", "state.", "cluster_secret_file", "log_level")
+_FLAGS = ("served_model_name", "auth", "router.", "state.", "cluster_secret_file", "log_level")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def router_config(arguments: argparse.Namespace, environment: Mapping[str, str])
     file = config_file.load(arguments.config, RouterFile, overrides)
     if file.model != DEMO and not Path(file.model).is_dir():
         raise invalid(f"model {file.model}: no such folder")
+    check_public_access(file.router.host, file.auth)
     folder, name = model_and_name(file.model)
     cluster_secret = read_shared_secret(file.cluster_secret_file, "cluster_secret_file")
     hashing = file.prefix_secret_file

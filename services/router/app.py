@@ -12,7 +12,7 @@ from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import DESCRIPTOR
-from services.common.config.router import RouterConfig
+from services.common.config.router import RouterConfig, check_public_access
 from services.common.observability.logs import get_log
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.common.rpc.mutual_tls import mutual_tls
@@ -75,7 +75,8 @@ class Router:
         """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
         self._config = config
         check_plaintext(config)
-        self._keys = _keys(config) if config.auth else None
+        check_public_access(config.host, config.auth)
+        self._keys = _keys(config)
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
@@ -294,10 +295,13 @@ def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
     return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
 
 
-def _keys(config: RouterConfig) -> Keys:
-    """The keys that are configured. BatonError(INVALID) where they cannot be used."""
+def _keys(config: RouterConfig) -> Keys | None:
+    """The configured keys; None: the public ports need none. BatonError(INVALID) if they cannot be used."""
     auth = config.auth
-    assert auth is not None
+    if auth is None or auth.none:
+        if not is_loopback(config.host):
+            _log.warning("public_ports_without_api_keys", host=config.host)
+        return None
     if auth.api_keys_file is not None:
         return ApiKeys(auth.api_keys_file)
     file = TenantKeys(auth.tenants_file, needs_key=not auth.redis_keys) if auth.tenants_file else None

@@ -250,6 +250,7 @@ def router_config(config: UpConfig, model: Path, state: StateConfig | None = Non
         state=state,
         prefix_secret=config.prefix_secret or "",
         cluster_secret=config.cluster_secret or "",
+        auth=config.auth,
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

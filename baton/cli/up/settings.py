@@ -19,6 +19,7 @@ from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from baton.cli.common.config_file import first_problem, invalid, read_shared_secret, read_yaml
 from baton.cluster_auth import SECRET_VARIABLE
+from services.common.config.router import check_public_access
 from services.common.config.secrets import read_secrets
 from services.common.config.state import NO_STATE, StateSettings
 from services.common.config.up import UpConfig
@@ -94,6 +95,7 @@ FLAGS = (
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
+    Flag("auth", "none", "none: serve without API keys where other machines reach the public ports too"),
     Flag("router.tool_calls", "auto|none|hermes|llama3|mistral", "how the model writes tool calls"),
     Flag("router.reasoning", "auto|none|think", "how the model marks reasoning"),
     Flag("router.strict_fields", "true|false", "refuse requests with undocumented fields", bare="true"),
@@ -163,6 +165,7 @@ def load(
     check_redis_url(config.state)
     config = with_cluster_secret(config)
     check_admin_host(config)
+    check_public_access(config.router.host, config.auth)
     check_secret_of_machines(config)
     return config
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from baton.errors import BatonError, ErrorKind
 from services.common.config.state import StateConfig
 from services.common.config.tls import Auth, InternalTls, PublicTls
 from services.common.config.types import (
@@ -183,7 +184,20 @@ class RouterConfig(RouterSettings):
     cluster_secret: str = ClusterSecret
     tls: InternalTls | None = Field(None, description="unset: plaintext to the workers")
     public_tls: PublicTls | None = Field(None, description="unset: plaintext on the public ports")
-    auth: Auth | None = Field(None, description="unset: the public ports need no API key")
+    auth: Auth | None = Field(
+        None, description="unset: the public ports need no API key, and must be on loopback"
+    )
     require_tls: bool = Field(False, description="refuse to start where a port would be plaintext")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
+
+
+def check_public_access(host: str, auth: Auth | None) -> None:
+    """Raises BatonError(INVALID) where other machines reach the public ports on `host` and it is not said
+    whether they need an API key."""
+    if auth is None and not is_loopback(host):
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"the public ports on {host} are reached by other machines and have no API keys: set "
+            "auth.api_keys_file, auth.tenants_file or auth.redis_keys, or auth: none to serve everyone",
+        )

@@ -33,7 +33,8 @@ class PublicTls(StrictModel):
 
 
 class Auth(StrictModel):
-    """API keys of the public ports: those of a file, or in Redis, or of tenants in both."""
+    """API keys of the public ports: those of a file, or in Redis, or of tenants in both; `auth: none`: the
+    ports serve everyone who reaches them."""
 
     api_keys_file: Path | None = Field(
         None, description="a key a line; empty lines and lines that begin with # are ignored"
@@ -46,8 +47,19 @@ class Auth(StrictModel):
         3600.0, gt=0, description="how long keys in Redis stay valid while Redis cannot be read"
     )
 
+    none: bool = Field(False, description="no keys, said explicitly")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, given: object) -> object:
+        return {"none": True} if given == "none" else given
+
     @model_validator(mode="after")
     def _one_source(self) -> Auth:
+        if self.none:
+            if self.api_keys_file is not None or self.tenants_file is not None or self.redis_keys:
+                raise ValueError("auth is none, or has keys")
+            return self
         tenants = self.tenants_file is not None or self.redis_keys
         if (self.api_keys_file is None) != tenants:
             raise ValueError(

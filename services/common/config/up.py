@@ -11,6 +11,7 @@ from services.common.config.cluster import SupervisionSettings
 from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
 from services.common.config.state import StateSettings
+from services.common.config.tls import Auth
 from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
 from services.common.config.worker import EngineConfig, TransferConfig, check_quantised_once
 
@@ -26,6 +27,9 @@ class UpConfig(StrictModel):
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterSettings = RouterSettings()
+    auth: Auth | None = Field(
+        None, description="unset: the public ports need no API key, and must be on loopback"
+    )
     supervision: SupervisionSettings = SupervisionSettings()
     state: StateSettings = StateSettings()
     prefix_secret: str | None = Field(

@@ -38,6 +38,7 @@ def written(folder: Path, **settings: Any) -> Path:
             "redis_url_file": str(folder / "redis-url"),
             "journal_key_file": str(folder / "journal-key"),
         },
+        "auth": "none",
         "router": {"host": "0.0.0.0", "http_port": 1, "grpc_port": 2, "admin_grpc_port": 3},
         **settings,
     }

@@ -175,8 +175,8 @@ async def test_what_the_admin_http_port_serves(site: SiteMaker) -> None:
     [
         ({"host": "127.0.0.1"}, 200),
         ({"host": "127.0.0.1", "public_metrics": False}, 404),
-        ({"host": "0.0.0.0"}, 404),
-        ({"host": "0.0.0.0", "public_metrics": True}, 200),
+        ({"host": "0.0.0.0", "auth": "none"}, 404),
+        ({"host": "0.0.0.0", "auth": "none", "public_metrics": True}, 200),
     ],
 )
 async def test_public_metrics_are_on_where_the_listener_is_on_loopback(

@@ -103,10 +103,10 @@ async def test_hosts_can_be_allowed(site: SiteMaker) -> None:
 
 
 async def test_other_listeners_serve_any_host_name(site: SiteMaker) -> None:
-    async with site(host="0.0.0.0") as here:
+    async with site(host="0.0.0.0", auth="none") as here:
         address = here.addresses["http"].replace("0.0.0.0", "127.0.0.1")
         assert (await answer(address, get(host="any.example")))[0] == 200
-    async with site(host="0.0.0.0", allowed_hosts=("api.example",)) as here:
+    async with site(host="0.0.0.0", auth="none", allowed_hosts=("api.example",)) as here:
         address = here.addresses["http"].replace("0.0.0.0", "127.0.0.1")
         assert (await answer(address, get(host="any.example")))[0] == 403
         assert (await answer(address, get(host="api.example")))[0] == 200

@@ -65,6 +65,9 @@ tls:
 {{- if .Values.auth.enabled -}}
 {{- $file := empty .Values.auth.tenantsSecret | ternary "api-keys" "tenants" -}}
 {{- $_ := set $own "auth" (dict (printf "%s_file" (snakecase $file)) (printf "/run/baton/secrets/%s" $file)) -}}
+{{- else -}}
+{{- /* Without keys a router that other machines reach starts only if told so. */ -}}
+{{- $_ := set $own "auth" "none" -}}
 {{- end -}}
 {{- mergeOverwrite $common $own | toYaml -}}
 {{- end -}}
