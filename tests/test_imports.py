@@ -24,6 +24,7 @@ sys.meta_path.insert(0, Blocker())
     "module",
     [
         "services.router.__main__",
+        "services.router.process",
         "loadgen.cli",
         "loadgen.__main__",
         "baton.cli.main",

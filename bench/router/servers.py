@@ -62,6 +62,7 @@ def router(
         grpc_port=0,
         http_port=0,
         max_waiting=max(1024, streams),
+        processes=processes,
         tokenizer_threads=1,
         connections=ConnectionLimits(max_connections=streams + 64, max_connections_per_address=streams + 64),
         log_level="error",

@@ -1,67 +1,30 @@
 """`python -m services.router`: reads RouterConfig as a JSON line from stdin, writes the ready line to stdout.
 
-Later lines of stdin report changes of what the parent runs: `{"workers": ["host:port", …]}` replaces its list
-of workers, `{"store_restarts": n}` counts restarts of the embedded Redis.
+With `processes` above 1 it runs so many of itself (`processes.group`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import sys
+from typing import TYPE_CHECKING
 
 import uvloop
 
-from baton.process_tuning import batch_wakeups
 from services.common.config.router import RouterConfig
-from services.common.observability.logs import configure_logs, get_log
-from services.common.processes.child_protocol import (
-    StopSignal,
-    messages_from_parent,
-    report_ready,
-    run_child,
-)
-from services.router.app import Router
-from services.router.http.descriptors import raise_descriptor_limit
+from services.common.processes.child_protocol import run_child
 
-_log = get_log("router")
+if TYPE_CHECKING:
+    from services.common.processes.child_protocol import StopSignal
 
 
-async def serve(config: RouterConfig, stop: StopSignal) -> None:
-    """Serves until `stop` is set, then drains."""
-    configure_logs(config.log_level, process="router")
-    batch_wakeups()
-    raise_descriptor_limit(config.connections)
-    router = Router(config)
-    addresses = await router.start()
-    stopping = asyncio.create_task(stop.wait())
-    ready = asyncio.create_task(router.readiness.wait(ready=True))
-    refused = asyncio.create_task(router.store.refusal())
-    updates = asyncio.create_task(_follow_parent(router))
-    try:
-        await asyncio.wait((stopping, ready, refused), return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
-            report_ready(addresses)
-            gc.freeze()  # a full collection would delay every stream by 50 ms or more
-        elif refused.done():
-            raise refused.result()
-        await stopping
-    finally:
-        for task in (ready, refused, updates):
-            task.cancel()
-        await router.stop(config.drain_s)
-
-
-async def _follow_parent(router: Router) -> None:
-    """Applies the parent's messages. If they end, the last ones stay valid."""
-    try:
-        async for message in messages_from_parent():
-            if "workers" in message:
-                router.discovery.set_parent_workers(message["workers"])
-            router.store.restarts = message.get("store_restarts", router.store.restarts)
-    except Exception:
-        _log.exception("parent_updates_failed")
+async def main(config: RouterConfig, stop: StopSignal) -> None:
+    """Serves until `stop` is set, then drains. The parent of several processes does not load a router."""
+    if config.processes > 1 and config.member is None:
+        from services.router.processes.group import run_group as serve
+    else:
+        from services.router.process import serve
+    await serve(config, stop)
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(RouterConfig, serve, uvloop.new_event_loop))
+    sys.exit(run_child(RouterConfig, main, uvloop.new_event_loop))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +16,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.observability.logs import get_log
+from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.common.rpc.mutual_tls import mutual_tls
 from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
@@ -38,10 +41,14 @@ from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
 from services.router.lifecycle.request_lifecycle import LifecycleDeps
 from services.router.observability.metrics import metrics_route, register_metrics
+from services.router.observability.process_series import series
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
 from services.router.plaintext import check_plaintext
+from services.router.processes.operator_state import OperatorState
+from services.router.processes.sibling_questions import SiblingQuestions
+from services.router.processes.sibling_view import SiblingView
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
@@ -84,6 +91,7 @@ class Router:
         self._addresses: dict[str, str] = {}
         self._window = Window(self.observations)
         registry = CollectorRegistry()
+        self._assemble_siblings(registry)
         self._assemble_public(registry)
         self._assemble_admin(registry)
         register_metrics(self._status, registry)
@@ -160,6 +168,30 @@ class Router:
         )
         self.readiness = Readiness(self.placement, self.dispatcher)
 
+    def _assemble_siblings(self, registry: CollectorRegistry) -> None:
+        """What this process tells the router's other processes, where there are any."""
+        member = self._config.member
+        self._view = None
+        relay = None
+        if member is not None:
+            self._view = SiblingView(
+                member,
+                lambda: self.directory.workers,
+                self.prefixes,
+                lambda: (self.dispatcher.running, self.queue.waiting),
+            )
+            self.placement.on_claim = self._view.changed
+            if member.index == 0:
+                relay = _relay
+        self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools, relay)
+        self._questions = SiblingQuestions(
+            member,
+            {
+                "metrics": lambda question: series(registry),
+                "status": lambda window_s: self._status.of_process(window_s),
+            },
+        )
+
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """The public listeners."""
         config = self._config
@@ -180,6 +212,7 @@ class Router:
             connections=self.connections,
             started=time.monotonic(),
             addresses=self._addresses,
+            siblings=self._questions,
             keys=self._keys,
         )
         files = tls = None
@@ -191,10 +224,11 @@ class Router:
             options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
             interceptors=[GrpcAuth(self._keys)] if self._keys else [],
             tls=tls,
+            shares_port=config.member is not None,
         )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
-        more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
+        more_routes = [metrics_route(registry, self._questions)] if config.serves_public_metrics else []
         self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
         check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
         rules = HttpRules(self.http_api.app.routes)
@@ -206,9 +240,16 @@ class Router:
         config = self._config
         options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _ADMIN_MESSAGE_BYTES)
         self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], _admin_secret(config), "admin", options)
-        admin = AdminService(self._status, self.directory, self.dispatcher, self.pools, self._workers_changed)
+        admin = AdminService(
+            self._status,
+            self.directory,
+            self.dispatcher,
+            self.pools,
+            self._workers_changed,
+            lambda: self._view.running if self._view is not None else 0,
+        )
         admin.register(self.admin_grpc.server)
-        app = http_app([metrics_route(registry), *health_routes(self.readiness)])
+        app = http_app([metrics_route(registry, self._questions), *health_routes(self.readiness)])
         self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts)
 
     async def start(self) -> dict[str, str]:
@@ -217,14 +258,23 @@ class Router:
         Returns host:port of `grpc`, `http`, `admin` (gRPC) and `admin_http`. BatonError(INVALID) if a port is
         in use.
         """
-        config = self._config
+        config, member = self._config, self._config.member
+        serves_admin = member is None or member.index == 0
         admin_grpc_port, admin_http_port = config.admin_ports
-        self._addresses["http"] = self.http.bind(config.host, config.http_port)
-        self._addresses["admin_http"] = self.admin_http.bind(config.bound_admin_http_host, admin_http_port)
+        self._addresses["http"] = self.http.bind(config.host, config.http_port, shared=member is not None)
+        if serves_admin:
+            admin_http = self.admin_http.bind(config.bound_admin_http_host, admin_http_port)
+            self._addresses["admin_http"] = admin_http
         self._addresses["grpc"] = await self.grpc.start(config.host, config.grpc_port)
-        self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
-        await self.admin_grpc.set_serving(True)  # as long as it answers; readiness is the public port's
-        await asyncio.gather(self.http.start(), self.admin_http.start())
+        if serves_admin:
+            self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
+            # As long as it answers; readiness is the public port's.
+            await self.admin_grpc.set_serving(True)
+            await self.admin_http.start()
+        await self.http.start()
+        await self._questions.start()
+        if self._view is not None:
+            self._view.start()
         self.directory.start(self._workers_changed)
         self.store.watch(lambda members: self.discovery.set_registered(members.values()))
         if isinstance(self._keys, RedisKeys):
@@ -250,7 +300,10 @@ class Router:
         for task in self._background:
             task.cancel()
         await self.prefixes.close()
+        if self._view is not None:
+            await self._view.stop()
         await asyncio.gather(
+            self._questions.stop(),
             self.http.stop(),
             self.grpc.stop(_STOP_GRACE_S),
             self.admin_http.stop(),
@@ -275,7 +328,10 @@ class Router:
     def _workers_changed(self) -> None:
         """A worker came, went, or has more or less room; or draining or the current pool has changed."""
         self.pools.review()
+        self.operator_state.review()
         self.prefixes.forget_lost()
+        if self._view is not None:
+            self._view.changed()
         self.queue.place_waiting()
         self.readiness.update()
 
@@ -286,6 +342,11 @@ class Router:
                 await self.readiness.wait(ready=ready)
                 await self.grpc.set_serving(ready)
                 _log.info("ready" if ready else "not_ready")
+
+
+def _relay(message: Mapping[str, Any]) -> None:
+    """Has the parent send a message to the router's other processes."""
+    report({"relay": message})
 
 
 def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:

@@ -15,7 +15,7 @@ import uvloop
 
 from services.common.config.router import RouterConfig
 from services.common.processes.child_protocol import StopSignal, run_child
-from services.router.__main__ import serve
+from services.router.process import serve
 
 LEAST_S = 0.004
 _PERIOD_S = 0.001

@@ -85,6 +85,7 @@ FLAGS = (
     Flag("worker_metrics_port", "PORT", "metrics port of the first worker"),
     Flag("router.http_port", "PORT", "public HTTP port; 0: any free port"),
     Flag("router.grpc_port", "PORT", "public gRPC port; 0: any free port"),
+    Flag("router.processes", "N", "router processes that share the public ports", renamed="router_processes"),
     Flag("router.admin_host", "ADDRESS", "address of the admin ports"),
     Flag("router.admin_http_host", "ADDRESS", "address of the admin HTTP port alone (default: --admin-host)"),
     Flag("router.admin_grpc_port", "PORT", f"port of AdminService (default {DEFAULT_GRPC_PORT})"),

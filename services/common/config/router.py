@@ -91,6 +91,13 @@ class RouterSettings(StrictModel):
     admin_grpc_port: int | None = Field(None, ge=0, le=65535)
     # Metrics and health; unset: DEFAULT_HTTP_PORT, or any free port where grpc_port is 0.
     admin_http_port: int | None = Field(None, ge=0, le=65535)
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that share the public ports; each uses a core, and gets its share of "
+        "max_waiting, max_connections and the memory limits",
+    )
     max_waiting: int = Field(1024, ge=1, description="most requests in the queue; more are refused")
     waiting_share: float = Field(
         0.125,
@@ -171,6 +178,15 @@ class RouterSettings(StrictModel):
         return is_loopback(self.host) if self.public_metrics is None else self.public_metrics
 
 
+class GroupMember(StrictModel):
+    """Which of several router processes this is, and the folder of their sockets. Process 0 serves the admin
+    ports."""
+
+    index: int = Field(ge=0)
+    count: int = Field(ge=2)
+    folder: str
+
+
 class RouterConfig(RouterSettings):
     """Configuration of a router process."""
 
@@ -188,6 +204,7 @@ class RouterConfig(RouterSettings):
         None, description="unset: the public ports need no API key, and must be on loopback"
     )
     require_tls: bool = Field(False, description="refuse to start where a port would be plaintext")
+    member: GroupMember | None = Field(None, description="set by the process that starts several")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
 

@@ -109,17 +109,25 @@ class GrpcServer:
         options: Sequence[tuple[str, int]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         tls: ServerTls | None = None,
+        *,
+        shares_port: bool = False,
     ) -> None:
         """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
         UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
-        the defaults. `interceptors` run after that authentication. `tls`: None: plaintext."""
+        the defaults. `interceptors` run after that authentication. `tls`: None: plaintext. `shares_port`:
+        other processes listen on the same port (SO_REUSEPORT); the kernel spreads connections over them."""
+        self._shared = shares_port
         self._tls = tls
         checks: list[TokenCheck | PeerCheck] = []
         if cluster_secret:
             checks.append(TokenCheck(RpcToken(cluster_secret, use)))
         if tls is not None and tls.checks_peers:
             checks.append(PeerCheck(tls))
-        merged = {**dict(_SERVER_OPTIONS), **dict(options)}
+        merged = {
+            **dict(_SERVER_OPTIONS),
+            **dict(options),
+            **({"grpc.so_reuseport": 1} if shares_port else {}),
+        }
         self.server = grpc.aio.server(options=list(merged.items()), interceptors=[*checks, *interceptors])
         self._names = (*service_names, "")
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -133,7 +141,8 @@ class GrpcServer:
 
         Raises BatonError(INVALID) where the address cannot be bound.
         """
-        check_port_free(host, port)
+        if not self._shared:
+            check_port_free(host, port)
         try:
             bound = self._bind(join_address(host, port))
         except RuntimeError as error:
@@ -160,12 +169,15 @@ class GrpcServer:
         await self.server.stop(grace_s)
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises BatonError(INVALID) where it cannot be bound."""
+def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound TCP socket that does not listen yet; `shared`: others may bind the port too (SO_REUSEPORT).
+    Raises BatonError(INVALID) where it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Asyncio disables Nagle's algorithm only where the protocol is stated: 40 ms for each answer.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
     except OSError as error:

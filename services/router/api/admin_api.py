@@ -46,12 +46,15 @@ class AdminService(AdminServiceServicer):
         dispatcher: Dispatcher,
         pools: Pools,
         on_change: Callable[[], None],
+        siblings_running: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`siblings_running`: requests of the router's other processes."""
         self._status = status
         self._directory = directory
         self._dispatcher = dispatcher
         self._pools = pools
         self._on_change = on_change
+        self._siblings_running = siblings_running
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server that is not started yet."""
@@ -96,15 +99,17 @@ class AdminService(AdminServiceServicer):
         if worker.drained_by_operator != drained:
             _log.info("worker_drain_started" if drained else "worker_drain_ended", worker=worker.name)
             worker.set_drained(drained)
-        return DrainResponse(running=worker.claimed_slots, queued_tokens=worker.queued_tokens)
+        running = worker.claimed_slots + worker.siblings.slots
+        return DrainResponse(running=running, queued_tokens=worker.prefill_queue_tokens)
 
     def _drain_router(self, drained: bool) -> DrainResponse:
         if self._dispatcher.draining != drained:
             _log.info("router_drain_started" if drained else "router_drain_ended")
             self._dispatcher.set_draining(drained)
             self._on_change()
-        queued = sum(worker.queued_tokens for worker in self._directory.workers)
-        return DrainResponse(running=self._dispatcher.running, queued_tokens=queued)
+        queued = sum(worker.prefill_queue_tokens for worker in self._directory.workers)
+        running = self._dispatcher.running + self._siblings_running()
+        return DrainResponse(running=running, queued_tokens=queued)
 
     def _address(self, name: str) -> str:
         """The address of a worker, by name or address; NOT_FOUND if there is none. An address may have no

@@ -122,7 +122,7 @@ class GrpcApi:
             request = _parse(GetStatusRequest, data)
         except BatonError as error:
             await abort(context, error)
-        return GetStatusResponse(router=self._status.totals(request.window_s))
+        return GetStatusResponse(router=await self._status.totals(request.window_s))
 
 
 def to_response(request: Request, delta: Delta) -> GenerateResponse:

@@ -97,10 +97,11 @@ class HttpServer:
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    def bind(self, host: str, port: int) -> str:
-        """Binds the port and returns `host:port`. BatonError(INVALID) if it is in use."""
+    def bind(self, host: str, port: int, *, shared: bool = False) -> str:
+        """Binds the port and returns `host:port`; `shared`: other processes listen on it too.
+        BatonError(INVALID) if it is in use."""
         self._guard.listens_on(host)
-        self._socket = bind_socket(host, port)
+        self._socket = bind_socket(host, port, shared=shared)
         return join_address(host, self._socket.getsockname()[1])
 
     async def start(self) -> None:

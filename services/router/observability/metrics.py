@@ -24,7 +24,9 @@ from services.common.observability.metrics import (
 )
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys
+from services.router.observability.process_series import QUESTION, merged, series
 from services.router.observability.status import Status
+from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.tenants.account import TenantAccount
 from services.router.workers.worker import Worker, state_of
 
@@ -193,11 +195,15 @@ def register_metrics(router: Status, registry: CollectorRegistry) -> None:
     process_metrics(registry)
 
 
-def metrics_route(registry: CollectorRegistry) -> Route:
-    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header."""
+def metrics_route(registry: CollectorRegistry, siblings: SiblingQuestions) -> Route:
+    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header. Of several processes every series
+    has the label `process`: counters of one that is replaced begin anew, which a sum would hide."""
 
     async def answer(request: HttpRequest) -> Response:
-        body, content_type = render(registry, request.headers.get("accept", ""))
+        shown = registry
+        if siblings.index is not None:
+            shown = merged({siblings.index: series(registry), **await siblings.ask(QUESTION)})
+        body, content_type = render(shown, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     return Route("/metrics", answer, methods=["GET"])

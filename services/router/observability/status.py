@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -27,7 +28,8 @@ from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
 from services.router.observability.store import Store
-from services.router.observability.window import LONGEST_S, Window
+from services.router.observability.window import LONGEST_S, Recent, Window, status_of
+from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.workers.cancels import Cancels
 from services.router.workers.directory import Directory
 from services.router.workers.pools import Pools
@@ -38,6 +40,8 @@ DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0
 # `baton top` asks every second, so a worker that hangs must not delay the answer for longer.
 _QUICK_AUDIT_S = 1.0
+# What a process asks its siblings for; the answer is `of_process`.
+QUESTION = "status"
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Status:
     connections: Connections
     started: float
     addresses: Mapping[str, str]
+    siblings: SiblingQuestions
     keys: Keys | None = None
 
     async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
@@ -81,7 +86,7 @@ class Status:
         timeout_s = _AUDIT_S if request.check_integrity else _QUICK_AUDIT_S
         audits, store = await asyncio.gather(self._audits(self._peers(), ask, timeout_s), self.store.status())
         return AdminServiceGetStatusResponse(
-            router=self.totals(request.window_s),
+            router=await self.totals(request.window_s),
             workers=[self._worker(audit) for audit in audits],
             store=store,
             grpc_address=self.addresses.get("grpc", ""),
@@ -89,22 +94,34 @@ class Status:
             pools=self.pools.status(),
         )
 
-    def totals(self, window_s: int) -> RouterStatus:
-        """This router's figures of the last `window_s` seconds (0: 10), without workers and addresses."""
-        totals = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
+    async def totals(self, window_s: int) -> RouterStatus:
+        """This router's figures of the last `window_s` seconds (0: 10), of all its processes, without workers
+        and addresses."""
+        own = self.of_process(window_s)
+        processes = [own, *(await self.siblings.ask(QUESTION, window_s)).values()]
+        totals = status_of([Recent(**one["recent"]) for one in processes])
         totals.model = self.model.name
         totals.serving = self.readiness.ready()
-        totals.running = self.dispatcher.running
-        totals.waiting = self.queue.waiting
-        totals.uptime_s = time.monotonic() - self.started
+        totals.running = sum(one["running"] for one in processes)
+        totals.waiting = sum(one["waiting"] for one in processes)
+        totals.uptime_s = max(one["uptime_s"] for one in processes)
         return totals
+
+    def of_process(self, window_s: int) -> dict[str, Any]:
+        """This process's part of `totals`, which can be JSON."""
+        return {
+            "recent": asdict(self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))),
+            "running": self.dispatcher.running,
+            "waiting": self.queue.waiting,
+            "uptime_s": time.monotonic() - self.started,
+        }
 
     def _worker(self, audit: WorkerAudit) -> WorkerStatus:
         worker = self.directory.at(audit.address)
         return WorkerStatus(
             state=state_of(worker),
             worker=audit,
-            queued_tokens=worker.queued_tokens if worker is not None else 0,
+            queued_tokens=worker.prefill_queue_tokens if worker is not None else 0,
             metrics_address=worker.described.metrics_address if worker is not None else "",
             pool=worker.pool if worker is not None else "",
             weight_format=worker.described.weight_format if worker is not None else "",

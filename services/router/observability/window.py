@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.v1.router_pb2 import Latency, RouterStatus
@@ -26,6 +27,18 @@ class _Counts:
     histograms: dict[str, list[int]]
 
 
+@dataclass(frozen=True)
+class Recent:
+    """What one process has counted in its last `seconds`. `histograms`: bucket counts by latency."""
+
+    seconds: float
+    requests: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    histograms: dict[str, list[int]]
+
+
 class Window:
     """Keeps the snapshots of the last minute."""
 
@@ -39,25 +52,20 @@ class Window:
             await asyncio.sleep(_TICK_S)
             self._past.append(self._now())
 
-    def recent(self, window_s: float) -> RouterStatus:
-        """Rates and latencies of the last `window_s` seconds, or since the start; sets no other fields."""
+    def recent(self, window_s: float) -> Recent:
+        """What has happened in the last `window_s` seconds, or since the start."""
         now = self._now()
         then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
-        seconds = max(now.at - then.at, 1e-3)
-        latencies = {
-            name: _latency([a - b for a, b in zip(counts, then.histograms[name], strict=True)])
-            for name, counts in now.histograms.items()
-        }
-        return RouterStatus(
-            window_s=seconds,
-            requests_per_s=(now.requests - then.requests) / seconds,
-            errors_per_s=(now.errors - then.errors) / seconds,
-            prompt_tokens_per_s=(now.prompt_tokens - then.prompt_tokens) / seconds,
-            completion_tokens_per_s=(now.completion_tokens - then.completion_tokens) / seconds,
-            ttft=latencies["ttft"],
-            tpot=latencies["tpot"],
-            itl=latencies["itl"],
-            queue=latencies["queue"],
+        return Recent(
+            seconds=max(now.at - then.at, 1e-3),
+            requests=now.requests - then.requests,
+            errors=now.errors - then.errors,
+            prompt_tokens=now.prompt_tokens - then.prompt_tokens,
+            completion_tokens=now.completion_tokens - then.completion_tokens,
+            histograms={
+                name: [a - b for a, b in zip(counts, then.histograms[name], strict=True)]
+                for name, counts in now.histograms.items()
+            },
         )
 
     def _now(self) -> _Counts:
@@ -73,6 +81,30 @@ class Window:
                 "queue": list(seen.stages["queue"].counts),
             },
         )
+
+
+def status_of(processes: Sequence[Recent]) -> RouterStatus:
+    """Rates and latencies of all processes of a router together; sets no other fields."""
+
+    def rate(read: Callable[[Recent], int]) -> float:
+        return sum(read(one) / one.seconds for one in processes)
+
+    def latency(name: str) -> Latency:
+        return _latency(
+            [sum(counts) for counts in zip(*(one.histograms[name] for one in processes), strict=True)]
+        )
+
+    return RouterStatus(
+        window_s=max(one.seconds for one in processes),
+        requests_per_s=rate(lambda one: one.requests),
+        errors_per_s=rate(lambda one: one.errors),
+        prompt_tokens_per_s=rate(lambda one: one.prompt_tokens),
+        completion_tokens_per_s=rate(lambda one: one.completion_tokens),
+        ttft=latency("ttft"),
+        tpot=latency("tpot"),
+        itl=latency("itl"),
+        queue=latency("queue"),
+    )
 
 
 def _latency(counts: list[int]) -> Latency:

@@ -143,6 +143,8 @@ class Directory:
             claimed = worker.claimed_slots if worker is not None else 0
             was_lost = worker is not None and worker.lost
             asked_at = time.monotonic()
+            if worker is not None:
+                worker.poll_sent()
             try:
                 described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             except grpc.aio.AioRpcError as error:

@@ -38,15 +38,25 @@ class Backlog:
         self._seconds: dict[int, float] = {}
         self._added = 0
         self._clear_at = 0.0
+        self._siblings_clear_at = 0.0
 
     @property
     def wait_s(self) -> float:
         """Predicted seconds until a prompt that comes now would begin."""
+        return self.own_wait_s + max(0.0, self._siblings_clear_at - self._clock())
+
+    @property
+    def own_wait_s(self) -> float:
+        """The same without the prompts of this router's sibling processes."""
         return max(0.0, self._clear_at - self._clock()) if self._seconds else 0.0
+
+    def set_siblings(self, seconds: float) -> None:
+        """Takes the predicted seconds of the prompts that sibling processes have there."""
+        self._siblings_clear_at = self._clock() + seconds
 
     def add(self, seconds: float) -> int:
         """Appends a prompt; returns its number, for `ended`."""
-        self._clear_at = self._clock() + self.wait_s + seconds
+        self._clear_at = self._clock() + self.own_wait_s + seconds
         self._added += 1
         self._seconds[self._added] = seconds
         return self._added

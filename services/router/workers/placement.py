@@ -154,6 +154,8 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
+        # Called after each claim.
+        self.on_claim: Callable[[], None] = lambda: None
         # Placements by who computes the prompt: the worker that decodes it, or another.
         self.placed = Counter({"own": 0, "other": 0})
 
@@ -218,7 +220,7 @@ class Placement:
                     decode = _nearest(prefill, ordered[place:], order, may_use)
                 bind(call, prefill, decode)
                 self.placed["own" if prefill is decode else "other"] += 1
-                return Claim(
+                claim = Claim(
                     prefill,
                     decode,
                     tokens - hits[prefill],
@@ -228,6 +230,8 @@ class Placement:
                     tpot_s=tpot_s,
                     reason=_reason(decode, prefill, self._prefills(decode, hits), order_of),
                 )
+                self.on_claim()
+                return claim
         return None
 
     def check_in_time(
@@ -270,7 +274,7 @@ class Placement:
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
-        prefill = min(able, key=lambda worker: (first_token_s(worker, tokens), worker.queued_tokens))
+        prefill = min(able, key=lambda worker: (first_token_s(worker, tokens), worker.prefill_queue_tokens))
         bind(call, prefill)
         return PrefillClaim(prefill, tokens, prefill_s(prefill, tokens))
 
@@ -281,7 +285,7 @@ class Placement:
         return [worker for worker in among if worker.can_prefill_for(decode)]
 
     def _starts_soon(self, worker: Worker) -> bool:
-        return worker.accepts_work and worker.queued_tokens < self._ahead
+        return worker.accepts_work and worker.prefill_queue_tokens < self._ahead
 
 
 def _has_room(decode: Worker, may_use: MayUse) -> bool:
@@ -309,7 +313,7 @@ def _prefill_order(
     """The sort key of a prefill worker; its delay is rounded to ms."""
     misses = prefill_misses(prefill, tokens, hits[prefill], left_s)
     delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind), 3)
-    load = prefill.queued_tokens - hits[prefill]
+    load = prefill.prefill_queue_tokens - hits[prefill]
     return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
 
 
@@ -345,6 +349,6 @@ def _decode_order(worker: Worker, hits: int, tpot_s: float | None, context: int)
     """Sort key: first the risk that limits are missed, then what a combined worker's cache saves beyond its
     queue, then the time of its steps where it exchanges sequences with others, then free slots."""
     risk = miss_risk(worker, tpot_s, context) if worker.decodes else MissRisk()
-    saves = max(0, hits - worker.queued_tokens) if worker.prefills_itself else 0
+    saves = max(0, hits - worker.prefill_queue_tokens) if worker.prefills_itself else 0
     step = round(step_s(worker, 1, context), 4) if worker.exchanges else 0.0
     return (risk, -saves, step, -worker.free_slots, worker.reserved_tokens, -hits)

@@ -76,6 +76,8 @@ class PrefixAffinity:
         # confirmed.
         self._views: dict[bytes, OrderedDict[bytes, float]] = {}
         self._queries: set[asyncio.Task[None]] = set()
+        # Called with each prompt that was sent to a worker: the hashes of its blocks.
+        self.on_sent: Callable[[Worker, Sequence[bytes]], None] = lambda worker, hashes: None
 
     async def hash_prompt(self, token_ids: Sequence[int], tenant: str = "") -> PromptBlocks:
         """Hashes a prompt's blocks, long prompts in a thread, and starts a query of the index. Nothing is
@@ -109,6 +111,11 @@ class PrefixAffinity:
         """Adds a prompt that the worker will have computed soon."""
         if prompt.choice and (hashes := prompt.hashes_for(worker)):
             self._add(worker, hashes)
+            self.on_sent(worker, hashes)
+
+    def sibling_sent(self, worker: Worker, hashes: Sequence[bytes]) -> None:
+        """Adds a prompt that a sibling process has sent to the worker."""
+        self._add(worker, hashes)
 
     async def close(self) -> None:
         """Cancels running queries."""

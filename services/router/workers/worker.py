@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import grpc.aio
@@ -84,6 +85,25 @@ class AttemptOutput(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SiblingCounts:
+    """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
+
+    `processes`: how many there are. `contend`: one of them has requests that wait, and fewer slots here than
+    its share.
+    """
+
+    processes: int = 0
+    slots: int = 0
+    context: int = 0
+    queued_tokens: int = 0
+    backlog_s: float = 0.0
+    contend: bool = False
+
+
+_NO_SIBLINGS = SiblingCounts()
+
+
 class Worker:
     """One incarnation. Heartbeats update its description, claims its counters.
 
@@ -151,8 +171,12 @@ class Worker:
         # and their limits of the time per output token, in ascending order.
         self.claimed_context = 0
         self.tpot_limits: list[float] = []
+        self.siblings = _NO_SIBLINGS
+        # The most slots that they had since the last poll was sent.
+        self._sibling_peak = 0
         # Slots that other routers use and the tokens in them, by the last heartbeat.
         self.foreign_slots = 0
+        self._foreign_before = 0
         self.foreign_context = 0
         # Request id → the output of its attempt at this worker.
         self.outputs: dict[bytes, AttemptOutput] = {}
@@ -178,18 +202,27 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        """Free slots, as far as this router knows."""
-        return self.described.load.slots - self.claimed_slots - self.foreign_slots
+        """Free slots, as far as this router knows. None while this process has its share of the slots and a
+        sibling with fewer waits for one: whatever becomes free here would never reach it."""
+        slots, siblings = self.described.load.slots, self.siblings
+        if siblings.contend and self.claimed_slots * (siblings.processes + 1) >= slots:
+            return 0
+        return slots - self.claimed_slots - siblings.slots - self.foreign_slots
 
     @property
     def used_slots(self) -> int:
         """Slots that are reserved or run, as far as this router knows."""
-        return self.claimed_slots + self.foreign_slots
+        return self.claimed_slots + self.siblings.slots + self.foreign_slots
 
     @property
     def context_tokens(self) -> int:
         """Tokens of the sequences in them."""
-        return self.claimed_context + self.foreign_context
+        return self.claimed_context + self.siblings.context + self.foreign_context
+
+    @property
+    def prefill_queue_tokens(self) -> int:
+        """Tokens that it has yet to compute for this router and its sibling processes."""
+        return self.queued_tokens + self.siblings.queued_tokens
 
     @property
     def exchanges(self) -> bool:
@@ -214,10 +247,12 @@ class Worker:
 
     @property
     def has_certain_room(self) -> bool:
-        """Whether a free slot by our counters is certainly free: no other router uses the worker, and it has
-        not refused a request recently."""
+        """Whether a free slot by our counters is certainly free: no other router uses the worker, it has not
+        refused a request recently, and there is another one for each sibling process, which may claim a slot
+        at the same time."""
         uncertain = time.monotonic() - self._refused_at < _UNCERTAIN_FOR_S
-        return self.foreign_slots == 0 and not uncertain
+        spare = self.described.load.slots - self.used_slots
+        return self.foreign_slots == 0 and not uncertain and spare >= self.siblings.processes
 
     def update(self, described: DescribeResponse, claimed_before: int, asked_at: float) -> None:
         """Takes the answer to a poll. `claimed_before`: `claimed_slots` when the poll was sent. `asked_at`:
@@ -227,9 +262,27 @@ class Worker:
         self.answers.reset()
         self.reachable = self.reachable or asked_at > self._failed_at
         used = described.load.slots - described.load.free_slots
-        self.foreign_slots = max(0, used - max(claimed_before, self.claimed_slots))
+        siblings = max(self._sibling_peak, self.siblings.slots)
+        foreign = max(0, used - max(claimed_before, self.claimed_slots) - siblings)
+        # What siblings tell may arrive after the answer to a poll: such slots are foreign in one poll only.
+        self.foreign_slots = min(foreign, self._foreign_before) if self.siblings.processes else foreign
+        self._foreign_before = foreign
         self.foreign_context = described.load.context_tokens * self.foreign_slots // max(1, used)
         self.changed()
+
+    def poll_sent(self) -> None:
+        """The answer to the poll that is sent now may count what siblings have at any time from now on."""
+        self._sibling_peak = self.siblings.slots
+
+    def set_siblings(self, counts: SiblingCounts) -> None:
+        """Takes what sibling processes have here."""
+        before, self.siblings = self.siblings, counts
+        self._sibling_peak = max(self._sibling_peak, counts.slots)
+        self.backlog.set_siblings(counts.backlog_s)
+        if (before.slots, before.queued_tokens, before.contend) != (
+            counts.slots, counts.queued_tokens, counts.contend,
+        ):  # fmt: skip
+            self.changed()
 
     def unreachable(self) -> None:
         """A call failed: the worker gets no new work until it answers a poll."""

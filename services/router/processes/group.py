@@ -1,0 +1,181 @@
+"""Runs the router as several processes: starts them, replaces those that end, stops all together.
+
+It speaks the protocol of a child process to its own parent, as a single router does, and to its children.
+What the parent says goes to all of them; what process 0 has been told by operators (`operator_state`) goes to
+the others, and to those that are started later.
+
+A process that is killed takes its connections along: their clients get a connection error and may retry.
+All stop together, since the kernel resets what waits in the backlog of a listener that closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from baton.errors import BatonError, ErrorKind
+from services.common.config.router import GroupMember, RouterConfig
+from services.common.observability.logs import configure_logs, get_log
+from services.common.processes.child_process import Child, ChildError
+from services.common.processes.child_protocol import StopSignal, messages_from_parent, report_ready
+from services.router.processes.ports import reserved_ports
+
+_COMMAND = (sys.executable, "-m", "services.router")
+# Pause before the second restart in a row of a process; it doubles before each further one, to the longest.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+# A process that lived this long resets its count of restarts in a row; after too many, all end.
+_LASTING_S, _MOST_RESTARTS = 60.0, 8
+# Beyond `drain_s`, for the end of a process that has drained.
+_END_S = 5.0
+
+_log = get_log("router")
+
+
+class RouterGroup:
+    """The processes. `serve` returns only by an error; `stop` has to be awaited in the end."""
+
+    def __init__(self, config: RouterConfig, folder: str) -> None:
+        """`config`: with the ports to bind. `folder`: for the processes' sockets."""
+        self._configs = [_member(config, index, folder) for index in range(config.processes)]
+        self._drain_s = config.drain_s
+        self._children: dict[int, Child] = {}
+        self._ready: dict[int, dict[str, str]] = {}
+        self._stopping = False
+        # The latest value of each message, for processes that are started later.
+        self._messages: dict[str, Any] = {}
+
+    async def serve(self) -> None:
+        """Runs the processes. BatonError where one refuses its configuration, ends before it was ready, or
+        has ended too often."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_parent())
+            for index in range(len(self._configs)):
+                tasks.create_task(self._keep(index))
+
+    async def stop(self) -> None:
+        """Drains all processes, together."""
+        self._stopping = True
+        deadline = asyncio.get_running_loop().time() + self._drain_s + _END_S
+        await asyncio.gather(*(child.stop(deadline) for child in self._children.values()))
+
+    async def _follow_parent(self) -> None:
+        async for message in messages_from_parent():
+            self._tell(message)
+
+    def _tell(self, message: Mapping[str, Any], but: int | None = None) -> None:
+        self._messages |= message
+        for index, child in self._children.items():
+            if index != but:
+                child.send(message)
+
+    def _told(self, index: int, message: Mapping[str, Any]) -> None:
+        """A process has something for the others."""
+        if isinstance(relayed := message.get("relay"), dict):
+            self._tell(relayed, but=index)
+
+    async def _keep(self, index: int) -> None:
+        """Starts a process, and starts it again whenever it ends."""
+        loop = asyncio.get_running_loop()
+        in_a_row = 0
+        while True:
+            began = loop.time()
+            failure = await self._run(index)
+            if self._stopping:
+                return
+            in_a_row = 1 if loop.time() - began > _LASTING_S else in_a_row + 1
+            if index not in self._ready or in_a_row > _MOST_RESTARTS:
+                raise failure
+            _log.warning("router_process_replaced", process_index=index, reason=failure.message)
+            await asyncio.sleep(
+                min(_FIRST_PAUSE_S * 2.0 ** (in_a_row - 2), _LONGEST_PAUSE_S) * (in_a_row > 1)
+            )
+
+    async def _run(self, index: int) -> BatonError:
+        """Runs one process from its start to its end; why it has ended."""
+        child = await Child.start(
+            f"router process {index}",
+            _COMMAND,
+            self._configs[index].model_dump_json(),
+            keep_stdin=True,
+            error_prefix="",
+            on_message=partial(self._told, index),
+        )
+        self._children[index] = child
+        if self._messages:
+            child.send(self._messages)
+        if self._stopping:  # `stop` has seen only the process before
+            child.kill()
+        try:
+            # No time limit: it is ready once it has found workers, which may be missing for long.
+            addresses = await child.ready(math.inf)
+            self._is_ready(index, addresses)
+            await child.ended()
+            failure: BatonError | ChildError = await child.death()
+        except (BatonError, ChildError) as error:
+            failure = error
+            child.kill()
+            await child.ended()
+        return failure if isinstance(failure, BatonError) else BatonError(ErrorKind.UNAVAILABLE, str(failure))
+
+    def _is_ready(self, index: int, addresses: dict[str, str]) -> None:
+        waited = len(self._ready) < len(self._configs)
+        self._ready[index] = addresses
+        if waited and len(self._ready) == len(self._configs):
+            report_ready(self._ready[0])
+
+
+def _member(config: RouterConfig, index: int, folder: str) -> RouterConfig:
+    """The configuration of one process: with its share of what bounds the router as a whole."""
+    count = config.processes
+
+    def share(value: int, least: int = 1) -> int:
+        return max(least, math.ceil(value / count))
+
+    limits = config.connections
+    per_address = limits.max_connections_per_address
+    return config.model_copy(
+        update={
+            "member": GroupMember(index=index, count=count, folder=folder),
+            "max_waiting": share(config.max_waiting),
+            "connections": limits.model_copy(
+                update={
+                    "max_connections": share(limits.max_connections, 8),
+                    "max_connections_per_address": None if per_address is None else share(per_address),
+                    "max_grpc_connections": share(limits.max_grpc_connections, 8),
+                    "max_unread_mb": share(limits.max_unread_mb),
+                    "max_buffered_body_mb": share(limits.max_buffered_body_mb),
+                }
+            ),
+        }
+    )
+
+
+async def run_group(config: RouterConfig, stop: StopSignal) -> None:
+    """Serves with `config.processes` processes until `stop` is set, then drains them."""
+    configure_logs(config.log_level, process="router")
+    with reserved_ports(config) as bound, tempfile.TemporaryDirectory(prefix="baton-router-") as folder:
+        group = RouterGroup(bound, folder)
+        serving = asyncio.create_task(group.serve())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+        except* BatonError as errors:
+            raise _first(errors) from None
+        finally:
+            await group.stop()
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await serving
+
+
+def _first(errors: BaseExceptionGroup[BatonError]) -> BatonError:
+    first = errors.exceptions[0]
+    return first if isinstance(first, BatonError) else _first(first)

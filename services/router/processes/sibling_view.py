@@ -1,0 +1,195 @@
+"""Router processes tell each other what they have at the workers, by datagrams over Unix sockets.
+
+    c  claims    everything that a process has at any worker now, so that a lost datagram does no harm: sent
+                 soon after a change, and a few times a second
+    p  prompt    block hashes of a prompt that was sent to a worker
+
+Nobody waits for a datagram, and one for which a receiver has no room is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.common.config.router import GroupMember
+from services.router.workers.prefix_affinity import PrefixAffinity
+from services.router.workers.worker import SiblingCounts, Worker
+
+# After a change. Less than an early prefill's head start: others know of a slot before its worker does.
+_SOON_S = 0.002
+_HEARTBEAT_S = 0.25
+# Without a datagram for so long a sibling has ended. Its slots are foreign until workers end what it ran.
+_SILENT_S = 1.0
+# Read at once, so that siblings cannot hold up the event loop.
+_MOST_READ = 64
+_DATAGRAM_BYTES = 192 * 1024
+# Of the beginning of a prompt; others are not worth telling.
+_MOST_HASHES = 4096
+_HASH_BYTES = 16
+
+# Kind, index of the process; of claims also: requests that run or wait, and that wait.
+_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<II")
+# Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these.
+_CLAIM = struct.Struct("<16sIQQf")
+_CLAIMS, _PROMPT = b"c", b"p"
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingReport:
+    """What one sibling has said of itself. `claims`: by the incarnation of the worker."""
+
+    running: int
+    waiting: int
+    claims: Mapping[bytes, tuple[int, int, int, float]] = field(default_factory=dict)
+
+
+class SiblingView:
+    """One process's view of its siblings, which it applies to workers and to prefix affinity."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        workers: Callable[[], Sequence[Worker]],
+        prefixes: PrefixAffinity,
+        load: Callable[[], tuple[int, int]],
+    ) -> None:
+        """`load`: how many requests of this process run or wait, and how many of them wait."""
+        self._member = member
+        self._workers = workers
+        self._prefixes = prefixes
+        self._load = load
+        self._paths = [_path(member, i) for i in range(member.count) if i != member.index]
+        self._reports: dict[int, tuple[float, SiblingReport]] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._soon: asyncio.TimerHandle | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._sent = b""
+
+    @property
+    def running(self) -> int:
+        """Requests that run or wait at siblings."""
+        return sum(report.running for _, report in self._reports.values())
+
+    def start(self) -> None:
+        """Binds the socket and begins to tell; call it on the event loop."""
+        path = _path(self._member, self._member.index)
+        Path(path).unlink(missing_ok=True)  # of the process that this one replaces
+        self._socket.bind(path)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+        self._prefixes.on_sent = self._tell_prompt
+        self._beating = asyncio.create_task(self._beat())
+
+    async def stop(self) -> None:
+        """Ends what `start` began."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._beating = None
+        if self._soon is not None:
+            self._soon.cancel()
+        self._socket.close()
+
+    def changed(self) -> None:
+        """Counters of this process have changed: siblings are told soon."""
+        if self._soon is None and self._beating is not None:
+            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        self._soon = None
+        if (claims := self._claims()) != self._sent:
+            self._send(claims)
+            self._sent = claims
+
+    async def _beat(self) -> None:
+        while True:
+            self._sent = self._claims()
+            self._send(self._sent)
+            now = time.monotonic()
+            for index in [i for i, (at, _) in self._reports.items() if now - at > _SILENT_S]:
+                del self._reports[index]
+            self._apply()
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    def _claims(self) -> bytes:
+        parts = [_HEAD.pack(_CLAIMS, self._member.index), _LOAD.pack(*self._load())]
+        for worker in self._workers():
+            incarnation = worker.identity.incarnation
+            has = (worker.claimed_slots, worker.claimed_context, worker.queued_tokens)
+            if any(has) and len(incarnation) == _HASH_BYTES:
+                parts.append(_CLAIM.pack(incarnation, *has, worker.backlog.own_wait_s))
+        return b"".join(parts)
+
+    def _tell_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
+        incarnation = worker.identity.incarnation
+        if len(incarnation) == _HASH_BYTES:
+            head = _HEAD.pack(_PROMPT, self._member.index)
+            self._send(head + incarnation + b"".join(hashes[:_MOST_HASHES]))
+
+    def _send(self, datagram: bytes) -> None:
+        for path in self._paths:
+            with contextlib.suppress(OSError):  # it has ended, or does not keep up
+                self._socket.sendto(datagram, path)
+
+    def _read(self) -> None:
+        for _ in range(_MOST_READ):
+            try:
+                datagram = self._socket.recv(_DATAGRAM_BYTES)
+            except OSError:
+                return
+            self.receive(datagram)
+
+    def receive(self, datagram: bytes) -> None:
+        """Takes a sibling's datagram; ignores one that is malformed."""
+        with contextlib.suppress(struct.error):
+            kind, index = _HEAD.unpack_from(datagram)
+            body = memoryview(datagram)[_HEAD.size :]
+            if kind == _CLAIMS and index != self._member.index:
+                running, waiting = _LOAD.unpack_from(body)
+                claims = {one[0]: one[1:] for one in _CLAIM.iter_unpack(body[_LOAD.size :])}
+                self._reports[index] = time.monotonic(), SiblingReport(running, waiting, claims)
+                self._apply()
+            elif kind == _PROMPT:
+                self._learn(bytes(body[:_HASH_BYTES]), list(_pieces(body[_HASH_BYTES:])))
+
+    def _learn(self, incarnation: bytes, hashes: Sequence[bytes]) -> None:
+        for worker in self._workers():
+            if worker.identity.incarnation == incarnation:
+                self._prefixes.sibling_sent(worker, hashes)
+
+    def _apply(self) -> None:
+        """Gives every worker the sum of what siblings have there."""
+        reports = [report for _, report in self._reports.values()]
+        for worker in self._workers():
+            incarnation = worker.identity.incarnation
+            share = worker.described.load.slots / self._member.count
+            claims = [report.claims.get(incarnation, (0, 0, 0, 0.0)) for report in reports]
+            contend = any(
+                report.waiting and claim[0] + 1 <= share
+                for report, claim in zip(reports, claims, strict=True)
+            )
+            worker.set_siblings(
+                SiblingCounts(
+                    processes=len(reports),
+                    slots=sum(claim[0] for claim in claims),
+                    context=sum(claim[1] for claim in claims),
+                    queued_tokens=sum(claim[2] for claim in claims),
+                    backlog_s=sum(claim[3] for claim in claims),
+                    contend=contend,
+                )
+            )
+
+
+def _pieces(data: memoryview) -> Iterator[bytes]:
+    return (bytes(data[at : at + _HASH_BYTES]) for at in range(0, len(data), _HASH_BYTES))
+
+
+def _path(member: GroupMember, index: int) -> str:
+    return f"{member.folder}/{index}.claims"

@@ -1,0 +1,173 @@
+"""What router processes tell each other about their claims and the prompts that they have sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from baton.v1.worker_pb2 import DescribeResponse
+from services.common.config.router import GroupMember
+from services.router.processes.sibling_view import SiblingView
+from services.router.workers.placement import Claim
+from services.router.workers.prefix_affinity import PrefixAffinity
+from services.router.workers.worker import Peer, Worker
+from tests.router.conftest import until
+from tests.router.workers.bare_workers import bare_worker, placement_of
+
+SECRET = "a secret of sixteen"
+
+
+class Process:
+    """One of several router processes, with its own idea of one prefill and two decode workers."""
+
+    def __init__(self, index: int, folder: Path, slots: int = 4) -> None:
+        names = ("prefill-0", "prefill-1", "decode-0")
+        self.workers = [
+            _numbered(bare_worker(name, slots=slots), number) for number, name in enumerate(names)
+        ]
+        self.prefill, _, self.decode = self.workers
+        self.prefixes = PrefixAffinity(SECRET, lambda: self.workers)
+        self.waiting = 0
+        member = GroupMember(index=index, count=2, folder=str(folder))
+        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.waiting))
+        self.placement = placement_of(self.workers)
+        self.placement.on_claim = self.view.changed
+
+    def claim(self) -> Claim | None:
+        return self.placement.pick(100, 10)
+
+    def heartbeat(self, free: int, claimed_before: int | None = None) -> None:
+        """The decode worker's answer to a poll that was sent a moment ago."""
+        described = DescribeResponse()
+        described.CopyFrom(self.decode.described)
+        described.load.free_slots = free
+        before = self.decode.claimed_slots if claimed_before is None else claimed_before
+        self.decode.update(described, before, time.monotonic())
+
+
+def _numbered(worker: Worker, number: int) -> Worker:
+    described = worker.described
+    described.identity.incarnation = bytes([number + 1]) * 16
+    described.cache_dtype = "float32"
+    described.load.block_tokens, described.load.blocks = 4, 100
+    found = Worker(cast("Peer", None), described, lambda: None)
+    found.following = found.serves = True
+    return found
+
+
+@contextlib.asynccontextmanager
+async def pair(folder: Path, slots: int = 4) -> AsyncIterator[tuple[Process, Process]]:
+    one, other = Process(0, folder, slots), Process(1, folder, slots)
+    for process in (one, other):
+        process.view.start()
+    try:
+        yield one, other
+    finally:
+        await one.view.stop()
+        await other.view.stop()
+
+
+def _has(worker: Worker, slots: int) -> bool:
+    return worker.siblings.slots == slots
+
+
+async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
+    """Slots, tokens and predicted seconds; and that they were released."""
+    async with pair(tmp_path) as (one, other):
+        claim = one.claim()
+        assert claim is not None
+        await until(lambda: other.decode.siblings.slots == 1)
+        assert other.decode.free_slots == 3
+        assert other.decode.siblings.context == one.decode.claimed_context > 0
+        assert sum(worker.siblings.queued_tokens for worker in other.workers) == 100
+        assert other.view.running == 3
+        claim.release()
+        await until(lambda: other.decode.siblings.slots == 0)
+
+
+async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
+    """So prompts still start early; unless siblings could take the last slot at the same time."""
+    async with pair(tmp_path) as (one, other):
+        claims = [one.claim(), one.claim()]
+        await until(lambda: other.decode.siblings.slots == 2)
+        other.decode.poll_sent()
+        other.heartbeat(free=2)
+        assert other.decode.foreign_slots == 0
+        claim = other.claim()
+        assert claim is not None
+        assert claim.has_certain_room
+        last = other.claim()
+        assert last is not None
+        assert not last.has_certain_room
+        # A slot that is released between the poll and its answer is no foreign one either.
+        for number, held in enumerate(claims):
+            assert held is not None
+            other.decode.poll_sent()
+            held.release()
+            await until(partial(_has, other.decode, 1 - number))
+            other.heartbeat(free=number)
+            assert other.decode.foreign_slots == 0
+
+
+async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) -> None:
+    """One answer may count a slot of which the sibling has not told yet."""
+    async with pair(tmp_path) as (one, other):
+        assert one.claim() is not None
+        await until(lambda: other.decode.siblings.slots == 1)
+        for expected in (0, 1):
+            other.decode.poll_sent()
+            other.heartbeat(free=2)
+            assert other.decode.foreign_slots == expected
+
+
+async def test_a_sibling_that_waits_gets_its_share(tmp_path: Path) -> None:
+    """A process with half of the slots claims no more while the other one has fewer and waits."""
+    async with pair(tmp_path) as (one, other):
+        for _ in range(2):
+            assert one.claim() is not None
+        other.waiting = 1
+        other.view.changed()
+        await until(lambda: one.decode.siblings.contend)
+        assert one.claim() is None
+        assert other.claim() is not None
+        other.waiting = 0
+        other.view.changed()
+        await until(lambda: not one.decode.siblings.contend)
+        assert one.claim() is not None
+
+
+async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, other):
+        assert one.claim() is not None
+        await until(lambda: other.decode.siblings.slots == 1)
+        await one.view.stop()
+        await until(lambda: other.decode.siblings.processes == 0, 3)
+        assert other.decode.siblings.slots == 0
+
+
+async def test_prompts_that_siblings_sent_count_as_cached(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, other):
+        prompt = await one.prefixes.hash_prompt(list(range(21)))
+        one.prefixes.prompt_sent(one.prefill, prompt)
+        await until(lambda: other.prefixes.cached_tokens(other.prefill, prompt) == 20)
+
+
+async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, _):
+        for datagram in (
+            b"",
+            b"c",
+            b"c\x01",
+            b"c\x01" + bytes(9),
+            b"p\x01short",
+            b"?" * 50,
+            b"c\x00" + bytes(8),
+        ):
+            one.view.receive(datagram)
+        await asyncio.sleep(0)
+        assert one.decode.siblings.slots == 0
