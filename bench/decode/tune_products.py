@@ -1,9 +1,10 @@
 """Measures the kernels that may compute each product of a decode step, and writes the table of the fastest.
 
     python -m bench.decode.tune_products --shape NAME,...|all [--dtype bf16] [--quantization fp8|int8|int4]
-        [--rows 256] [--again] [--write]
+        [--rows 256] [--only down,...] [--buckets 256,...] [--again] [--write]
 
-Shapes that the repository's table of this GPU has already are measured only with --again. With --write that
+Shapes that the repository's table of this GPU has already are measured only with --again. --only and
+--buckets restrict all to products of those names and to those numbers of rows. With --write that
 table, in baton/engine/forward/gemm_tables, is completed. One JSON object for each product and number of rows
 goes to stdout, progress to stderr.
 """
@@ -32,12 +33,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
     parser.add_argument("--rows", type=int, default=256, help="most rows")
+    parser.add_argument("--only", type=_names, default=(), help="names of products")
+    parser.add_argument("--buckets", type=_names, default=(), help="numbers of rows")
     parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     names = sorted(set(SHAPES) - {"tiny"}) if arguments.shape == "all" else arguments.shape.split(",")
     run(names, arguments)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def run(names: list[str], arguments: argparse.Namespace) -> None:
@@ -53,6 +60,12 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
     for name in names:
         table = ProductTable(found if arguments.again else [*shipped_entries(gpu), *found])
         wanted = missing(products_of(name, dtype, arguments.quantization), arguments.rows, kind, table)
+        wanted = [
+            (product, rows)
+            for product, rows in wanted
+            if product.name in (arguments.only or (product.name,))
+            and str(rows) in (arguments.buckets or (str(rows),))
+        ]
         began = time.monotonic()
         entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
         print(f"{name}: {len(entries)} in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)

@@ -54,7 +54,33 @@ class DigitsTuning:
         return SkinnyTuning(self.rows, self.columns, INT4_SPAN, self.splits, self.stages, self.warps)
 
 
-Choice = GemvTuning | SkinnyTuning | WideTuning | Library | W8A8Tuning | W8A8Library | DigitsTuning
+@dataclass(frozen=True, slots=True)
+class RowCodesTuning:
+    """Codes of W of 8 bits times x, whose tiles become codes on the way; tiles as `SkinnyTuning`. Without
+    splits, a norm is part of the kernel."""
+
+    rows: int = 16
+    columns: int = 64
+    width: int = 128
+    splits: int = 1
+    stages: int = 5
+    warps: int = 4
+
+    @property
+    def tiles(self) -> SkinnyTuning:
+        return SkinnyTuning(self.rows, self.columns, self.width, self.splits, self.stages, self.warps)
+
+
+Choice = (
+    GemvTuning
+    | SkinnyTuning
+    | WideTuning
+    | Library
+    | W8A8Tuning
+    | W8A8Library
+    | DigitsTuning
+    | RowCodesTuning
+)
 
 
 @dataclass(frozen=True, slots=True)

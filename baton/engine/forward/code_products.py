@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.forward.choice import DigitsTuning, W8A8Library, W8A8Tuning
+from baton.engine.forward.choice import DigitsTuning, RowCodesTuning, W8A8Library, W8A8Tuning
 from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
 from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
+from baton.engine.kernels.gpu.gemm.row_codes_linear import row_codes_fit, row_codes_linear
 from baton.engine.kernels.gpu.step.quantize_rows import (
     quantize_digits,
     quantize_gated_rows,
     quantize_rows,
     scale_rows,
 )
-from baton.engine.kernels.gpu.step.row_ops import gated_rows
+from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.modules import DenseMlp, Linear, Product
 
@@ -42,6 +43,11 @@ def has_w8a8(weight: Weight) -> bool:
     return weight_format is not None and weight_format.codes != "int4" and weight_format.scale_columns == 0
 
 
+def has_row_codes(weight: Weight, choice: RowCodesTuning) -> bool:
+    """Whether x can become codes on the way to this weight, in tiles of this choice."""
+    return isinstance(weight, QuantizedWeight) and row_codes_fit(weight.format, choice.width)
+
+
 def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:
     """Whether the vendor's library multiplies such codes: e4m3, of sides that are multiples of 16, into
     bfloat16."""
@@ -58,6 +64,17 @@ def by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, sc
     scales = scratch.code_scales[: x.shape[0]]
     quantize_digits(digits, scales, x, product.norm)
     int4_linear(out, digits, scales, weight, bias, product.epilogue, choice.tiles, scratch.space)
+
+
+def by_row_codes(out: Tensor, x: Tensor, product: Product, choice: RowCodesTuning, scratch: Scratch) -> None:
+    weight, norm = product.linear.weight, product.norm
+    assert isinstance(weight, QuantizedWeight)
+    if norm is not None and choice.splits > 1:
+        normed = scratch.normed[: x.numel()].view(x.shape)
+        norm_rows(normed, x, norm)
+        x, norm = normed, None
+    bias, epilogue = product.linear.bias, product.epilogue
+    row_codes_linear(out, x, weight, bias, epilogue, norm, choice.tiles, scratch.space)
 
 
 def by_codes(

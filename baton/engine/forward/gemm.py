@@ -13,15 +13,18 @@ from torch import Tensor
 from baton.engine.forward.choice import (
     Choice,
     DigitsTuning,
+    RowCodesTuning,
     W8A8Library,
     W8A8Tuning,
 )
 from baton.engine.forward.code_products import (
     by_codes,
     by_digits,
+    by_row_codes,
     code_bytes,
     feed_forward_by_codes,
     has_digits,
+    has_row_codes,
     has_w8a8,
     w8a8_by_library,
 )
@@ -78,7 +81,7 @@ class Gemm:
 
 def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]:
     """Elements and tiles of `Scratch.space` that a product takes."""
-    if isinstance(choice, SkinnyTuning | W8A8Tuning | DigitsTuning):
+    if isinstance(choice, SkinnyTuning | W8A8Tuning | DigitsTuning | RowCodesTuning):
         tiles = choice if isinstance(choice, SkinnyTuning) else choice.tiles
         return split_space_needed(rows, product.outputs, tiles, product.epilogue)
     if isinstance(choice, WideTuning):
@@ -107,6 +110,9 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
         return
     if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(linear.weight):
         by_codes(out, x, product, choice, scratch)
+        return
+    if isinstance(choice, RowCodesTuning) and has_row_codes(linear.weight, choice):
+        by_row_codes(out, x, product, choice, scratch)
         return
     if isinstance(choice, DigitsTuning) and has_digits(linear.weight):
         by_digits(out, x, product, choice, scratch)

@@ -27,7 +27,15 @@ import torch
 import triton
 
 from baton.device.kernel_cache import kernel_cache
-from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
+from baton.engine.forward.choice import (
+    Choice,
+    DigitsTuning,
+    Library,
+    ProductKey,
+    RowCodesTuning,
+    W8A8Library,
+    W8A8Tuning,
+)
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
@@ -41,6 +49,7 @@ _KINDS: dict[str, type[Choice]] = {
     "w8a8": W8A8Tuning,
     "w8a8-library": W8A8Library,
     "digits": DigitsTuning,
+    "w8a8-rows": RowCodesTuning,
 }
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
@@ -198,7 +207,7 @@ def _default_of_quantized(key: ProductKey) -> Choice:
         key.weight_dtype.startswith("int4"),
     )
     if rows == 1 and (by_rows or by_int4):
-        return GemvTuning()
+        return GemvTuning() if by_rows else GemvTuning(width=2048)
     if by_rows and rows > _MOST_SKINNY_ROWS:
         return W8A8Library() if key.weight_dtype == "fp8" else W8A8Tuning()
     if by_rows and key.act_dtype != "float32":

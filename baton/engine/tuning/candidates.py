@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.forward.choice import Choice, DigitsTuning, Library, W8A8Library, W8A8Tuning
-from baton.engine.forward.code_products import has_digits, has_w8a8
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, RowCodesTuning, W8A8Library, W8A8Tuning
+from baton.engine.forward.code_products import has_digits, has_row_codes, has_w8a8
 from baton.engine.forward.gemm import has_gemv
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
@@ -47,6 +47,10 @@ _QUANTIZED_GEMV = (
     (16, 512, 4, 3), (8, 512, 4, 3), (8, 512, 4, 1), (16, 256, 4, 4), (8, 1024, 4, 3), (8, 1024, 4, 1),
     (4, 512, 4, 4), (4, 1024, 4, 1), (4, 2048, 4, 3), (8, 2048, 4, 1), (2, 2048, 4, 1),
 )  # fmt: skip
+_INT4_GEMV = (
+    (8, 2048, 4, 1), (4, 4096, 4, 1), (4, 2048, 4, 1), (8, 1024, 2, 1), (16, 2048, 4, 1), (4, 4096, 8, 1),
+    (8, 4096, 8, 1), (16, 1024, 2, 1), (2, 4096, 4, 1), (4, 1024, 2, 1),
+)  # fmt: skip
 _QUANTIZED = {
     16: ((32, 256, 2, 4, 4), (64, 128, 4, 4, 4), (64, 256, 4, 3, 4), (64, 128, 2, 4, 4), (32, 128, 1, 5, 4)),
     32: ((64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 4, 4), (64, 256, 1, 3, 4)),
@@ -65,6 +69,20 @@ _W8A8 = {
         (128, 128, 4, 4, 8), (64, 128, 4, 4, 4),
     ),
     256: ((128, 128, 1, 3, 8), (64, 128, 1, 3, 8), (128, 128, 2, 3, 8), (64, 128, 2, 3, 8)),
+}  # fmt: skip
+_ROW_CODES = {
+    16: (
+        (64, 128, 1, 5, 4), (64, 128, 1, 4, 4), (128, 128, 1, 3, 8), (64, 256, 1, 4, 4), (64, 128, 2, 5, 4),
+        (64, 256, 2, 4, 4), (64, 128, 4, 5, 4), (64, 256, 4, 4, 4), (128, 128, 1, 3, 4),
+    ),
+    32: (
+        (64, 128, 1, 5, 4), (64, 128, 1, 4, 4), (128, 128, 1, 3, 8), (64, 128, 2, 5, 4), (64, 256, 2, 3, 4),
+        (64, 128, 4, 5, 4), (64, 256, 4, 3, 4),
+    ),
+    64: (
+        (64, 128, 1, 3, 4), (128, 128, 1, 4, 8), (64, 128, 2, 3, 4), (128, 128, 2, 4, 8), (64, 128, 4, 3, 4),
+        (128, 128, 1, 3, 8),
+    ),
 }  # fmt: skip
 # columns, splits, stages, warps
 _DIGITS = (
@@ -96,11 +114,15 @@ def candidates(product: Product, rows: int) -> list[Choice]:
 def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
     found: list[Choice] = [Library()]
     if rows == 1 and has_gemv(weight):
-        found += [GemvTuning(*shape) for shape in _QUANTIZED_GEMV]
+        by_int4 = weight.format.codes == "int4"
+        found += [GemvTuning(*shape) for shape in (_INT4_GEMV if by_int4 else _QUANTIZED_GEMV)]
     tile = _tile(rows)
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
     if has_digits(weight):
         found += [DigitsTuning(min(128, tile), *shape) for shape in _DIGITS]
+    if rows > 1:
+        on_the_way = (RowCodesTuning(tile, *shape) for shape in _ROW_CODES.get(tile, ()))
+        found += [choice for choice in on_the_way if has_row_codes(weight, choice)]
     if rows > 1 and has_w8a8(weight):
         found += [W8A8Tuning(tile, *shape) for shape in _W8A8.get(tile, ())]
         if weight.format.codes == "fp8":

@@ -83,12 +83,14 @@ class AttentionTuning:
         shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
 
         `quantised`: the cache is in fp8. Many programs then take two warps each, whose instructions restore
-        codes without waiting for the others (an H100, 64 and 256 rows of 1,120 tokens).
+        codes without waiting for the others, and three tiles where there are very many of them (an H100, 64
+        and 256 rows of 1,120 tokens).
         """
         group = heads.heads // heads.kv_heads
         many = rows * heads.kv_heads >= _MANY_PROGRAMS * multiprocessors
         if quantised and many:
-            return cls(warps=2, stages=3)
+            very_many = rows * heads.kv_heads >= 2 * _MANY_PROGRAMS * multiprocessors
+            return cls(warps=2, stages=3 if very_many else 2)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
 
