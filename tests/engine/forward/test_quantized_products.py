@@ -89,16 +89,23 @@ def test_one_row(
     kernel = int4_gemv if weight_format.codes == "int4" else gemv
     kernel(out, x, weight, b, epilogue, Norm(gain, 1e-5) if norm else None, GemvTuning(rows=8, width=128))
     # Codes of int4 are summed beside a hundred times what they are.
-    close = 5e-4 * max(1.0, float(expected.abs().max())) if held.codes == "int4" else 1e-4
+    close = 5e-4 * max(1.0, float(expected.abs().max())) if weight_format.codes == "int4" else 1e-4
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=close)
 
 
-@pytest.mark.parametrize("held", [held for held in HELD if held.codes == "int4"], ids=lambda held: held.name)
+@pytest.mark.parametrize(
+    "weight_format",
+    [weight_format for weight_format in WEIGHT_FORMATS if weight_format.codes == "int4"],
+    ids=lambda weight_format: weight_format.name,
+)
 @pytest.mark.parametrize(("k", "width"), [(256, 512), (300, 128), (1024, 256)])
-def test_one_row_of_bfloat16_by_int4(held: WeightFormat, k: int, width: int) -> None:
+def test_one_row_of_bfloat16_by_int4(weight_format: WeightFormat, k: int, width: int) -> None:
     """x and the gains are read by fours."""
     x, gain = normal(1, k, seed=1).bfloat16(), normal(k, seed=3).bfloat16()
-    weight, out = quantize(matrix(held, 24, k).to(DEVICE), held), torch.empty(1, 24, device=DEVICE)
+    weight, out = (
+        quantize(matrix(weight_format, 24, k).to(DEVICE), weight_format),
+        torch.empty(1, 24, device=DEVICE),
+    )
     out = out.bfloat16()
     expected = reference(
         rms_norm(x.float(), gain.float(), 1e-5), weight.dequantized(torch.float32), None, Epilogue.PLAIN, out
@@ -110,7 +117,9 @@ def test_one_row_of_bfloat16_by_int4(held: WeightFormat, k: int, width: int) -> 
 
 
 @pytest.mark.parametrize(
-    "held", [held for held in HELD if held.codes in ("fp8", "int8")], ids=lambda held: held.name
+    "weight_format",
+    [weight_format for weight_format in WEIGHT_FORMATS if weight_format.codes in ("fp8", "int8")],
+    ids=lambda weight_format: weight_format.name,
 )
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits", "bias", "norm", "epilogue"),
@@ -122,12 +131,19 @@ def test_one_row_of_bfloat16_by_int4(held: WeightFormat, k: int, width: int) -> 
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_rows_that_become_codes_on_the_way(
-    held: WeightFormat, m: int, n: int, k: int, splits: int, bias: bool, norm: bool, epilogue: Epilogue
+    weight_format: WeightFormat,
+    m: int,
+    n: int,
+    k: int,
+    splits: int,
+    bias: bool,
+    norm: bool,
+    epilogue: Epilogue,
 ) -> None:
     double = 2 if epilogue.gated else 1
     x, gain = normal(m, k, seed=1), normal(k, seed=3)
     x[1] = 0
-    weight = quantize(matrix(held, double * n, k).to(DEVICE), held)
+    weight = quantize(matrix(weight_format, double * n, k).to(DEVICE), weight_format)
     b = normal(double * n, seed=4) if bias else None
     out = normal(m, n, seed=5)
     normed = rms_norm(x, gain, 1e-5) if norm else x
@@ -139,7 +155,7 @@ def test_rows_that_become_codes_on_the_way(
     # The twin in torch: codes with a scale for each row and 64 columns, of x times the gains.
     scaled = torch.nn.functional.pad(x * gain if norm else x, (0, -k % 64))
     tiles = scaled.cpu().view(-1, 64)
-    codes = quantize(tiles, WeightFormat(held.codes)).dequantized(torch.float32)
+    codes = quantize(tiles, WeightFormat(weight_format.codes)).dequantized(torch.float32)
     coded = codes.view(scaled.shape)[:, :k].to(DEVICE)
     if norm:
         coded *= torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
@@ -147,16 +163,16 @@ def test_rows_that_become_codes_on_the_way(
     row_codes_linear(out, x, weight, b, epilogue, Norm(gain, 1e-5) if norm else None, tuning, space)
     spread = exact.std()
     # A value between two codes may become either; the interpreter rounds all to e4m3 towards zero.
-    truncated = held.codes == "fp8" and DEVICE == "cpu"
+    truncated = weight_format.codes == "fp8" and DEVICE == "cpu"
     close, coarse = (0.12, 0.2) if truncated else (0.01, 0.06)
     assert float((out - twin).square().mean().sqrt() / spread) < close
     assert float((out - exact).square().mean().sqrt() / spread) < coarse
 
 
 def test_row_codes_refuse_a_norm_in_splits() -> None:
-    held = WeightFormat("int8")
+    weight_format = WeightFormat("int8")
     x, out = normal(2, 128, seed=1), normal(2, 16, seed=2)
-    weight = quantize(matrix(held, 16, 128).to(DEVICE), held)
+    weight = quantize(matrix(weight_format, 16, 128).to(DEVICE), weight_format)
     with pytest.raises(ValueError, match="2 splits"):
         row_codes_linear(
             out, x, weight, None, Epilogue.PLAIN, Norm(x[0], 1e-5), SkinnyTuning(width=64, splits=2)

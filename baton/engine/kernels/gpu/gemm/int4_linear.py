@@ -50,19 +50,26 @@ def _upper_halves(codes):
 
 
 @triton.jit
-def _digits(x_rows, digit, k, K, EVEN: tl.constexpr):
+def _digits(x_rows, k, K, EVEN: tl.constexpr):
     if EVEN:
-        return tl.load(x_rows + digit + k[:, None])
+        return tl.load(x_rows + k[:, None])
     else:
-        return tl.load(x_rows + digit + k[:, None], mask=(k < K)[:, None], other=0)
+        return tl.load(x_rows + k[:, None], mask=(k < K)[:, None], other=0)
 
 
 @triton.jit
-def _span(codes, scales, zeros, x_rows, low_digit, rows, start, sums, K, GROUPS,
+def _joined(products, BN: tl.constexpr, BM: tl.constexpr):
+    """Products [BN, 2 · BM] with the high digits, then with the low ones → [BN, BM] float32."""
+    first, second = tl.split(tl.permute(tl.reshape(products, (BN, 2, BM)), (0, 2, 1)))
+    return (first * 128 + second).to(tl.float32)
+
+
+@triton.jit
+def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS, BN: tl.constexpr, BM: tl.constexpr,
           GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     """Adds the products of 128 columns to `sums` [BN, BM], all but the scale of x. `codes`: pointers to the
-    rows' codes [BN, 1], `x_rows` to the high digits [1, BM], the low ones `low_digit` behind; `rows`: the
-    numbers of the rows [BN]."""
+    rows' codes [BN, 1], `x_rows` to the digits [1, 2 · BM], high ones first; `rows`: the numbers of the rows
+    [BN]."""
     WIDTH: tl.constexpr = GROUP if GROUP < _HALF_SPAN else _HALF_SPAN
     for part in tl.static_range(_HALF_SPAN // WIDTH):
         inside = tl.arange(0, WIDTH) + part * WIDTH
@@ -78,17 +85,15 @@ def _span(codes, scales, zeros, x_rows, low_digit, rows, start, sums, K, GROUPS,
             high = ((taken >> 4).to(tl.int8) - high_zero) * 8
         else:
             low, high = _upper_halves(taken)
-        first = tl.dot(low, _digits(x_rows, 0, low_k, K, EVEN), out_dtype=tl.int32)
-        second = tl.dot(low, _digits(x_rows, low_digit, low_k, K, EVEN), out_dtype=tl.int32)
+        # Both digits are columns of one product: the units are waited for half as often.
+        products = tl.dot(low, _digits(x_rows, low_k, K, EVEN), out_dtype=tl.int32)
         scale = tl.load(scales + low_group)[:, None]
         if GROUP % 128 != 0:
-            sums += (first * 128 + second).to(tl.float32) * scale
-            first = tl.zeros(sums.shape, tl.int32)
-            second = tl.zeros(sums.shape, tl.int32)
+            sums += _joined(products, BN, BM) * scale
+            products = tl.zeros((BN, 2 * BM), tl.int32)
             scale = tl.load(scales + high_group)[:, None]
-        first = tl.dot(high, _digits(x_rows, 0, high_k, K, EVEN), first, out_dtype=tl.int32)
-        second = tl.dot(high, _digits(x_rows, low_digit, high_k, K, EVEN), second, out_dtype=tl.int32)
-        sums += (first * 128 + second).to(tl.float32) * scale
+        products = tl.dot(high, _digits(x_rows, high_k, K, EVEN), products, out_dtype=tl.int32)
+        sums += _joined(products, BN, BM) * scale
     return sums
 
 
@@ -108,31 +113,21 @@ def _int4_skinny(
     rows = tl.minimum(n, N - 1)
     m_safe = tl.minimum(m, M - 1)
     w_rows = codes + rows.to(tl.int64)[:, None] * ROW_BYTES
-    x_rows = x + m_safe[None, :] * K
+    both = tl.arange(0, 2 * BM)
+    digit_rows = tl.minimum(rows_tile * BM + both % BM, M - 1) * K + both // BM * low_digit
+    x_rows = x + digit_rows[None, :]
     per_split = tl.cdiv(tl.cdiv(K, SPAN), SPLITS) * SPAN
     begin = split * per_split
     sums = tl.zeros((BN, BM), tl.float32)
     ups = tl.zeros((BN, BM), tl.float32)
     for start in tl.range(begin, tl.minimum(begin + per_split, K), SPAN, num_stages=STAGES):
         sums = _span(
-            w_rows, scales, zeros, x_rows, low_digit, rows, start, sums, K, GROUPS, GROUP, HAS_ZEROS, EVEN
+            w_rows, scales, zeros, x_rows, rows, start, sums, K, GROUPS, BN, BM, GROUP, HAS_ZEROS, EVEN
         )
         if EPILOGUE >= 2:
             u_rows = w_rows + N.to(tl.int64) * ROW_BYTES
             ups = _span(
-                u_rows,
-                scales,
-                zeros,
-                x_rows,
-                low_digit,
-                rows + N,
-                start,
-                ups,
-                K,
-                GROUPS,
-                GROUP,
-                HAS_ZEROS,
-                EVEN,
+                u_rows, scales, zeros, x_rows, rows + N, start, ups, K, GROUPS, BN, BM, GROUP, HAS_ZEROS, EVEN
             )
     x_scale = tl.load(x_scales + m_safe)[None, :] * (0.125 if HAS_ZEROS else 0.0625)
     sums *= x_scale

@@ -108,10 +108,12 @@ def _row_codes(
     )  # fmt: skip
 
 
-def row_codes_fit(held: WeightFormat, width: int) -> bool:
+def row_codes_fit(weight_format: WeightFormat, width: int) -> bool:
     """Whether tiles of `width` columns are for this format: fp8 or int8 whose scales are not of fewer
     columns."""
-    return held.codes in _MOST and (held.scale_columns == 0 or held.scale_columns % width == 0)
+    return weight_format.codes in _MOST and (
+        weight_format.scale_columns == 0 or weight_format.scale_columns % width == 0
+    )
 
 
 def row_codes_linear(
@@ -130,10 +132,11 @@ def row_codes_linear(
     least `split_space_needed`. Raises ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    (m, k), held = x.shape, weight.format
-    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not row_codes_fit(held, tuning.width):
+    (m, k), weight_format = x.shape, weight.format
+    if weight.shape[1] != k or tuple(out.shape) != (m, n) or not row_codes_fit(weight_format, tuning.width):
         raise ValueError(
-            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {held.name} {weight.shape}"
+            f"x {tuple(x.shape)}, out {tuple(out.shape)} and {tuning} do not fit {weight_format.name} "
+            f"{weight.shape}"
         )
     if norm is not None and (tuning.splits > 1 or norm.gain.shape != (k,)):
         raise ValueError(f"a norm of {tuple(norm.gain.shape)} in {tuning.splits} splits of {k}")
@@ -165,9 +168,9 @@ def row_codes_linear(
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
         EVEN=k % tuning.width == 0,
-        KIND=KINDS[held.codes],
-        MOST=_MOST[held.codes],
-        SCALE_ROWS=held.scale_rows,
-        GROUP=held.scale_columns,
+        KIND=KINDS[weight_format.codes],
+        MOST=_MOST[weight_format.codes],
+        SCALE_ROWS=weight_format.scale_rows,
+        GROUP=weight_format.scale_columns,
         num_warps=tuning.warps,
     )
