@@ -24,6 +24,7 @@ from baton.v1.types_pb2 import FinishReason, Logprobs
 from services.common.errors import abort
 from services.router.formats.answer_headers import answer_metadata
 from services.router.formats.grpc.generate_message import MessageT, parse_message
+from services.router.formats.grpc.plain_response import PlainResponses
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
@@ -53,9 +54,7 @@ class GrpcApi:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server that is not started yet."""
         handlers = {
-            "Generate": grpc.unary_stream_rpc_method_handler(
-                self.generate, response_serializer=GenerateResponse.SerializeToString
-            ),
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate, response_serializer=_serialized),
             "ListModels": grpc.unary_unary_rpc_method_handler(
                 self.list_models, response_serializer=ListModelsResponse.SerializeToString
             ),
@@ -81,8 +80,13 @@ class GrpcApi:
             parsers = [None if one is None else OutputParser(one) for one in structures]
             async with read_by, self._dispatcher.stream(requests) as deltas:
                 unfinished = len(requests)
+                plain = [PlainResponses(request) for request in requests]
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
+                    if (encoded := plain[index].encode(delta)) is not None:
+                        tokens += len(delta.token_ids)
+                        await context.write(encoded)
+                        continue
                     response = to_response(requests[index], delta)
                     if (parser := parsers[index]) is not None:
                         add_structure(response, parser, delta)
@@ -123,6 +127,10 @@ class GrpcApi:
         except BatonError as error:
             await abort(context, error)
         return GetStatusResponse(router=await self._status.totals(request.window_s))
+
+
+def _serialized(response: GenerateResponse | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def to_response(request: Request, delta: Delta) -> GenerateResponse:

@@ -13,7 +13,7 @@ from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
-from services.router.formats.json_bodies import send_json
+from services.router.formats.json_bodies import encode, send_json
 from services.router.formats.openai.fields import StreamOptions
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
@@ -30,8 +30,8 @@ class Formatter(Protocol):
         """One choice of a response that is not streamed. Its long lists may be iterators."""
         ...
 
-    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
-        """The choice of each chunk that reports this delta, in order."""
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[str]:
+        """The choice of each chunk that reports this delta, in order, as JSON."""
         ...
 
 
@@ -82,22 +82,28 @@ class CompletionResponse:
         """
         events = EventStream(send, answer_headers(self._requests[0]))
         tokens = 0
-        head = self._head(self._formatter.chunk_object)
+        head = self._event_head()
         try:
             async with self._dispatcher.stream(self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
                     self._record_cached(index, delta)
-                    for choice in self._formatter.chunks(index, self._requests[index], delta):
-                        await events.send({**head, "choices": [choice], **self._chunk_usage(tokens)})
-            if self._options.include_usage:
-                await events.send({**head, "choices": [], "usage": self._usage(tokens)})
-            await events.write(b"data: [DONE]\n\n", last=True)
+                    if choices := self._formatter.chunks(index, self._requests[index], delta):
+                        end = f"]{self._chunk_usage(tokens)}}}\n\n"
+                        await events.write("".join(f"{head}{one}{end}" for one in choices).encode())
+            usage = (
+                f'{head}],"usage":{encode(self._usage(tokens))}}}\n\n' if self._options.include_usage else ""
+            )
+            await events.write(f"{usage}data: [DONE]\n\n".encode(), last=True)
         except BatonError as error:
             if not events.started:
                 raise
             await events.send(openai_body(error))
             await events.write(b"", last=True)
+
+    def _event_head(self) -> str:
+        """What all events begin with, up to their choices: it is encoded once."""
+        return f'data: {encode(self._head(self._formatter.chunk_object))[:-1]},"choices":['
 
     def _head(self, kind: str) -> dict[str, object]:
         return {
@@ -112,11 +118,12 @@ class CompletionResponse:
         if delta.usage is not None:
             self._cached[index] = delta.usage.cached_tokens
 
-    def _chunk_usage(self, completion: int) -> dict[str, object]:
-        """The `usage` field of a chunk: absent, null, or the usage so far, as the stream options ask."""
+    def _chunk_usage(self, completion: int) -> str:
+        """The `usage` field of a chunk after others, as JSON: absent, null, or the usage so far, as the
+        stream options ask."""
         if self._options.continuous_usage_stats:
-            return {"usage": self._usage(completion)}
-        return {"usage": None} if self._options.include_usage else {}
+            return f',"usage":{encode(self._usage(completion))}'
+        return ',"usage":null' if self._options.include_usage else ""
 
     def _usage(self, completion: int) -> dict[str, object]:
         """Usage of the whole response. A prompt counts once for all of its outputs; as cached counts what

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from starlette.types import Send
 
@@ -17,7 +16,12 @@ _BATCH = 32
 # A part of a body is sent once it has so many bytes.
 _PART_BYTES = 32 * 1024
 
-encode = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# Made once: json.dumps makes an encoder for each call.
+encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+encode_with_lists = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
+).encode
+"""Encodes iterators as lists."""
 
 
 def parse_json(body: bytes | bytearray) -> object:
@@ -68,7 +72,7 @@ def _list_pieces(items: Iterator[object]) -> Iterator[str]:
             yield from json_pieces(first)
         else:
             batch = [first, *itertools.islice(items, _BATCH - 1)]
-            yield opening + encode(batch, default=list)[1:-1]
+            yield opening + encode_with_lists(batch)[1:-1]
         opening = ","
     yield "]" if opening == "," else "[]"
 

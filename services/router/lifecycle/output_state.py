@@ -4,6 +4,7 @@ stands."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from services.router.request.request import Finish, Request
 from services.router.text.output_text import OutputText
 from services.router.workers.worker_error import WorkerError, internal_error
 
+# Read with each token: an attribute of the wrapper of an enum takes a microsecond.
+_DECODING = Stage.STAGE_DECODING
 # Finish reasons that a later report does not replace.
 _FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
 
@@ -47,6 +50,7 @@ class OutputState:
         self._timeline = timeline
         self._observations = observations
         self._changed = asyncio.Event()
+        self._wants_logprobs = request.wants_logprobs
         self.emitted: list[int] = []
         # The emitted tokens that are not delivered: until the prompt's logprobs are complete, and after a
         # stop string. With each its logprobs, if asked for, serialised: a message would keep the whole
@@ -140,15 +144,21 @@ class OutputState:
     def accept_decoded(self, output: SequenceOutput) -> None:
         """Takes tokens of decode's stream."""
         attempt, ids, ending = output.attempt.number, output.token_ids, output.finish_reason
+        first_number = output.first_number
         if attempt == self.attempt:
             # A reservation that ended unused is reported without a token.
             self.decode_started |= bool(ids)
-            self.ended_by_decode |= bool(ending)
-            self.decoding |= output.first_number + len(ids) > len(self.emitted)
-            if output.HasField("failure") and self.attempt_error is None:
-                failure = output.failure
-                self.attempt_error = WorkerError(ErrorKind(failure.kind), "decode", failure.message)
-        self.accept(attempt, output.first_number, ids, ending, output.logprobs)
+            self.decoding |= first_number + len(ids) > len(self.emitted)
+            if ending:
+                self._note_end(output)
+        self.accept(attempt, first_number, ids, ending, output.logprobs if self._wants_logprobs else ())
+
+    def _note_end(self, output: SequenceOutput) -> None:
+        """Decode has ended the attempt."""
+        self.ended_by_decode = True
+        if output.HasField("failure") and self.attempt_error is None:
+            failure = output.failure
+            self.attempt_error = WorkerError(ErrorKind(failure.kind), "decode", failure.message)
 
     def accept(
         self,
@@ -165,17 +175,17 @@ class OutputState:
         known = len(self.emitted)
         if first_number > known:
             return self._violation(f"tokens {known} to {first_number - 1} never came")
-        repeated = min(known - first_number, len(token_ids))
+        repeated = min(known - first_number, len(token_ids)) if known > first_number else 0
         if repeated and self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
             return self._violation(f"token {first_number} came twice and differs")
         new = token_ids[repeated:]
-        if self._request.wants_logprobs:
+        if self._wants_logprobs:
             if len(logprobs) != len(token_ids):
                 return self._violation(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
             own = (one.SerializeToString() for one in logprobs[repeated:])
             self._undelivered.extend(zip(new, own, strict=True))
         else:
-            self._undelivered.extend((token_id, None) for token_id in new)
+            self._undelivered.extend(zip(new, itertools.repeat(None)))
         self.emitted.extend(new)
         if len(self.emitted) > self._request.max_tokens:
             return self._violation(f"more than {self._request.max_tokens} tokens came")
@@ -224,16 +234,17 @@ class OutputState:
         come first, though decode's stream may overtake prefill's."""
         if not self.prompt_complete:
             return
-        before = self.delivered
+        text, undelivered, delivered = self._text, self._undelivered, 0
         try:
-            if not self._timeline.has_reached(Stage.STAGE_DECODING):
+            if not self._timeline.has_reached(_DECODING):
                 self._mark_progress()
-            while self._undelivered and not self.stopped:
-                offset = self._text.length
-                token_id, logprobs = self._undelivered.popleft()
-                self._outbox.put(token_id, self._text.push(token_id), offset, logprobs)
-            if self.delivered > before:
-                self._observations.delivered(self.delivered - before, self._timeline.delivered())
+            while undelivered and not text.stopped:
+                offset = text.length
+                token_id, logprobs = undelivered.popleft()
+                self._outbox.put(token_id, text.push(token_id), offset, logprobs)
+                delivered += 1
+            if delivered:
+                self._observations.delivered(delivered, self._timeline.delivered())
         except Exception as error:  # an internal error fails this request, not the stream that reports
             self.fail(internal_error(self._request.id, error))
         if self.stopped:

@@ -11,6 +11,7 @@ With a byte-level tokenizer the deltas concatenate to exactly the decoding of al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -68,6 +69,8 @@ class Detokenizer:
         return delta
 
     def _decode(self, ids: list[int]) -> str:
+        if len(ids) == 1:  # a window that was cut, with almost every token
+            return _text_of(self._tokenizer, ids[0])
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
@@ -93,6 +96,13 @@ class Detokenizer:
             self._context = 0
             self._text = self._decode(self._window)
             self._emitted = max(0, len(self._text) - pending)
+
+
+@lru_cache(maxsize=16_384)
+def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of a token alone."""
+    text: str = tokenizer.decode([token_id], skip_special_tokens=False)
+    return text
 
 
 def _trailing_replacements(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from baton.errors import FieldError
 from services.router.formats.field_table import COMPLETIONS, FieldTable
+from services.router.formats.json_bodies import encode, encode_with_lists
 from services.router.formats.openai.fields import SamplingBody, is_token_id
 from services.router.formats.openai.logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
@@ -73,9 +74,12 @@ class CompletionFormatter:
             choice["token_ids"] = iter(delta.token_ids)
         return choice
 
-    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
-        """One choice for a chunk of its own."""
-        return [self.whole(index, request, delta)]
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[str]:
+        """One choice for a chunk of its own, as JSON."""
+        if self._with_ids or delta.opening or delta.finish is not None or request.wants_logprobs:
+            return [encode_with_lists(self.whole(index, request, delta))]
+        # The same for most tokens, a few times faster.
+        return [f'{{"index":{index},"text":{encode(delta.text)},"logprobs":null,"finish_reason":null}}']
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
