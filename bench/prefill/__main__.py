@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--short", type=int, default=500, help="with --fairness: tokens")
     parser.add_argument("--long", type=int, default=100_000, help="with --fairness: tokens")
-    parser.add_argument("--count", type=int, default=400, help="with --fairness: short prompts of each load")
+    parser.add_argument("--count", type=int, default=300, help="with --fairness: short prompts of each load")
     parser.add_argument("--seed", type=int, default=0, help="with --fairness: of the arrivals")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="one object a line, for programs")

@@ -137,6 +137,7 @@ class Fairness:
         """Runs the long prompt alone first; then measures the sustained rate of short ones, and runs short
         ones at a share of it."""
         long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
+        after_long = learned(self._traffic.cost)
         self._traffic.run(Load(self._short, 2 * USERS, users=USERS))
         most = self._traffic.run(Load(self._short, ROUNDS * USERS, users=USERS))
         tokens_s = most.tokens / most.seconds
@@ -148,6 +149,8 @@ class Fairness:
             **waits("alone", short),
             "long_alone_ms": _ms(max(long.long, default=long.seconds * self._long / max(1, long.reached))),
             "long_alone_by_depth": by_depth(long.steps, self._long),
+            "long_alone_cost": after_long,
+            "alone_cost": learned(self._traffic.cost),
         }
 
     def beside(self, alone: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +170,7 @@ class Fairness:
             "long_ratio": round(_ms(max(seen.long)) / alone["long_alone_ms"], 2) if seen.long else None,
             **errors(seen.steps),
             "by_depth": by_depth(seen.steps, self._long),
+            "cost": learned(self._traffic.cost),
         }
 
 
@@ -176,6 +180,16 @@ def waits(name: str, seen: Served) -> dict[str, float]:
     found = {f"{name}_{key}_ms": _ms(np.percentile(seen.short, point)) for key, point in points.items()}
     host = {"host_p50_ms": 50, "host_max_ms": 100}
     return found | {f"{name}_{key}": _ms(np.percentile(seen.host, point)) for key, point in host.items()}
+
+
+def learned(cost: PrefillCost) -> dict[str, float]:
+    """What the cost model has learned so far: a row's time, how slow attention is, the rows of the shortest
+    step."""
+    return {
+        "unit_us": round(cost.unit_s * 1e6, 2),
+        "attention_slowness": round(cost.attention, 2),
+        "least_rows": cost.least_rows,
+    }
 
 
 def errors(steps: Iterable[Step]) -> dict[str, float]:

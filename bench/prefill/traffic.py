@@ -128,6 +128,11 @@ class Traffic:
         self._came: dict[Sequence, float] = {}
         self._long: Sequence | None = None
 
+    @property
+    def cost(self) -> PrefillCost:
+        """The cost model by which the loop's steps are planned."""
+        return self._loop.scheduler.cost
+
     def wait(self, seconds: float) -> None:
         """Lets time pass while nothing runs."""
         self._time.wait(seconds)

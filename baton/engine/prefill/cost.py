@@ -21,7 +21,10 @@ from baton.engine.model.tensors import layer_matrices
 # What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
-_SLOWEST, _FASTEST = 16.0, 0.25
+_SLOWEST, _FASTEST = 16.0, 0.7
+# A step measures attention where by arithmetic that is more than so much of its rows. What was learned must
+# have no say in this: too low a value would then keep away the steps that correct it.
+_ATTENTION_SHARE = 1 / 4
 # Rows that take a GPU no longer than one: its arithmetic is as fast as its memory's reading of the weights.
 LEAST_ROWS_GPU = 224
 
@@ -70,7 +73,7 @@ class PrefillCost:
     def of_step(self, chunks: Iterable[Run]) -> float:
         """Units of a step of them."""
         rows, context = self._shares(chunks)
-        return rows + context * self._attention
+        return rows + context * self.attention
 
     def tokens_within(self, start: int, units: float) -> int:
         """The most tokens from `start` on that cost at most `units`."""
@@ -82,26 +85,23 @@ class PrefillCost:
 
     def units_within(self, seconds: float) -> float:
         """The units that take so long; no bound before anything was measured."""
-        unit_s = self._unit_s
+        unit_s = self.unit_s
         return seconds / unit_s if unit_s > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
         """Predicted seconds of so many units; 0 before anything was measured."""
-        return units * self._unit_s
+        return units * self.unit_s
 
     def took(self, chunks: Iterable[Run], seconds: float) -> None:
-        """Records the duration of a step: as a measurement of rows or of attention, whichever took most
-        of it."""
+        """Records the duration of a step: as a measurement of attention where it has much of that, else of
+        rows, unless it has so few that the host's launches may have taken longer than the rows."""
         rows, context = self._shares(chunks)
-        unit_s, attention = self._unit_s, self._attention
-        if not unit_s or context * attention <= rows:
-            if unit_s and rows == self.least_rows:
-                return  # the host's launch time, which must not count as the cost of rows
-            of_rows = rows / (rows + context * attention)
-            self._unit_times.append(seconds * of_rows / rows)
-        else:
+        unit_s = self.unit_s
+        if unit_s and context > rows * _ATTENTION_SHARE:
             slowness = (seconds / unit_s - rows) / context
             self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
+        elif not unit_s or rows > self.least_rows:
+            self._unit_times.append(seconds / (rows + context * self.attention))
 
     def _shares(self, chunks: Iterable[Run]) -> tuple[float, float]:
         """Units of a step's rows, and by arithmetic of its attention."""
@@ -112,14 +112,16 @@ class PrefillCost:
         return max(rows, self.least_rows), context
 
     @property
-    def _unit_s(self) -> float:
+    def unit_s(self) -> float:
+        """Seconds that a row takes, as measured; 0 before any was."""
         return median(self._unit_times) if self._unit_times else 0.0
 
     @property
-    def _attention(self) -> float:
+    def attention(self) -> float:
+        """How many times slower than by its arithmetic attention is, as measured."""
         return median(self._slowness) if self._slowness else 1.0
 
     @property
     def half_context(self) -> float:
         """Tokens of context at which attention takes as long as the products, as measured."""
-        return self._half_context / self._attention
+        return self._half_context / self.attention

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Run
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -118,16 +119,17 @@ class PrefillPass:
         )
 
     def _time_pass(self, rows: int, stream: ComputeStream) -> TimedPass:
-        """The median of a few passes, each launched on an idle device."""
-        step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
-        for _ in range(_TRIES):
-            with stream.activate():
-                begun = stream.record_event()
+        """The median of a few passes behind another one: launched on an idle device, a pass would take the
+        host's time before its first kernel as well, which in a worker that is busy passes beside a step."""
+        step = PrefillStep.on_scratch(self._model.layout, 0, rows)
+        with stream.activate():
+            ends = []
+            for _ in range(1 + _TRIES):
                 self.forward(step)
-                end = stream.record_event()
-            while not end.query():
-                time.sleep(_POLL_S)
-            took.append(end.seconds_since(begun))
+                ends.append(stream.record_event())
+        while not ends[-1].query():
+            time.sleep(_POLL_S)
+        took = [end.seconds_since(begun) for begun, end in pairwise(ends)]
         return TimedPass(rows, median(took))
 
     def _warm_products(self) -> None:

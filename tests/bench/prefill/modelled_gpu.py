@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
+from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.step import PrefillStep
 from tests.support.events import PlayedEvent
 
@@ -19,16 +20,20 @@ HALF_CONTEXT = 26_600
 # Multiprocessors; operations a second that attention's kernels reach, of the library on all of the chip, of
 # the paged one on a multiprocessor that is full and on one that has a single program.
 _PROCESSORS, _LIBRARY, _PAGED, _PAGED_ALONE = 132, 550e12, 2.7e12, 1.6e12
+# Rows of the passes that are timed at start-up.
+_FEW_ROWS, _MOST_ROWS = 64, 2048
 # Weights are read once a step however few the rows; then rows count: products, norms and the like.
 _LEAST_S, _ROW_S, _STEP_S = 4.9e-3, 21.9e-6, 1.1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`splits`: whether the paged kernel gives one row's keys to several programs."""
+    """`splits`: whether the paged kernel gives one row's keys to several programs. `few_rows`: how many times
+    longer that kernel takes a pair of a row and a key in chunks of less than 256 rows."""
 
     splits: bool = True
     rows_an_item: int = 16
+    few_rows: float = 1.0
 
     def seconds(self, runs: Run[tuple[int, int]]) -> float:
         """Of a step of chunks (start, rows)."""
@@ -42,7 +47,7 @@ class Gpu:
             if count >= 384 and (start == 0 or (start >= 4096 and start * count >= 1 << 23)):
                 library += 4 * HEADS * DIM * pairs / _LIBRARY + start / 16384 * 53e-6
             else:
-                paged += 4 * HEADS * DIM * pairs
+                paged += 4 * HEADS * DIM * pairs * (self.few_rows if count < 256 else 1.0)
                 rows = min(count, self.rows_an_item)
                 longest = max(longest, 4 * HEADS / KV_HEADS * DIM * rows * (start + count))
         alone = 0.0 if self.splits else longest / _PAGED_ALONE
@@ -107,7 +112,15 @@ class ModelledPass:
     alignment: int = 256
     refused: int = 0
     uncaptured: str = ""
-    timed_passes: None = None
+
+    @property
+    def timed_passes(self) -> tuple[TimedPass, TimedPass]:
+        """As a worker measures them at start-up, one pass behind the other."""
+        few, most = (
+            TimedPass(rows, max(self.gpu.seconds([(0, rows)]), self.host_s))
+            for rows in (_FEW_ROWS, _MOST_ROWS)
+        )
+        return few, most
 
     def forward(self, step: PrefillStep) -> Tensor:
         took = self.gpu.seconds(step.runs)

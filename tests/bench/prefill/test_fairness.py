@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.cost import LEAST_ROWS_GPU
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.layout import CacheGroup, Layout, Plane
@@ -86,7 +86,7 @@ LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=6
 
 def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     """500-token prompts, beside one of 100K."""
-    return Fairness(modelled_traffic(bounds, gpu, host_s), 500, 100_000, 800, seed=0)
+    return Fairness(modelled_traffic(bounds, gpu, host_s), 500, 100_000, 300, seed=0)
 
 
 def modelled_traffic(bounds: StepBounds, gpu: Gpu, host_s: float) -> Traffic:
@@ -95,11 +95,11 @@ def modelled_traffic(bounds: StepBounds, gpu: Gpu, host_s: float) -> Traffic:
     stream = ModelledStream(time)
     cost = WatchedCost(HALF_CONTEXT, LEAST_ROWS_GPU, lambda seconds: log.took(seconds))
     log = StepLog(cost)
+    prompts = ModelledPass(stream, gpu, host_s)
+    cost.begin(*prompts.timed_passes)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(
-        WatchedPass(ModelledPass(stream, gpu, host_s), log, time.now), scheduler, stream, time.now
-    )
+    loop = PrefillLoop(WatchedPass(prompts, log, time.now), scheduler, stream, time.now)
     ids = {count: (0,) * count for count in (500, 8192, 100_000)}
     return Traffic(loop, log, time, ids.__getitem__)
 
@@ -126,6 +126,22 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     assert found["long_ratio"] <= 2.1, "it takes long steps alone"
     unbounded = run_modelled(replace(bounds, seconds=1.0))
     assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
+
+
+def test_too_low_an_estimate_of_attention_does_not_last() -> None:
+    """Chunks of few rows beside short prompts, whose attention takes twice as long a key as that of the wide
+    chunks it was learned from."""
+    gpu, bounds = Gpu(few_rows=2.0), StepBounds(2048, 0.025, 2.0, 256, 0.05)
+    traffic = modelled_traffic(bounds, gpu, 4.5e-3)
+    fair = Fairness(traffic, 500, 100_000, 300, seed=0)
+    alone = fair.alone()
+    cost = traffic.cost
+    for _ in range(9):
+        PrefillCost.took(cost, [(80_000, 1024)], cost.unit_s * 1024 * 1.5)
+    assert cost.attention < 0.8
+    found = fair.beside(alone)
+    assert found["ratio_p99"] <= 2, found
+    assert found["cost"]["attention_slowness"] > 2
 
 
 def test_a_long_prompt_alone_takes_little_more_than_in_one_step() -> None:

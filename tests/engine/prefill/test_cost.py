@@ -70,7 +70,7 @@ def test_a_least_step_is_no_larger_than_the_largest() -> None:
     assert cost.of_step([(0, 1)]) == 224
 
 
-@given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.5, 8), seed=st.integers(0, 100))
+@given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.7, 8), seed=st.integers(0, 100))
 def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, seed: int) -> None:
     """Whatever the order of steps near and far from their prompts' beginning, and a bad one now and then."""
     draw, cost = random.Random(seed), PrefillCost(1000.0)
@@ -82,6 +82,21 @@ def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, s
         seconds = pace * (70 + slowness * 70 * (start + 35) / 1000)
         assert cost.seconds_of(cost.of(start, 70)) == pytest.approx(seconds, rel=0.15)
         assert cost.tokens_within(start, cost.units_within(seconds)) in range(59, 84)
+
+
+@pytest.mark.parametrize("underestimate", [0.25, 0.7])
+def test_attention_thought_too_fast_is_learned_again(underestimate: float) -> None:
+    """Steps of which, by what was learned, attention is the smaller part: 256 rows 20,000 tokens into a
+    prompt, whose attention takes as long by arithmetic as 192 rows, and three times that in fact."""
+    cost, half, pace, slowness = PrefillCost(26_600.0, least_rows=224), 26_600.0, 24e-6, 3.0
+    cost.begin(TimedPass(64, pace * 320), TimedPass(2048, pace * 2048))
+    for _ in range(9):
+        cost.took([(80_000, 1024)], pace * (1024 + underestimate * 1024 * 80_512 / half))
+    assert cost.attention <= 0.71
+    rows, context = max(256, cost.least_rows), 256 * 20_128 / half
+    for _ in range(5):
+        cost.took([(20_000, 256)], pace * (rows + slowness * context))
+    assert cost.attention == pytest.approx(slowness, rel=0.01)
 
 
 def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
