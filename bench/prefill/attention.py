@@ -1,5 +1,5 @@
-"""One layer's prompt attention alone, each way that there is: what the paged kernel's tuning and the
-library's rule should be.
+"""A layer's prompt attention alone, each way that there is: what the paged kernel's tuning and the
+library's rule should be. Where layers differ by their windows, the mean of one period of them.
 
     python -m bench.prefill.attention [--shape llama-3.1-8b] [--dtype bf16] [--runs 0+8192,0+1024,7168+1024]
         [--json]
@@ -78,11 +78,13 @@ class Bench:
         from baton.engine.prefill.attention import prompt_workspace
         from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
         from baton.engine.sequence import Limits, SamplingParams, Sequence
-        from bench.random_model import random_model
+        from bench.random_model import random_model, randomize
         from bench.shapes import Shape
 
-        small = {"num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
-        config = {**SHAPES[shape].config, **small}
+        config = SHAPES[shape].config
+        layers = config["sliding_window_pattern"] if config.get("sliding_window") else 1
+        small = {"num_hidden_layers": layers, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
+        config = {**config, **small}
         self.start, self.rows = start, rows
         self.decoder = random_model(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
         # Whatever the rule thinks worth it: that is to be found out.
@@ -91,9 +93,10 @@ class Bench:
         )
         blocks = -(-(start + rows) // _BLOCK_TOKENS)
         self.cache = KVCache(self.decoder.layout, 1 + blocks, device)
-        self.cache.groups[0].normal_()
+        randomize(self.cache)
         self.sequence = Sequence((1,) * (start + rows), start + rows, SamplingParams(), Limits(1))
-        self.sequence.blocks = (tuple((1 + torch.randperm(blocks)).tolist()),)
+        table = tuple((1 + torch.randperm(blocks)).tolist())
+        self.sequence.blocks = (table,) * len(self.decoder.layout.groups)
         self.workspace = prompt_workspace(self.decoder, rows, self.rule, KeySplit())
         self.workspace.qkv[:rows].normal_()
 
@@ -109,7 +112,7 @@ class Bench:
         return found
 
     def launch(self, rule: LibraryRule | None, tuning: PromptTuning) -> tuple[Callable[[], None], float]:
-        """The run's attention, and the seconds that making it ready took."""
+        """The run's attention in all layers, and the seconds that making it ready took."""
         import torch
 
         from baton.device.upload import put_ints
@@ -121,27 +124,38 @@ class Bench:
         begun = time.perf_counter()
         attention = PromptAttention(self.decoder, self.cache, self.workspace, self.rows, rule, KeySplit())
         ready = time.perf_counter() - begun
-        plan = attention.plan([(self.start, self.rows)], attention.heads[0], tuning)
-        if rule is not None and not plan.attention.by_library:
+        plans = [attention.plan([(self.start, self.rows)], heads, tuning) for heads in attention.heads]
+        if rule is not None and not any(plan.attention.by_library for plan in plans):
             print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
-        step = StepInputs(step_of([Chunk(self.sequence, self.start, self.rows)]), self.rows, [plan])
+        step = StepInputs(step_of([Chunk(self.sequence, self.start, self.rows)]), self.rows, plans)
         there = torch.empty(step.layout.size, dtype=torch.int32, device=self.decoder.device)
         put_ints(step.values(step.layout), there)
         places = step.layout.places(there)
-        planned = PlannedRows(plan, places.groups[0], places.tables, step.lines[0])
-        layer = self.decoder.layers[0].attention
+        groups = [
+            PlannedRows(plan, group, places.tables, lines)
+            for plan, group, lines in zip(plans, places.groups, step.lines, strict=True)
+        ]
+        layers = [layer.attention for layer in self.decoder.layers]
 
         def run() -> None:
-            attention.run(layer, self.rows, planned)
+            for layer in layers:
+                attention.run(layer, self.rows, groups[layer.group])
 
         return run, ready
 
     def _timed(self, launch: Callable[[], None]) -> dict[str, Any]:
-        c = self.decoder.config
-        seen = (self.start + (self.rows + 1) / 2) * self.rows
-        us = microseconds(launch, self.decoder.device.type)
+        c, layers = self.decoder.config, self.decoder.layers
+        windows = [self.decoder.layout.groups[layer.attention.group].window for layer in layers]
+        seen = sum(self.pairs(window) for window in windows) / len(layers)
+        us = microseconds(launch, self.decoder.device.type) / len(layers)
         tflops = 4.0 * c.num_heads * c.head_dim * seen / us / 1e6
         return {"start": self.start, "rows": self.rows, "us": round(us, 1), "tflop_s": round(tflops, 1)}
+
+    def pairs(self, window: int | None) -> float:
+        """Pairs of a row and a key that it sees, in one layer."""
+        if window is None:
+            return (self.start + (self.rows + 1) / 2) * self.rows
+        return sum(min(position + 1, window) for position in range(self.start, self.start + self.rows))
 
 
 def microseconds(launch: Callable[[], None], device: str) -> float:

@@ -83,7 +83,7 @@ def two_processes(
         def begin() -> Transfer:
             number = next(numbers)
             receiver.expect(number, blocks)
-            return sending.begin(*ticket_for(receiver.ready_line["address"], number, blocks))
+            return sending.begin(*ticket_for(receiver.ready_line["endpoints"], number, blocks))
 
         step = None if device == "cpu" else _held_step(device)
         seconds: list[float] = []

@@ -3,7 +3,7 @@ KV cache.
 
     python -m bench.transfer.decode_end SETTING      `Setting` as JSON
 
-Writes {"address"}, then answers each line of stdin, until that closes:
+Writes {"endpoints"}, then answers each line of stdin, until that closes:
 
     {"steps": n, "arrivals": b}   a window: admits the batch anew, decodes until it is full and warm, writes
                                   {"begun"}; n steps later the window's figures
@@ -36,7 +36,6 @@ from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
-from kvtransfer.protocol.addresses import to_text
 from kvtransfer.receiver.events import Committed, Withdrawn
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ class DecodingEnd:
         sink = self._device_sink(device)
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
-        endpoints = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
-        self.address = to_text(endpoints)
+        listening = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        self.endpoints = [(one.transport, one.address) for one in listening]
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None
@@ -263,7 +262,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as an engine does: a look at all that was loaded would hold up the steps
     end.expect(True)
-    _report({"address": end.address})
+    _report({"endpoints": end.endpoints})
     while _answer(end, selector):
         end.turn()
     end.close()

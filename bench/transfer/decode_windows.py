@@ -96,7 +96,9 @@ class Sending:
     def _send(self) -> None:
         number, blocks = self._next, self._setting.blocks
         self._begun[number] = time.monotonic()
-        self._sending.send(*ticket_for(self._end.ready_line["address"], number, blocks), self._first(number))
+        self._sending.send(
+            *ticket_for(self._end.ready_line["endpoints"], number, blocks), self._first(number)
+        )
         self._next += 1
 
     def _first(self, transfer: int) -> int:

@@ -2,7 +2,7 @@
 bytes.
 
     python -m bench.transfer.ends BLOCKS TRANSPORT DEVICE
-                                      a receiver; writes {"address", "raw_address"}, then for each line
+                                      a receiver; writes {"endpoints", "raw_address"}, then for each line
                                       {"transfer", "blocks"} on stdin expects that transfer, answers {}, for
                                       {"verified": true} when the last transfer's commit was found
                                       right with all its bytes in their blocks, on the monotonic clock;
@@ -21,7 +21,7 @@ import secrets
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.json_lines_process import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.protocol.addresses import from_text, to_text
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import HEADER_BYTES
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
@@ -62,12 +62,12 @@ TRANSFER_S = 60.0
 TRANSFER = TransferConfig()
 
 
-def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
-    """A ticket that this module's receiver accepts."""
+def ticket_for(endpoints: Iterable[tuple[str, str]], transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
+    """A ticket that this module's receiver accepts. `endpoints`: transport and address of each."""
     body = TicketBody(
         attempt=Attempt(request_id=secrets.token_bytes(16), number=1),
         issuer=_identity("receiver"),
-        endpoints=[endpoint.message() for endpoint in from_text(address)],
+        endpoints=[Endpoint(transport, address).message() for transport, address in endpoints],
         transfer_id=transfer,
         block_counts=[blocks],
         token_count=1,
@@ -216,8 +216,8 @@ def main() -> None:
     receiver = receiver_of(sink, block_bytes_on(where), wakeup.set, device)
     server, raw_address = _raw_server()
     nccl = nccl_links_for(transport, None if device is None else device.blocks)
-    address = to_text(receiver.listen("127.0.0.1", transport=transport, nccl=nccl))
-    _report({"address": address, "raw_address": raw_address})
+    endpoints = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+    _report({"endpoints": [(one.transport, one.address) for one in endpoints], "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
@@ -290,7 +290,7 @@ def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | No
     return sink, sink.sink()
 
 
-def _report(message: dict[str, str] | dict[str, bool | float]) -> None:
+def _report(message: Mapping[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -5,7 +5,7 @@
     nccl       HOST:PORT                  nccl:HOST:PORT         between GPUs
     grpc       HOST:PORT                  HOST:PORT
 
-The text form is for logs and command lines; on the wire endpoints are messages (`baton.v1.Endpoint`).
+The text form is for logs and errors; on the wire endpoints are messages (`baton.v1.Endpoint`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,3 @@ def from_messages(messages: Iterable[types_pb2.Endpoint]) -> tuple[Endpoint, ...
 def to_text(endpoints: Iterable[Endpoint]) -> str:
     """All of them, separated by spaces."""
     return " ".join(map(str, endpoints))
-
-
-def from_text(text: str) -> tuple[Endpoint, ...]:
-    """Parses what `to_text` made; ranks are 0."""
-    return tuple(map(_parse, text.split()))
-
-
-def _parse(word: str) -> Endpoint:
-    scheme, _, rest = word.partition(":")
-    return Endpoint(scheme, rest) if scheme in (IPC, NCCL) else Endpoint(GRPC, word)

@@ -48,14 +48,6 @@ class Chart:
         self._marks.append(f'<path class="line {style}" d="{path}"/>')
         self._name(style, label)
 
-    def band(self, low: Points, high: Points, style: str) -> None:
-        """The area between two lines."""
-        if len(low) < 2:
-            return
-        places = [self.at(x, y) for x, y in [*low, *reversed(high)]]
-        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        self._marks.append(f'<path class="band {style}" d="M{path}Z"/>')
-
     def dots(
         self, points: Points, style: str, label: str = "", *, radius: float = 2.0, titles: Sequence[str] = ()
     ) -> None:

@@ -102,7 +102,13 @@ class Router:
         self.store = Store(config.state)
         self.cancels = Cancels()
         certificates = _worker_certificates(config)
-        directory = Directory(config.workers, self.cancels.cancel_orphan, config.cluster_secret, certificates)
+        directory = Directory(
+            config.workers,
+            self._workers_changed,
+            self.cancels.cancel_orphan,
+            config.cluster_secret,
+            certificates,
+        )
         self.directory = directory
         self.discovery = Discovery(
             directory,
@@ -275,7 +281,7 @@ class Router:
         await self._questions.start()
         if self._view is not None:
             self._view.start()
-        self.directory.start(self._workers_changed)
+        self.directory.start()
         self.store.watch(lambda members: self.discovery.set_registered(members.values()))
         if isinstance(self._keys, RedisKeys):
             self._keys.follow(self.store.watch_api_keys(config.cluster_secret))

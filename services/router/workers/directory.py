@@ -43,16 +43,18 @@ class Directory:
     def __init__(
         self,
         addresses: Sequence[str],
+        on_change: Callable[[], None],
         on_orphan: Callable[[Worker, Attempt], None] = lambda worker, attempt: None,
         cluster_secret: str = "",
         certificates: WorkerCertificates | None = None,
     ) -> None:
-        """`on_orphan` is called with each output of an attempt that no request of this router waits for.
+        """`on_change` is called whenever a worker may take more or less work, and when one comes or goes;
+        `on_orphan` with each output of an attempt that no request of this router waits for.
         `certificates`: None: workers are called in plaintext."""
         self._on_orphan = on_orphan
         self._cluster_secret = cluster_secret
         self._certificates = certificates
-        self._on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._addresses = dict.fromkeys(addresses)
         self.peers: dict[str, Peer] = {}
         self._workers: dict[str, Worker] = {}
@@ -79,10 +81,8 @@ class Directory:
         """The last worker found at an address, lost or not."""
         return self._workers.get(address)
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Opens channels and begins to poll; call it on the event loop. `on_change` is called whenever a
-        worker may take more or less work, and when one comes or goes."""
-        self._on_change = on_change
+    def start(self) -> None:
+        """Opens channels and begins to poll; call it on the event loop."""
         self._liveness = _logged(asyncio.create_task(self._check_liveness()))
         for address in self._addresses:
             self.add(address)

@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from baton.engine.model.modules import Attention
+from baton.engine.prefill.attention import PlannedRows, PromptAttention
 from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.prefill.__main__ import _parser, cases_of, run_all
 from bench.prefill.attention import Bench
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.kinds import budget, kind_of
+from bench.shapes import SHAPES, Shape
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
 
 
@@ -74,6 +78,27 @@ def test_attention_alone_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (paged["rows"], library["start"]) == (13, 50)
     assert library["plan_s"] >= 0
     assert paged["us"] > 0
+
+
+def test_attention_of_layers_with_windows_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    windows = {"sliding_window": 8, "sliding_window_pattern": 2}
+    config = {**SHAPES["gemma-3-1b"].config, **sizes, **windows}
+    monkeypatch.setitem(SHAPES, "windows", Shape(config))
+    monkeypatch.setattr("bench.prefill.attention.tunings", lambda: [SMALL_TUNING])
+    bench = Bench("windows", "fp32", 18, 5, "cpu", SMALL_RULE)
+    groups: list[int | None] = []
+    run = PromptAttention.run
+
+    def noted(self: PromptAttention, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
+        groups.append(bench.decoder.layout.groups[attention.group].window)
+        return run(self, attention, rows, planned)
+
+    monkeypatch.setattr(PromptAttention, "run", noted)
+    paged, library = bench.measure()
+    assert groups == [8, None, 8, None]
+    assert paged["us"] > 0 < library["us"]
+    assert (bench.pairs(8), bench.pairs(None)) == (5 * 8, 5 * 18 + 15)
 
 
 @pytest.mark.slow

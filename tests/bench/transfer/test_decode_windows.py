@@ -66,7 +66,7 @@ class Asked:
     """An end in this process, asked by another thread as a process is."""
 
     def __init__(self, end: DecodingEnd) -> None:
-        self.ready_line = {"address": end.address}
+        self.ready_line = {"endpoints": end.endpoints}
         self._end = end
         self._questions: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -25,7 +25,7 @@ from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.modules import DenseMlp, Linear, Product
 from baton.engine.model.quantization.quantize import quantize
-from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
+from tests.engine.kernels.gpu.gemm.test_gpu_gemm import DEVICE, normal, reference
 
 FP8, INT8 = WeightFormat("fp8"), WeightFormat("int8")
 ROWS, WIDTH, INNER = 17, 64, 96

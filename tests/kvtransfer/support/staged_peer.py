@@ -24,7 +24,7 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector
-from kvtransfer.protocol.addresses import NCCL, from_text, to_text
+from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint, to_text
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
@@ -50,13 +50,22 @@ def ticket_for(address: str, incarnation: int, transfer: int, blocks: int) -> tu
     body = TicketBody(
         attempt=Attempt(request_id=transfer.to_bytes(16, "little"), number=1),
         issuer=identity("receiver", incarnation),
-        endpoints=[endpoint.message() for endpoint in from_text(address)],
+        endpoints=[endpoint.message() for endpoint in endpoints_of(address)],
         transfer_id=transfer,
         block_counts=[blocks],
         token_count=1,
         fingerprint=FINGERPRINT,
     )
     return TicketSigner(SECRET).sign(body), body
+
+
+def endpoints_of(text: str) -> list[Endpoint]:
+    """Parses what `to_text` made."""
+    words = [word.partition(":") for word in text.split()]
+    known = [
+        (scheme, rest) if scheme in (IPC, NCCL) else (GRPC, f"{scheme}:{rest}") for scheme, _, rest in words
+    ]
+    return [Endpoint(transport, address) for transport, address in known]
 
 
 def push(transfer: Transfer, source: Source, ordinals: range) -> None:

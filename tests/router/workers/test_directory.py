@@ -17,8 +17,8 @@ async def test_workers_come_and_go() -> None:
     async with contextlib.AsyncExitStack() as stack:
         fakes = [FakeWorker(f"both-{index}", WorkerRole.WORKER_ROLE_BOTH, cluster) for index in range(3)]
         addresses = [(await stack.enter_async_context(fake.serving())).address for fake in fakes]
-        directory = Directory([])
-        directory.start(lambda: changes.append(1))
+        directory = Directory([], lambda: changes.append(1))
+        directory.start()
         try:
             directory.set_addresses(addresses[:2])
             await until(lambda: [worker.name for worker in directory.workers] == ["both-0", "both-1"])

@@ -22,7 +22,7 @@ class Watched(Directory):
     """A directory that only records its addresses."""
 
     def __init__(self) -> None:
-        super().__init__(())
+        super().__init__((), lambda: None)
         self.expiring: list[str] = []
 
     def set_addresses(self, addresses: Sequence[str], expiring: Sequence[str] = ()) -> None:
@@ -111,8 +111,8 @@ def test_only_reachable_workers_of_this_model_are_used() -> None:
 async def test_an_expiring_worker_stays_as_long_as_it_answers() -> None:
     cluster = FakeCluster()
     fake = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, cluster)
-    directory = Directory([])
-    directory.start(lambda: None)
+    directory = Directory([], lambda: None)
+    directory.start()
     both = Discovery(directory, MODEL)
     async with contextlib.AsyncExitStack() as stack:
         address = (await stack.enter_async_context(fake.serving())).address
@@ -131,11 +131,11 @@ async def test_an_expiring_worker_stays_as_long_as_it_answers() -> None:
 
 async def test_groups_of_the_registry(model_folder: Path) -> None:
     """A worker has its group, whether it is found before or after the registry is read."""
-    directory = Directory(())
+    directory = Directory((), lambda: None)
     finder = Discovery(directory, MODEL)
     worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
     async with worker.serving():
-        directory.start(lambda: None)
+        directory.start()
         here = socket.gethostname()
         finder.set_registered([listed(worker.address, host=here, group="pod-a")])
         await until(lambda: directory.at(worker.address) is not None)

@@ -44,7 +44,7 @@ class Cluster:
         certificates = WorkerCertificates(
             at_once(self.authority.internal(folder, "router"), "router"), SECRET
         )
-        self.directory = Directory((), certificates=certificates)
+        self.directory = Directory((), lambda: None, certificates=certificates)
         self.discovery = Discovery(
             self.directory, "fake", secret=secret_name(SECRET), certificates=certificates
         )
@@ -79,7 +79,7 @@ async def cluster(
     fakes = FakeCluster.like(model_folder)
     made = Cluster(tmp_path, FakeWorker("decode-0", WorkerRole.WORKER_ROLE_DECODE, fakes))
     async with made.worker.serving():
-        made.directory.start(lambda: None)
+        made.directory.start()
         yield made
         await made.directory.stop()
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from baton.engine.kernels.gpu.attention.items import Heads, SplitPolicy
-from tests.engine.kernels.test_prompt_attention import attend
-from tests.engine.kernels.test_split_attention import run
+from tests.engine.kernels.gpu.attention.test_prompt_attention import attend
+from tests.engine.kernels.gpu.attention.test_split_attention import run
 from tests.engine.prompt_reference import PromptCase
 from tests.engine.split_reference import AttentionCase
 

@@ -18,7 +18,7 @@ from baton.engine.kernels.gpu.step.quantize_rows import quantize_digits, quantiz
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.quantize import quantize
-from tests.engine.forward.test_gpu_gemm import DEVICE, normal, reference
+from tests.engine.kernels.gpu.gemm.test_gpu_gemm import DEVICE, normal, reference
 
 WEIGHT_FORMATS = [
     WeightFormat("fp8"),
