@@ -1,5 +1,6 @@
 """The `baton` command: `up`, `demo`, `router`, `worker`, `worker-group`, `supervise`, `stop-workers`,
-`ray-certificate`, `status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `keys`, `version`.
+`ray-certificate`, `status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `keys`, `audit`,
+`version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -15,7 +16,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import drain, group, keys, pool, ray_certificate, router, stop_workers, supervise, worker
+from baton.cli import (
+    audit,
+    drain,
+    group,
+    keys,
+    pool,
+    ray_certificate,
+    router,
+    stop_workers,
+    supervise,
+    worker,
+)
 from baton.cli.check import command as check
 from baton.cli.common import extras
 from baton.cli.common.messages import discard, notify
@@ -95,6 +107,7 @@ def _parser() -> Parser:
     drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
     pool.add_flags(add("pool", pool.run, "list the pools of workers, or switch to another one"), Parser)
     keys.add_flags(add("keys", keys.run, "add, list and revoke API keys in Redis"), Parser)
+    audit.add_flags(add("audit", audit.run, "verify a router's audit log"), Parser)
     supervise.add_flags(add("supervise", supervise.run, "run the workers of an existing Ray cluster"))
     stop_workers.add_flags(
         add("stop-workers", stop_workers.run, "drain the workers of this container, before Ray ends them")

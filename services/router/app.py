@@ -15,6 +15,7 @@ from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
+from services.common.observability.audit_log import AuditFile, AuditLog
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
@@ -23,13 +24,11 @@ from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.http_api import HttpApi, health_routes
-from services.router.auth.api_keys import ApiKeys
+from services.router.auth.configured import configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
-from services.router.auth.keys import Keys
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.scopes import HttpRules, check_grpc_rules
-from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
@@ -83,7 +82,8 @@ class Router:
         self._config = config
         check_plaintext(config)
         check_public_access(config.host, config.auth)
-        self._keys = _keys(config)
+        self.audit = _audit_log(config)
+        self._keys = configured_keys(config, self.audit)
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
@@ -138,7 +138,7 @@ class Router:
             config.tokenizer_threads,
             config.max_waiting,
         )
-        self.observations = Observations()
+        self.observations = Observations(self.audit, config.served_model_name)
         self.unread = UnreadBudget(config.connections.max_unread_mb << 20)
         self.dispatcher = Dispatcher(
             LifecycleDeps(
@@ -220,6 +220,7 @@ class Router:
             addresses=self._addresses,
             siblings=self._questions,
             keys=self._keys,
+            audit_log=self.audit if config.audit_log else None,
         )
         files = tls = None
         if config.public_tls is not None:
@@ -253,6 +254,7 @@ class Router:
             self.pools,
             self._workers_changed,
             lambda: self._view.running if self._view is not None else 0,
+            self.audit,
         )
         admin.register(self.admin_grpc.server)
         app = http_app([metrics_route(registry, self._questions), *health_routes(self.readiness)])
@@ -284,7 +286,8 @@ class Router:
         self.directory.start()
         self.store.watch(lambda members: self.discovery.set_registered(members.values()))
         if isinstance(self._keys, RedisKeys):
-            self._keys.follow(self.store.watch_api_keys(config.cluster_secret))
+            watch = self.store.watch_api_keys
+            self._keys.follow(watch(config.cluster_secret, self._keys.changed))
         self._background = [
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._window.run()),
@@ -318,6 +321,7 @@ class Router:
         )
         await self.directory.stop()
         self.tokenizer.close()
+        await asyncio.to_thread(self.audit.close)
 
     async def _drained(self, calls: asyncio.Task[None], deadline: float) -> None:
         """Returns once no request runs, and none that has arrived is still being read; `calls` ends with the
@@ -362,22 +366,12 @@ def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
     return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
 
 
-def _keys(config: RouterConfig) -> Keys | None:
-    """The configured keys; None: the public ports need none. BatonError(INVALID) if they cannot be used."""
-    auth = config.auth
-    if auth is None or auth.none:
-        if not is_loopback(config.host):
-            _log.warning("public_ports_without_api_keys", host=config.host)
-        return None
-    if auth.api_keys_file is not None:
-        return ApiKeys(auth.api_keys_file)
-    file = TenantKeys(auth.tenants_file, needs_key=not auth.redis_keys) if auth.tenants_file else None
-    if not auth.redis_keys:
-        assert file is not None  # one of them is set
-        return file
-    if config.state is None or not config.cluster_secret:
-        raise BatonError(ErrorKind.INVALID, "auth.redis_keys needs a Redis and a cluster_secret")
-    return RedisKeys(file, auth.redis_keys_max_age_s)
+def _audit_log(config: RouterConfig) -> AuditLog:
+    """The audit log; of several processes each has a file. BatonError(INVALID) if it cannot be written."""
+    if config.audit_log is None:
+        return AuditLog()
+    suffix = "" if config.member is None else f".{config.member.index}"
+    return AuditFile(config.audit_log.with_name(config.audit_log.name + suffix))
 
 
 def _admin_secret(config: RouterConfig) -> str:

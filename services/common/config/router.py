@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from baton.addresses import is_loopback
@@ -149,6 +151,11 @@ class RouterSettings(StrictModel):
         "auto",
         description="how the model marks reasoning, which is returned apart from the content; think: "
         "<think>…</think>; auto: as its chat template shows",
+    )
+    audit_log: Path | None = Field(
+        None,
+        description="file of the audit log: who did what, without content; with several processes, a file "
+        "for each, with its number at the end; unset: none",
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),

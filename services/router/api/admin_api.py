@@ -21,6 +21,8 @@ from baton.v1.admin_pb2 import (
 )
 from baton.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from services.common.errors import abort
+from services.common.observability.audit_chain import AuditRecord
+from services.common.observability.audit_log import AuditLog
 from services.common.observability.logs import get_log
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
@@ -47,8 +49,11 @@ class AdminService(AdminServiceServicer):
         pools: Pools,
         on_change: Callable[[], None],
         siblings_running: Callable[[], int] = lambda: 0,
+        audit: AuditLog | None = None,
     ) -> None:
-        """`siblings_running`: requests of the router's other processes."""
+        """`siblings_running`: requests of the router's other processes. `audit`: where drains and switches
+        are recorded."""
+        self._audit = audit or AuditLog()
         self._status = status
         self._directory = directory
         self._dispatcher = dispatcher
@@ -92,6 +97,7 @@ class AdminService(AdminServiceServicer):
             self._pools.switch(request.pool)
         except BatonError as error:
             await abort(context, error)
+        self._record("switch", f"pool {request.pool}")
         self._on_change()
         return SwitchPoolResponse(pools=self._pools.status())
 
@@ -99,6 +105,7 @@ class AdminService(AdminServiceServicer):
         if worker.drained_by_operator != drained:
             _log.info("worker_drain_started" if drained else "worker_drain_ended", worker=worker.name)
             worker.set_drained(drained)
+            self._record("drain" if drained else "resume", worker.name)
         running = worker.claimed_slots + worker.siblings.slots
         return DrainResponse(running=running, queued_tokens=worker.prefill_queue_tokens)
 
@@ -106,10 +113,14 @@ class AdminService(AdminServiceServicer):
         if self._dispatcher.draining != drained:
             _log.info("router_drain_started" if drained else "router_drain_ended")
             self._dispatcher.set_draining(drained)
+            self._record("drain" if drained else "resume", "router")
             self._on_change()
         queued = sum(worker.prefill_queue_tokens for worker in self._directory.workers)
         running = self._dispatcher.running + self._siblings_running()
         return DrainResponse(running=running, queued_tokens=queued)
+
+    def _record(self, outcome: str, target: str) -> None:
+        self._audit.record(AuditRecord("admin", outcome, target=target))
 
     def _address(self, name: str) -> str:
         """The address of a worker, by name or address; NOT_FOUND if there is none. An address may have no

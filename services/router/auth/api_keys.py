@@ -29,7 +29,14 @@ class ApiKeys(Keys):
             raise BatonError(ErrorKind.INVALID, f"api_keys_file {path} has no key")
 
     def _caller(self, hashed: bytes) -> Caller | None:
-        self._file.look()
+        before = self._file.value
+        if self._file.look():
+            for outcome, keys in (
+                ("added", self._file.value - before),
+                ("removed", before - self._file.value),
+            ):
+                for one in keys:
+                    self._record_change(outcome, default_key_id(one))
         return Caller(default_key_id(hashed)) if self._knows(hashed) else None
 
     def _knows(self, found: bytes) -> bool:

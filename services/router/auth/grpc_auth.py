@@ -12,7 +12,7 @@ import grpc.aio
 from baton.errors import BatonError
 from services.common.errors import abort
 from services.router.auth.keys import Keys
-from services.router.auth.scopes import Access, grpc_rule
+from services.router.auth.scopes import GRPC_RULES, UNKNOWN, Access, grpc_rule
 from services.router.tenants.current import current_caller
 
 if TYPE_CHECKING:  # generic in its stub file only
@@ -37,7 +37,8 @@ class GrpcAuth(_ServerInterceptor):
         if rule is not Access.OPEN:
             given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
             try:
-                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc", rule)
+                route = details.method if details.method in GRPC_RULES else UNKNOWN
+                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "grpc", rule, route)
             except BatonError as error:
                 return _refusal(error)
             current_caller.set(caller)  # for the call's task, which runs this

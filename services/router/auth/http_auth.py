@@ -23,12 +23,12 @@ class HttpAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Caller | None = None
-        rule = self._rules.of(scope["path"])
+        route, rule = self._rules.of(scope["path"])
         if rule is not Access.OPEN:
             given = Headers(scope=scope).getlist("authorization")
             try:
                 # Several are ambiguous: a proxy may have checked another one.
-                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "http", rule)
+                caller = self._keys.authenticate(given[0] if len(given) == 1 else None, "http", rule, route)
             except BatonError as error:
                 response = error_response(error)
                 if error.kind is ErrorKind.UNAUTHENTICATED:

@@ -7,6 +7,8 @@ from collections import Counter
 
 from baton.errors import BatonError, ErrorKind
 from baton.state.api_keys import key_hash
+from services.common.observability.audit_chain import AuditRecord
+from services.common.observability.audit_log import AuditLog
 from services.router.auth.scopes import Access, Rule
 from services.router.tenants.caller import Caller
 
@@ -22,14 +24,22 @@ class Keys(ABC):
         # Requests without a valid key, and those whose key does not permit them, by API.
         self.refused: Counter[str] = Counter()
         self.forbidden: Counter[str] = Counter()
+        self._audit = AuditLog()
 
-    def authenticate(self, authorization: str | None, api: str, rule: Rule = Access.ANY_KEY) -> Caller:
-        """The caller with this `authorization`, whose key satisfies the route's rule. `api`: where a refusal
-        is counted.
+    def audit_to(self, audit: AuditLog) -> None:
+        """From now on refusals and changes of keys are recorded there."""
+        self._audit = audit
+
+    def authenticate(
+        self, authorization: str | None, api: str, rule: Rule = Access.ANY_KEY, route: str = ""
+    ) -> Caller:
+        """The caller with this `authorization`, whose key satisfies the route's rule. `api`, `route`: where a
+        refusal is counted and recorded.
 
         Raises BatonError: UNAUTHENTICATED; FORBIDDEN where the key does not have the scope; UNAVAILABLE where
         the keys cannot be known.
         """
+        caller: Caller | None = None
         try:
             caller = self._known(authorization)
             if not isinstance(rule, Access):
@@ -39,6 +49,9 @@ class Keys(ABC):
                 self.refused[api] += 1
             elif error.kind is ErrorKind.FORBIDDEN:
                 self.forbidden[api] += 1
+            key_id, tenant = ("", "") if caller is None else (caller.key_id, caller.tenant_name)
+            outcome = error.kind.name.lower()
+            self._audit.record(AuditRecord("authentication", outcome, key_id, tenant, route=route))
             raise
         return caller
 
@@ -50,6 +63,10 @@ class Keys(ABC):
         if caller is None:
             raise BatonError(ErrorKind.UNAUTHENTICATED, "this API key is not valid")
         return caller
+
+    def _record_change(self, outcome: str, key_id: str, tenant: str = "") -> None:
+        """Records that a key was added, changed or removed."""
+        self._audit.record(AuditRecord("key", outcome, key_id=key_id, tenant=tenant))
 
     @abstractmethod
     def _caller(self, hashed: bytes) -> Caller | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
+from baton.state.api_keys import ApiKey
 from baton.state.key_view import KeyView
+from services.common.observability.audit_log import AuditLog
 from services.router.auth.keys import Keys
 from services.router.auth.tenant_keys import TenantKeys, caller_with
 from services.router.tenants.account import TenantAccount
@@ -31,6 +33,7 @@ class RedisKeys(Keys):
         self._max_age_s = max_age_s
         self._clock = clock
         self._view: KeyView | None = None
+        self._read = False
         self._own_accounts: dict[str, TenantAccount] = {}
 
     @property
@@ -42,6 +45,19 @@ class RedisKeys(Keys):
     def age_s(self) -> float:
         """Seconds for which a change of the keys in Redis may be unknown."""
         return math.inf if self._view is None else self._view.age_s
+
+    def audit_to(self, audit: AuditLog) -> None:
+        super().audit_to(audit)
+        if self._file is not None:
+            self._file.audit_to(audit)
+
+    def changed(self, added: Sequence[ApiKey], gone: Sequence[ApiKey]) -> None:
+        """Records changes of the keys in Redis, but for those that it had at the first reading."""
+        if self._read:
+            for outcome, keys in (("added", added), ("removed", gone)):
+                for key in keys:
+                    self._record_change(outcome, key.key_id, key.tenant)
+        self._read = True
 
     def follow(self, view: KeyView) -> None:
         """From now on the keys are those of this view."""

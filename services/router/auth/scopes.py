@@ -23,6 +23,9 @@ class Access(Enum):
 
 Rule = KeyScope | Access
 
+# What records name in place of a path or method that is not served, since it may be anything.
+UNKNOWN = "unknown"
+
 HTTP_RULES: dict[str, Rule] = {
     "/v1/completions": "generate",
     "/v1/chat/completions": "generate",
@@ -55,22 +58,23 @@ class HttpRules:
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         """Raises LookupError, which names the route, where one has no rule."""
-        self._exact: dict[str, Rule] = {}
-        self._patterns: list[tuple[re.Pattern[str], Rule]] = []
+        self._exact: dict[str, tuple[str, Rule]] = {}
+        self._patterns: list[tuple[re.Pattern[str], tuple[str, Rule]]] = []
         for route in routes:
             if not isinstance(route, Route) or route.path not in HTTP_RULES:
                 raise LookupError(f"no rule in auth.scopes says which API keys may use {route}")
-            rule = HTTP_RULES[route.path]
+            found = route.path, HTTP_RULES[route.path]
             if route.param_convertors:
-                self._patterns.append((route.path_regex, rule))
+                self._patterns.append((route.path_regex, found))
             else:
-                self._exact[route.path] = rule
+                self._exact[route.path] = found
 
-    def of(self, path: str) -> Rule:
-        """The rule of a request's path. One that has no route needs a key to be told so."""
-        if (rule := self._exact.get(path)) is not None:
-            return rule
-        return next((rule for pattern, rule in self._patterns if pattern.match(path)), Access.ANY_KEY)
+    def of(self, path: str) -> tuple[str, Rule]:
+        """The route of a request's path, and its rule. Where there is none, a key is needed to be told so."""
+        if (found := self._exact.get(path)) is not None:
+            return found
+        found = next((found for pattern, found in self._patterns if pattern.match(path)), None)
+        return found or (UNKNOWN, Access.ANY_KEY)
 
 
 def check_grpc_rules(services: Sequence[ServiceDescriptor]) -> None:

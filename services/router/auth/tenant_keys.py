@@ -36,7 +36,12 @@ class TenantKeys(Keys):
     def look(self) -> None:
         """Takes over the file's content, if it has changed and was not looked at just now."""
         if self._file.look():
+            before = {key: account.name for key, account in self._by_hash.values()}
             self._apply()
+            now = {key: account.name for key, account in self._by_hash.values()}
+            for outcome, some, others in (("added", now, before), ("removed", before, now)):
+                for key, tenant in some.items() - others.items():
+                    self._record_change(outcome, key.key_id, tenant)
 
     def caller(self, hashed: bytes) -> Caller | None:
         """Who has the key with this hash in the file as it was last looked at."""

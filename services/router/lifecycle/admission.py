@@ -23,7 +23,7 @@ from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.observations import Observations
 from services.router.request import validate
-from services.router.request.request import Echo, ParsedRequest, Request
+from services.router.request.request import ClientCall, Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
 from services.router.tenants.current import check_model, current_caller
@@ -38,6 +38,7 @@ from services.router.workers.pools import Pools
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
 _NO_LIMIT = 2**62
+_GENERATE = "/baton.v1.RouterService/Generate"
 # Tokens at the end of a prompt that show whether it has opened reasoning.
 _PROMPT_END = 12
 NO_HEADERS: Mapping[str, str] = {}
@@ -66,12 +67,13 @@ class ServedModel:
 
 
 class _Arrival(NamedTuple):
-    """When a call arrived, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, and
-    its limits where they are beside the body."""
+    """When a call arrived, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, its
+    limits where they are beside the body, and what is known of who calls what."""
 
     at_ns: int
     deadline: float
     slo: Slo | None
+    call: ClientCall
 
 
 class Admission:
@@ -106,7 +108,7 @@ class Admission:
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[CompletionBody, list[Request]]:
         """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
-        with self._arrival(headers=headers) as arrival:
+        with self._arrival("/v1/completions", headers=headers) as arrival:
             parsed, prompts = await self.reader.completion(body)
             return parsed, await self._admit(prompts, arrival)
 
@@ -114,7 +116,7 @@ class Admission:
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[ChatBody, list[Request]]:
         """POST /v1/chat/completions: the body, and a request for each output."""
-        with self._arrival(headers=headers) as arrival:
+        with self._arrival("/v1/chat/completions", headers=headers) as arrival:
             parsed, prompt = await self.reader.chat(body)
             return parsed, await self._admit([prompt], arrival)
 
@@ -122,39 +124,44 @@ class Admission:
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[ResponsesBody, Request]:
         """POST /v1/responses: the body and its request."""
-        with self._arrival(headers=headers) as arrival:
+        with self._arrival("/v1/responses", headers=headers) as arrival:
             parsed, prompt = await self.reader.response(body)
             return parsed, (await self._admit([prompt], arrival))[0]
 
     async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
-        with self._arrival(remaining_s) as arrival:
+        with self._arrival(_GENERATE, remaining_s) as arrival:
             return await self._admit([await self.reader.generate(data)], arrival)
 
     @contextlib.contextmanager
     def _arrival(
-        self, remaining_s: float | None = None, headers: Mapping[str, str] = NO_HEADERS
+        self, route: str, remaining_s: float | None = None, headers: Mapping[str, str] = NO_HEADERS
     ) -> Iterator[_Arrival]:
         """Opened when a call arrives. Counts the call if it is refused within."""
+        call = ClientCall(route=route)
+        if (caller := current_caller.get()) is not None:
+            call.key_id, call.tenant = caller.key_id, caller.tenant
         left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         try:
-            caller = current_caller.get()
-            if caller is not None and caller.tenant is not None:
-                caller.tenant.check()  # before anything is parsed or tokenised
+            if call.tenant is not None:
+                call.tenant.check()  # before anything is parsed or tokenised
             deadline = asyncio.get_running_loop().time() + left_s
-            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers))
+            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call)
         except BatonError as error:
-            self._observations.refused(error.kind)
+            self._observations.refused(error.kind, call)
             raise
 
     async def _admit(self, prompts: Sequence[ParsedRequest], arrival: _Arrival) -> list[Request]:
         """The requests of one client call."""
         requests: list[Request] = []
-        caller = current_caller.get()
         for parsed in prompts:
             check_model(parsed.model)
-            if caller is not None:
-                parsed.call.key_id, parsed.call.tenant = caller.key_id, caller.tenant
+            call = parsed.call
+            call.key_id, call.tenant, call.route = (
+                arrival.call.key_id,
+                arrival.call.tenant,
+                arrival.call.route,
+            )
             admitted = await self._outputs(parsed, arrival)
             if parsed.fills_context and parsed.max_tokens is None:
                 admitted = shorten(admitted, self._max_response_values)

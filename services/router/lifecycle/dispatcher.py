@@ -86,7 +86,7 @@ class Dispatcher:
             try:
                 permit = stack.enter_context(tenant.admit(cost))
             except BatonError as error:
-                self._deps.observations.refused(error.kind)
+                self._deps.observations.refused(error.kind, requests[0].call)
                 raise
             yield permit
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from baton.errors import ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
+from services.common.observability.audit_chain import AuditRecord
+from services.common.observability.audit_log import AuditLog
 from services.common.observability.histogram import Histogram, tokens_histogram
 from services.common.observability.logs import get_log
 from services.router.lifecycle.timeline import RequestTimeline
-from services.router.request.request import Finish
+from services.router.request.request import ClientCall, Finish, Request
 
 # The outcome of a request whose client disconnected or cancelled.
 CANCELLED = "cancelled"
@@ -32,8 +34,11 @@ def _seconds(names: tuple[str, ...]) -> dict[str, Histogram]:
 
 @dataclass
 class Observations:
-    """One router's. All counts are since its start."""
+    """One router's. All counts are since its start. `audit`: where each request's end or refusal is recorded;
+    `model`: the name of the served model there."""
 
+    audit: AuditLog = field(default_factory=AuditLog)
+    model: str = ""
     stages: dict[str, Histogram] = field(default_factory=lambda: _seconds(STAGES))
     latencies: dict[str, Histogram] = field(default_factory=lambda: _seconds(LATENCIES))
     prompt_lengths: Histogram = field(default_factory=tokens_histogram)
@@ -60,13 +65,16 @@ class Observations:
         """An attempt failed; another one may follow."""
         self.failed_attempts[kind.name.lower()] += 1
 
-    def refused(self, kind: ErrorKind) -> None:
+    def refused(self, kind: ErrorKind, call: ClientCall) -> None:
         """A request was not admitted."""
+        self.audit.record(
+            AuditRecord("refused", kind.name.lower(), call.key_id, call.tenant_name, route=call.route)
+        )
         self.outcomes[kind.name.lower()] += 1
         self.errors += 1
 
     def ended(
-        self, request_id: bytes, outcome: str, usage: Usage, trace: RequestTrace, timeline: RequestTimeline
+        self, request: Request, outcome: str, usage: Usage, trace: RequestTrace, timeline: RequestTimeline
     ) -> None:
         """Counts and logs a request that ran: ids, counts and times, no content.
 
@@ -84,10 +92,11 @@ class Observations:
         self.outcomes[outcome] += 1
         self.errors += outcome not in _NOT_ERRORS
         self.attempts += trace.attempts
+        self._record(request, outcome, usage)
         milliseconds = {f"{name}_ms": round(s * 1e3, 3) for name, s in (stages | latencies).items()}
         _log.info(
             "request_ended",
-            request=request_id.hex(),
+            request=request.id.hex(),
             outcome=outcome,
             stage=timeline.last_stage,
             prompt_tokens=usage.prompt_tokens,
@@ -98,4 +107,20 @@ class Observations:
             decode=trace.decode_worker,
             kv_bytes=trace.kv_bytes_shipped,
             **milliseconds,
+        )
+
+    def _record(self, request: Request, outcome: str, usage: Usage) -> None:
+        call = request.call
+        self.audit.record(
+            AuditRecord(
+                "request",
+                outcome,
+                call.key_id,
+                call.tenant_name,
+                request.id.hex(),
+                self.model,
+                call.route,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+            )
         )

@@ -117,7 +117,7 @@ class RequestLifecycle:
                 journal.close(self._request.id)
             trace = self._timeline.trace(self._output.attempt)
             self._deps.observations.ended(
-                self._request.id, self._outcome, self._output.usage, trace, self._timeline
+                self._request, self._outcome, self._output.usage, trace, self._timeline
             )
 
     async def _attempt(self) -> Finish | None:

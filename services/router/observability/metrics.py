@@ -147,6 +147,12 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_api_keys_age_seconds",
            "Time for which a change of the API keys in Redis may be unknown; absent without such keys.",
            lambda router: router.keys.age_s if isinstance(router.keys, RedisKeys) else None),
+    Metric("baton_router_audit_lines_total", "Lines of the audit log that were written.",
+           lambda router: router.audit_log.lines if router.audit_log is not None else None),
+    Metric("baton_router_audit_dropped_total",
+           "Records of the audit log that were lost: its queue was full, its file could not be written, or "
+           "there were too many calls without a valid key.",
+           lambda router: router.audit_log.dropped if router.audit_log is not None else None),
     Metric("baton_router_tenant_calls_total", "Calls that were admitted; absent without tenants.",
            lambda router: _by_tenant(router, lambda tenant: tenant.calls), ("tenant",)),
     Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit.",

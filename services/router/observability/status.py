@@ -20,6 +20,7 @@ from baton.v1.admin_pb2 import (
 from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
+from services.common.observability.audit_log import AuditLog
 from services.router.auth.keys import Keys
 from services.router.http.connections import Connections
 from services.router.lifecycle.admission import ServedModel
@@ -68,6 +69,7 @@ class Status:
     addresses: Mapping[str, str]
     siblings: SiblingQuestions
     keys: Keys | None = None
+    audit_log: AuditLog | None = None
 
     async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
         """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from baton.errors import BatonError
 from baton.state import Journal, Member, State
+from baton.state.api_keys import ApiKey
 from baton.state.key_view import KeyView
 from baton.v1.admin_pb2 import StoreStatus
 from services.common.config.state import StateConfig
@@ -56,10 +57,12 @@ class Store:
             view = self.state.watch(lambda: on_members(view.members))
             self._members = lambda: view.members
 
-    def watch_api_keys(self, cluster_secret: str) -> KeyView:
+    def watch_api_keys(
+        self, cluster_secret: str, on_change: Callable[[list[ApiKey], list[ApiKey]], None]
+    ) -> KeyView:
         """Polls the API keys in Redis; only with a configured store."""
         assert self.state is not None
-        return self.state.watch_api_keys(cluster_secret)
+        return self.state.watch_api_keys(cluster_secret, on_change)
 
     async def refusal(self) -> BatonError:
         """Returns the error with which Redis refuses access; never returns if it does not, or is

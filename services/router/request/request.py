@@ -59,6 +59,13 @@ class ClientCall:
     # The id of the API key that it had, and whose it is; None where keys belong to no tenants.
     key_id: str = ""
     tenant: TenantAccount | None = None
+    # The path or method that was called.
+    route: str = ""
+
+    @property
+    def tenant_name(self) -> str:
+        """Empty where keys belong to no tenants."""
+        return "" if self.tenant is None else self.tenant.name
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class Request:
     @property
     def tenant(self) -> str:
         """The tenant's name, which scopes cached prefixes; empty where keys belong to no tenants."""
-        return "" if self.call.tenant is None else self.call.tenant.name
+        return self.call.tenant_name
 
     @property
     def limits(self) -> Limits:

@@ -25,6 +25,11 @@ class Caller:
         """The caller with this key of this tenant."""
         return cls(key.key_id, tenant, key.scopes, key.models)
 
+    @property
+    def tenant_name(self) -> str:
+        """Empty where keys belong to no tenants."""
+        return "" if self.tenant is None else self.tenant.name
+
     def require(self, scope: KeyScope) -> None:
         """Raises BatonError(FORBIDDEN) where the key does not have the scope."""
         if self.scopes is not None and scope not in self.scopes:

@@ -1,0 +1,27 @@
+"""`baton audit verify`: checks that no line of a router's audit log was changed, removed or inserted."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from services.common.observability.audit_chain import verify
+
+
+def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.ArgumentParser]) -> None:
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", dest="audit_command", parser_class=parser_class
+    )
+    verifying = commands.add_parser(
+        "verify", help="check that no line was changed, removed or inserted; exit code 2 if one was"
+    )
+    verifying.add_argument(
+        "files", metavar="FILE", nargs="+", type=Path, help="files that continue each other, oldest first"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises BatonError(INVALID), which names the first line that breaks the chain."""
+    found = verify(arguments.files)
+    print(f"lines {found.first_line} to {found.last_line}, {found.dropped} dropped, last hash {found.hash}")
+    return 0

@@ -1,0 +1,39 @@
+"""The API keys that a configuration names."""
+
+from __future__ import annotations
+
+from baton.addresses import is_loopback
+from baton.errors import BatonError, ErrorKind
+from services.common.config.router import RouterConfig
+from services.common.config.tls import Auth
+from services.common.observability.audit_log import AuditLog
+from services.common.observability.logs import get_log
+from services.router.auth.api_keys import ApiKeys
+from services.router.auth.keys import Keys
+from services.router.auth.redis_keys import RedisKeys
+from services.router.auth.tenant_keys import TenantKeys
+
+_log = get_log("router")
+
+
+def configured_keys(config: RouterConfig, audit: AuditLog) -> Keys | None:
+    """The configured keys; None: the public ports need none. BatonError(INVALID) if they cannot be used."""
+    if config.auth is None or config.auth.none:
+        if not is_loopback(config.host):
+            _log.warning("public_ports_without_api_keys", host=config.host)
+        return None
+    if config.auth.redis_keys and (config.state is None or not config.cluster_secret):
+        raise BatonError(ErrorKind.INVALID, "auth.redis_keys needs a Redis and a cluster_secret")
+    keys = _keys(config.auth)
+    keys.audit_to(audit)
+    return keys
+
+
+def _keys(auth: Auth) -> Keys:
+    if auth.api_keys_file is not None:
+        return ApiKeys(auth.api_keys_file)
+    file = TenantKeys(auth.tenants_file, needs_key=not auth.redis_keys) if auth.tenants_file else None
+    if auth.redis_keys:
+        return RedisKeys(file, auth.redis_keys_max_age_s)
+    assert file is not None  # one of them is set
+    return file
