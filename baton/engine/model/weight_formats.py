@@ -50,7 +50,7 @@ def weight_formats(config: ModelConfig, quantization: str | None = None) -> dict
 
 
 def format_name(formats: dict[str, WeightFormat], dtype: str) -> str:
-    """Of a model's weights: the dtype where none is kept in fewer bits, else the names of the formats."""
+    """A model's weights in a word: `dtype` where none is in fewer bits, else the names of the formats."""
     return ",".join(sorted({one.name for one in formats.values()})) or dtype
 
 

@@ -21,8 +21,8 @@ Answer = Callable[[int], object]
 
 
 class SiblingQuestions:
-    """Of one process; alone where `member` is None. `answers`: by name, what this process answers to a
-    question, which is a number; JSON can have the answer."""
+    """Questions between this process and its siblings; without any where `member` is None. `answers`: by
+    name, what this process answers to a question, which is a number; JSON can have the answer."""
 
     def __init__(self, member: GroupMember | None, answers: Mapping[str, Answer]) -> None:
         self._member = member

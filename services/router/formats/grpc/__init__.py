@@ -1,3 +1,3 @@
-"""The gRPC API: GenerateRequest and its conversation as a `ParsedRequest`. Imported by the router's `api` and
-`tokenization`.
+"""The gRPC API: GenerateRequest and its conversation as a `ParsedRequest`, and plain responses as bytes.
+Imported by the router's `api` and `tokenization`.
 """

@@ -14,8 +14,8 @@ _TRUE = b"\x01"
 
 
 class PlainResponses:
-    """Of one output: deltas that have token ids and text, and nothing else. The bytes are those that protobuf
-    makes of the same message."""
+    """One output's responses whose deltas have token ids and text, and nothing else, as bytes: those that
+    protobuf makes of the same message."""
 
     def __init__(self, request: Request) -> None:
         self._head = _REQUEST_ID + _varint(len(request.id)) + request.id
