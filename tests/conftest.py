@@ -1,4 +1,4 @@
-"""What is said before any test: Triton's interpreter, threads, compiled code; which tests run in one process
+"""What is set before any test: Triton's interpreter, threads, compiled code; which tests run in one process
 (`pytest -n`)."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_unconfigure() -> None:
-    """Threads of links end by themselves, a moment after their link. One that Python's own end meets in the
+    """Threads of links end by themselves, shortly after their link. One that Python's own end meets in the
     midst of it takes the process along (exit code 134); an engine ends without such an end."""
     gc.unfreeze()  # nanobind counts what is left at Python's end as leaked
     deadline = time.monotonic() + 2.0

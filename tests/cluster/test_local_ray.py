@@ -20,7 +20,7 @@ from services.common.config.secrets import Secrets, read_secrets
 from services.common.processes.process_tree import descendants
 
 # What Ray does to its folder, and the address that it prints.
-PLAYED_RAY = """
+FAKE_RAY = """
 import os, sys, time
 os.makedirs(sys.argv[1], exist_ok=True)
 os.chmod(sys.argv[1], 0o777)
@@ -67,14 +67,14 @@ def test_one_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tuple[str, ...]:
-        return sys.executable, "-c", PLAYED_RAY, str(folder)
+        return sys.executable, "-c", FAKE_RAY, str(folder)
 
     monkeypatch.setattr(local_ray, "_head", head)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("fake_ray")
 async def test_no_other_user_can_replace_what_is_private() -> None:
     ray = LocalRay.start({}, prestarted=1, gpus=0)
     try:
@@ -82,20 +82,20 @@ async def test_no_other_user_can_replace_what_is_private() -> None:
         token = Path(ray.environment["RAY_AUTH_TOKEN_PATH"])
         assert replaceable(token, ray.folder / "start.log", ray.folder / "r") == []
         assert (mode(token), mode(ray.folder)) == (0o600, 0o700)
-        assert mode(ray.folder / "r") == 0o777, "it was not played"
+        assert mode(ray.folder / "r") == 0o777, "it was not faked"
     finally:
         await ray.stop()
     assert not ray.folder.exists()
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("fake_ray")
 async def test_secrets_are_in_a_private_file_and_in_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Secrets(prefix_secret="canary-in-the-environment")
     monkeypatch.setenv("BATON_PREFIX_SECRET", shared.prefix_secret)
     ray = LocalRay.start({}, prestarted=1, gpus=0)
     try:
         await ray.address()
-        below = [pid for pid in descendants(os.getpid()) if PLAYED_RAY in command_line(pid)]
+        below = [pid for pid in descendants(os.getpid()) if FAKE_RAY in command_line(pid)]
         assert len(below) == 2, "reaper and fake Ray"
         for pid in below:
             assert shared.prefix_secret.encode() not in environment(pid)

@@ -18,7 +18,7 @@ def call(name: str, *flags: str, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.mark.parametrize("name", ["vocabulary", "train", "evaluate", "plot"])
-def test_help_is_said_and_nothing_done(
+def test_help_is_printed_and_nothing_done(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,11 +38,11 @@ def test_a_row_is_what_its_text_encodes_to() -> None:
         assert TOKENIZER.encode(text_of(row), add_special_tokens=False).ids[:-20] == ids[:-20]
 
 
-def test_answers_are_what_the_assistant_says_and_its_end() -> None:
+def test_answers_are_the_assistants_text_and_its_end() -> None:
     for row in rows():
         if text_of(row).startswith("<|bos|>"):
-            said = [TOKENIZER.id_to_token(number) for number in row.ids[row.answers].tolist()]
-            assert ASSISTANT not in said
+            texts = [TOKENIZER.id_to_token(number) for number in row.ids[row.answers].tolist()]
+            assert ASSISTANT not in texts
             wanted = re.findall(re.escape(ASSISTANT) + r"(.*?" + re.escape(END) + ")", text_of(row), re.S)
             spoken = TOKENIZER.decode(row.ids[row.answers].tolist(), skip_special_tokens=False)
             assert spoken.startswith("".join(wanted))
@@ -63,7 +63,7 @@ def test_same_seed_same_data() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_batches_come_in_order_from_any_step_whoever_makes_them(workers: int) -> None:
+def test_batches_come_in_order_from_any_step_with_any_number_of_workers(workers: int) -> None:
     with BatchSource(PLAN, FILE, workers) as source:
         made = list(source.batches(13))
     assert len(made) == 7

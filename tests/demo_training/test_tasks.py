@@ -66,7 +66,7 @@ def test_a_sum_is_marked_by_its_result() -> None:
     assert not turn.right(steps)
 
 
-def test_a_list_has_every_key_once_and_lacks_what_it_says() -> None:
+def test_a_list_has_every_key_once_and_lacks_the_key_asked_for() -> None:
     draw = random.Random(3)
     for make in (plain_listing, varied_listing):
         for entries in (1, 12, 60):

@@ -1,8 +1,8 @@
 """NCCL over sockets: communicators of two processes, or of one, that move bytes of the host's memory.
 
 What matters of the real one is kept. Making one waits for the peer. A move is not done when its call returns;
-a send ends when its bytes were received. Work whose peer has gone never ends by itself, and no state tells of
-it: `abort` alone ends it. Not kept: a stopped process's streams stop with it here.
+a send ends when its bytes were received. Work whose peer has gone never ends by itself, and no state reports
+it: only `abort` ends it. Not kept: a stopped process's streams stop with it here.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ class DoubleEnds:
         return Result.SUCCESS if self._library.fails is None else self._library.fails
 
     def send(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._say(self._send, address, size, stream)
+        self._enqueue(self._send, address, size, stream)
 
     def receive(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._say(self._receive, address, size, stream)
+        self._enqueue(self._receive, address, size, stream)
 
-    def _say(self, move: Callable[[int, int], None], address: int, size: int, stream: int) -> None:
+    def _enqueue(self, move: Callable[[int, int], None], address: int, size: int, stream: int) -> None:
         if self.state() is not Result.SUCCESS:
             raise NcclError("move", self.state(), "the communicator has failed")
         _STREAMS[stream].add(lambda: self._guarded(move, address, size))
@@ -208,7 +208,7 @@ class DoubleEnds:
                     there, _ = listener.accept()
                     there.settimeout(None)
                     return there
-        raise NcclError("init", Result.REMOTE_ERROR, "nobody came")
+        raise NcclError("init", Result.REMOTE_ERROR, "no peer came")
 
     def _call(self, given_up: Callable[[], bool]) -> socket.socket:
         while not given_up():
@@ -220,7 +220,7 @@ class DoubleEnds:
                 time.sleep(0.005)
             else:
                 return caller
-        raise NcclError("init", Result.REMOTE_ERROR, "nobody came")
+        raise NcclError("init", Result.REMOTE_ERROR, "no peer came")
 
 
 def _memory(address: int, size: int) -> memoryview:

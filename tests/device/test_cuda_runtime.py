@@ -12,7 +12,7 @@ from baton.device.cuda_runtime import CudaError, CudaRuntime, _Batch, call
 NOT_THERE = 101
 
 
-class PlayedCuda:
+class FakeCuda:
     """Its devices by the names that this process sees; `peers` write each other's memory."""
 
     def __init__(self, devices: dict[str, int], peers: set[tuple[int, int]]) -> None:
@@ -38,8 +38,8 @@ class PlayedCuda:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> CudaRuntime:
     runtime = CudaRuntime.__new__(CudaRuntime)
-    played = PlayedCuda({"0000:01:00.0": 0, "0000:02:00.0": 1, "0000:03:00.0": 2}, {(0, 1)})
-    monkeypatch.setattr(runtime, "_runtime", played, raising=False)
+    fake = FakeCuda({"0000:01:00.0": 0, "0000:02:00.0": 1, "0000:03:00.0": 2}, {(0, 1)})
+    monkeypatch.setattr(runtime, "_runtime", fake, raising=False)
     return runtime
 
 
@@ -54,17 +54,17 @@ def test_a_device_that_this_process_does_not_see_is_tried(runtime: CudaRuntime) 
 
 
 def test_a_call_that_fails_is_named() -> None:
-    class PlayedDriver:
+    class FakeDriver:
         def cuStreamWriteValue64_v2(self, *arguments: int) -> int:  # noqa: N802
             return 0 if arguments == (1, 2, 3, 0) else 700
 
-    driver: Any = PlayedDriver()
+    driver: Any = FakeDriver()
     call(driver, "cuStreamWriteValue64_v2", 1, 2, 3, 0)
     with pytest.raises(CudaError, match="cuStreamWriteValue64_v2: error 700"):
         call(driver, "cuStreamWriteValue64_v2", 1, 2, 4, 0)
 
 
-class PlayedCopies:
+class FakeCopies:
     """Records copies, single or batched; a driver with this `answer`."""
 
     def __init__(self, answer: int) -> None:
@@ -88,11 +88,11 @@ class PlayedCopies:
 
 @pytest.mark.parametrize(("answer", "batches"), [(0, 2), (801, 1)])
 def test_copies_are_batched_where_the_driver_supports_it(answer: int, batches: int) -> None:
-    played, runtime = PlayedCopies(answer), CudaRuntime.__new__(CudaRuntime)
-    runtime.__dict__ |= {"_runtime": played, "_driver": played, "_batch": _Batch()}
+    fake, runtime = FakeCopies(answer), CudaRuntime.__new__(CudaRuntime)
+    runtime.__dict__ |= {"_runtime": fake, "_driver": fake, "_batch": _Batch()}
     for _ in range(2):
         runtime.copy_batch(1000, [7, 5, 6], 10, 3, 9)
     runtime.copy_batch(2000, [8], 10, 3, 9)
     three = [(1000, 7, 10), (1010, 5, 10), (1020, 6, 10)]
-    assert played.copies == [*three, *three, (2000, 8, 10)]
-    assert played.batches == batches
+    assert fake.copies == [*three, *three, (2000, 8, 10)]
+    assert fake.batches == batches

@@ -33,9 +33,9 @@ def test_needed_and_compiled_kernels_are_counted() -> None:
 
     listener = triton.knobs.compilation.listener
     with counted_kernels() as kernels:
-        hear = triton.knobs.compilation.listener
+        listen = triton.knobs.compilation.listener
         for hit in (False, True, True):
-            hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
+            listen(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
     assert (kernels.needed, kernels.compiled) == (3, 1)
     assert triton.knobs.compilation.listener is listener
 

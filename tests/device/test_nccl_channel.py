@@ -15,7 +15,7 @@ from baton.device.nccl import Result
 from baton.device.nccl_channel import NcclChannel, PairCommunicator
 from baton.device.stream import Event, Stream
 from tests.device.nccl_double import RECEIVER, SENDER, DoubleEnds, DoubleStream, NcclDouble
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 Pair = tuple[NcclDouble, NcclChannel, NcclChannel]
 
@@ -40,7 +40,7 @@ def pair() -> Iterator[Pair]:
 
 
 def send(channel: NcclChannel, array: NDArray[np.uint8], after: Event | None = None) -> None:
-    channel.send(array.ctypes.data, array.size, after or PlayedEvent(complete=True))
+    channel.send(array.ctypes.data, array.size, after or FakeEvent(complete=True))
 
 
 def receive(channel: NcclChannel, array: NDArray[np.uint8]) -> Event:
@@ -65,7 +65,7 @@ def test_bytes_arrive_in_order_before_the_event_completes(pair: Pair) -> None:
 
 def test_a_send_waits_for_its_event_and_its_caller_for_nothing(pair: Pair) -> None:
     _, sender, receiver = pair
-    late, arrays = PlayedEvent(), [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
+    late, arrays = FakeEvent(), [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
     got = [np.zeros_like(array) for array in arrays]
     begun = time.monotonic()
     send(sender, arrays[0], late)

@@ -11,8 +11,8 @@ import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up, eventually, serves_again
+from tests.e2e.fake_nccl import HANGS
 from tests.e2e.own_engine import program
-from tests.e2e.played_nccl import HANGS
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
@@ -26,7 +26,7 @@ PROMPT = list(range(3, 60))
 @pytest.fixture
 def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv(HANGS, str(tmp_path))
-    own = program("tests.e2e.played_nccl")
+    own = program("tests.e2e.fake_nccl")
     with baton_up(model, "--transport", "nccl", "--dtype", "float64", program=own) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""The same steps said launch by launch and replayed as graphs, each over a cache of its own."""
+"""The same steps launched kernel by kernel and replayed as graphs, each over a cache of its own."""
 
 from __future__ import annotations
 

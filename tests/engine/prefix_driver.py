@@ -152,7 +152,7 @@ class Driver:
             self.pin,
             self.unpin,
         ]
-        acts += [self.end, self.tell, self.store_works, self.cancel]
+        acts += [self.end, self.report_output, self.store_works, self.cancel]
         self.draw.choice(acts)()
         self.check()
 
@@ -328,7 +328,7 @@ class Driver:
         if one.ended and not one.pins and one in self.running:
             self.running.remove(one)
 
-    def tell(self) -> None:
+    def report_output(self) -> None:
         """Some changes reach the index."""
         added, removed = self.cache.take_changes(self.draw.choice((1, 3, 1000)))
         assert not set(added) & set(removed)
@@ -385,5 +385,5 @@ class Driver:
         self.check()
         assert self.pools.free == self.pools.total
         while self.cache._changes:
-            self.tell()
+            self.report_output()
         assert self.published == self.cache.hashes()

@@ -64,7 +64,7 @@ def random_requests(draw: random.Random, size: Size) -> list[Request]:
 
 
 def alone(engine: LocalEngine, request: Request) -> Answer:
-    """The request with nobody beside it, all its blocks from the beginning, and not cancelled."""
+    """The request without others beside it, all its blocks from the beginning, and not cancelled."""
     key = engine.start(
         request.prompt,
         max_tokens=request.limits.max_tokens,

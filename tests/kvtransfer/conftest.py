@@ -82,7 +82,7 @@ class LinkPeers:
 
     def __init__(self, name: str) -> None:
         self.transport = name.partition("-")[0]
-        self.rig = rig_of(name, at_once=name == "nccl-played")
+        self.rig = rig_of(name, at_once=name == "nccl-fake")
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
         self.nccl = NcclTransport(self.woken.set, self.rig)
@@ -132,7 +132,7 @@ class LinkPeers:
 ON_CUDA = pytest.param("ipc-cuda", marks=pytest.mark.gpu)
 BETWEEN_GPUS = pytest.param("ipc-peer", marks=pytest.mark.multigpu)
 OVER_NCCL = [
-    pytest.param("nccl-played", marks=pytest.mark.slow),
+    pytest.param("nccl-fake", marks=pytest.mark.slow),
     pytest.param("nccl-peer", marks=pytest.mark.multigpu),
 ]
 
@@ -147,7 +147,7 @@ def nccl_has_begun() -> None:
     made.close()
 
 
-@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-played", ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
+@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-fake", ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     if request.param == "nccl-peer":
         nccl_has_begun()

@@ -85,7 +85,7 @@ async def test_masks_of_a_first_token_and_of_a_slots_tokens(worker: Worker) -> N
     assert (worker.client.opened, worker.client.failed, worker.client.followed) == (3, 0, 1)
 
 
-async def test_what_cannot_be_compiled_is_invalid_and_disturbs_nobody(worker: Worker) -> None:
+async def test_what_cannot_be_compiled_is_invalid_and_disturbs_no_other(worker: Worker) -> None:
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     for _ in range(3):
         with pytest.raises(BatonError, match="cannot be used") as caught:

@@ -46,7 +46,7 @@ async def _announce(url: str, port: int) -> None:
 
 
 async def _ask(connection: Connection, number: int) -> str:
-    """Asks for an answer that nobody else may get; "right", or reason there was none."""
+    """Asks for an answer that no other caller may get; "right", or reason there was none."""
     nonce = b"nonce %d" % number
     try:
         answer = await connection.script(_ECHO, ["{k}"], [nonce])
@@ -75,7 +75,7 @@ def test_callers_that_give_up_leave_no_answer_behind(
 
 
 async def _give_up(redis_url: str, call_s: float, calls: int) -> None:
-    """Cancels callers at random moments; with a short `call_s` the connection ends calls as well."""
+    """Cancels callers at random times; with a short `call_s` the connection ends calls as well."""
     draw = random.Random(7)
     async with behind_a_proxy(redis_url, call_s) as (connection, between, counters):
         between.delay_s = seeded_delays(1)
@@ -86,7 +86,7 @@ async def _give_up(redis_url: str, call_s: float, calls: int) -> None:
             ]
             outcomes += await asyncio.gather(*asked)
         between.delay_s = lambda: 0.0
-        # The fault took effect, and yet nobody read another's answer (`_ask` compares).
+        # The fault took effect, and yet no caller read another's answer (`_ask` compares).
         assert outcomes.count("gave up") > calls / 10
         assert (counters.clients_dropped > 0) == (call_s < 1)
         assert call_s < 1 or outcomes.count("right") > calls / 40

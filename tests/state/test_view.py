@@ -75,7 +75,7 @@ def test_after_a_wipe_an_older_incarnation_does_not_come_back() -> None:
     )
 )
 def test_only_a_calm_reachable_registry_removes(steps: list[tuple[float, str, set[str]]]) -> None:
-    """Whoever goes was absent from an answer, one lease's time after the last disturbance."""
+    """A member that is removed was absent from an answer, one lease's time after the last disturbance."""
     entries = {name: Listed(member(name), 1) for name in "abc"}
     roster, now, epoch, disturbed_at = Roster(GRACE_S), 0.0, 0, -GRACE_S
     poll_failed = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class PlayedEvent:
+class FakeEvent:
     """A `baton.device.stream.Event` of no device."""
 
     handle = 0

@@ -1,4 +1,4 @@
-"""What a burst of streams tells: the time between tokens while all of them decode, and nothing else."""
+"""What a burst of streams measures: the time between tokens while all of them decode, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.cluster.bursts import Stream, Together
 
 
 def streams(joins: list[float], step: float, tokens: int) -> list[Stream]:
-    """The first token a little before; 5 ms a token while somebody is still prefilled, then `step`."""
+    """The first token a little before; 5 ms a token while a prompt is still prefilled, then `step`."""
     all_in = max(joins)
     found = []
     for join in joins:

@@ -42,14 +42,14 @@ def test_the_rate_keeps_the_batch_busy() -> None:
     """Joins at batch / mean steps, a step being a unit of time; counted after all have come and gone once."""
     plan = list(islice(joins(5, 64 / mean_steps()), 20_000))
     middle = plan[len(plan) // 2].at
-    moments = [middle + step for step in range(0, 2000, 20)]
-    busy = [sum(join.at <= at < join.at + join.steps for join in plan) for at in moments]
+    times = [middle + step for step in range(0, 2000, 20)]
+    busy = [sum(join.at <= at < join.at + join.steps for join in plan) for at in times]
     assert fmean(busy) == pytest.approx(64, rel=0.06)
     assert max(busy) <= slots_for(64)
 
 
 def test_time_in_steps_follows_the_steps_and_runs_on_between_them() -> None:
-    """Believed to take 10 ms, they take 20: soon it is counted so, and no moment comes twice."""
+    """Believed to take 10 ms, they take 20: soon it counts with that, and no time comes twice."""
     clock, seen = StepTime(100.0, 1000, pace=100.0), []
     for millisecond in range(1, 20_001):
         now = 100.0 + millisecond / 1e3
@@ -67,7 +67,7 @@ def test_who_stands_there_at_the_beginning_is_met_midway() -> None:
     assert all(join.number < 0 and join.cancel_after is None for join in plan)
     lengths = [join.steps for join in plan]
     assert min(lengths) >= 1
-    # Half of E[steps²] / E[steps]: as much is left of a stay that is met at a random moment as is over.
+    # Half of E[steps²] / E[steps]: as much is left of a stay that is met at a random time as is over.
     sample = [join.steps for join in islice(joins(9, 1.0), 20_000)]
     assert mean_age() == pytest.approx(fmean(s * s for s in sample) / fmean(sample) / 2, rel=0.05)
     assert fmean(lengths) == pytest.approx(mean_age(), rel=0.15)

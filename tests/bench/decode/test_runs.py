@@ -25,7 +25,7 @@ def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> Case:
     return Case("tiny", "fp32", batch, context, sampling, "exact")
 
 
-def books_are_clean(engine: DecodeEngine) -> None:
+def accounting_is_consistent(engine: DecodeEngine) -> None:
     assert engine.slots.free == engine.size.slots
     assert engine.model.pools.free == engine.model.pools.total
     engine.model.pools.check_integrity([])
@@ -33,8 +33,8 @@ def books_are_clean(engine: DecodeEngine) -> None:
 
 @pytest.mark.parametrize("scatter", ["staged", pytest.param("pinned", marks=pytest.mark.slow), "pieces"])
 def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = partial(StagedScatter, device=FakeDevice(Pump(None)))
-    monkeypatch.setitem(churn.SCATTERS, "staged", played)
+    fake = partial(StagedScatter, device=FakeDevice(Pump(None)))
+    monkeypatch.setitem(churn.SCATTERS, "staged", fake)
     case = tiny(4)
     engine = DecodeEngine(case, engine_size([case]), FRONT, device="cpu")
     for _ in range(5):  # a busy machine may have too few steps in a second for all that to happen
@@ -43,8 +43,8 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if found["block_grants"] and found["joins"] > 2 and found["ended"]:
             break
     lasted_ms = (time.monotonic() - begun) * 1e3
-    books_are_clean(engine)
-    said = engine.close()
+    accounting_is_consistent(engine)
+    closed = engine.close()
     assert found["joins"] > 2
     assert found["ended"] > 0
     assert found["block_grants"] > 0
@@ -52,8 +52,8 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["scattered_mb_s"] > 0
     assert 1 < found["mean_rows"] <= engine.size.slots
     assert found["stalled_rows"] == 0
-    assert said["tokens_consumed"] == said["tokens_streamed"] > found["steps"] * found["mean_rows"]
-    assert said["messages_consumed"] > 0
+    assert closed["tokens_consumed"] == closed["tokens_streamed"] > found["steps"] * found["mean_rows"]
+    assert closed["messages_consumed"] > 0
 
 
 def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
@@ -65,13 +65,13 @@ def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
     while driver.counts.ended < 2 and time.monotonic() < until:
         driver.turn()
     assert (driver.counts.joins, driver.counts.cancels, driver.counts.ended) == (2, 1, 2)
-    books_are_clean(engine)
+    accounting_is_consistent(engine)
     engine.close()
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
 def test_a_steady_window(sampling: str) -> None:
-    """Whoever was admitted is freed again; plain torch keeps no clocks, and so tells nothing."""
+    """Every admitted sequence is freed again; plain torch keeps no step clocks, so nothing is found."""
     case, called = tiny(2, sampling), []
     engine = DecodeEngine(case, EngineSize(2, 100 + 60), Front, device="cpu")
     engine.first_token(case)
@@ -79,7 +79,7 @@ def test_a_steady_window(sampling: str) -> None:
     found = steady.run_seconds(engine, case, 0.01, at_end=lambda: called.append(len(engine.holds)))
     assert found == {}
     assert called == [2]
-    books_are_clean(engine)
+    accounting_is_consistent(engine)
     engine.close()
 
 
@@ -121,7 +121,7 @@ def test_by_graphs_in_the_interpreter() -> None:
     assert lines[:, 3].max() == 2
     assert lines[:, 3].sum() == engine.loop.tokens_decoded == 2 * 11
     assert ring.full_steps == ring.stalled_rows == 0
-    books_are_clean(engine)
+    accounting_is_consistent(engine)
     engine.close()
 
 

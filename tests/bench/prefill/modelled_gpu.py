@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.device.stream import TimedEvent
 from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.step import PrefillStep
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128
 # Tokens of context at which attention's arithmetic is as much as the products'.
@@ -68,7 +68,7 @@ class VirtualTime:
 
 
 @dataclass
-class _Event(PlayedEvent):
+class _Event(FakeEvent):
     stream: ModelledStream
     at: float
 
@@ -124,7 +124,7 @@ class ModelledPass:
 
     def forward(self, step: PrefillStep) -> Tensor:
         took = self.gpu.seconds(step.runs)
-        # The device begins with what is said first, and ends no earlier than the host.
+        # The device begins with what is launched first, and ends no earlier than the host.
         self.stream.free_at = max(self.stream.free_at + took, self.stream.time.at + self.host_s)
         self.stream.time.at += self.host_s
         return torch.zeros(step.rows, 1)

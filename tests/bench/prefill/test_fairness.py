@@ -1,4 +1,4 @@
-"""`bench.prefill --fairness` on a CPU with a tiny model: every load of it, and what it tells. And the same
+"""`bench.prefill --fairness` on a CPU with a tiny model: every load of it, and its report. And the same
 loads through the real loop and scheduler, in virtual time, over an H100 by arithmetic."""
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Asked:
 
 
 class FakeBlocks:
-    """A sender's pool in a played device's memory."""
+    """A sender's pool in a fake device's memory."""
 
     def __init__(self, rig: FakeRig, count: int, block_bytes: int) -> None:
         drawn = np.random.default_rng(3).integers(0, 256, (count, block_bytes), dtype=np.uint8)
@@ -118,11 +118,11 @@ class FakeBlocks:
         return self._pool[block, offset : offset + length].numpy().data
 
     def unpin(self, group: int, block: int) -> None:
-        """Nobody else uses them."""
+        """They have no other user."""
 
 
 class Between:
-    """Both ends between two played devices; `drive` runs the sender's part in a thread of its own."""
+    """Both ends between two fake devices; `drive` runs the sender's part in a thread of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rig = FakeRig(None)  # at once: two threads use it

@@ -1,4 +1,4 @@
-"""Detached workers on a played Ray: what it is given, where workers go, and what a later supervisor finds."""
+"""Detached workers on a fake Ray: what it is given, where workers go, and what a later supervisor finds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SECRETS = {name: f"{name}-that-nobody-else-may-know" for name in ("cluster", "pr
 REDIS_URL = "redis://:password-of-redis@redis:6379/0"
 
 
-class PlayedRay:
+class FakeRay:
     """Actors by name, each on the node that it was created for; and all that it was given."""
 
     def __init__(self, *nodes: Node) -> None:
         self.nodes = list(nodes)
-        self.actors: dict[str, PlayedActor] = {}
+        self.actors: dict[str, FakeActor] = {}
         self.given: list[object] = []
         self.error: type[Exception] = RuntimeError
 
@@ -39,22 +39,22 @@ class PlayedRay:
         def options(**chosen: Any) -> SimpleNamespace:
             self.given.append(chosen)
 
-            def make(*arguments: str) -> PlayedActor:
+            def make(*arguments: str) -> FakeActor:
                 self.given.append(arguments)
                 node = chosen["scheduling_strategy"].node_id
-                actor = PlayedActor(self, node, digest=arguments[4])
+                actor = FakeActor(self, node, digest=arguments[4])
                 return self.actors.setdefault(chosen["name"], actor)
 
             return SimpleNamespace(remote=make)
 
         return SimpleNamespace(options=options)
 
-    def kill(self, actor: PlayedActor) -> None:
+    def kill(self, actor: FakeActor) -> None:
         self.actors = {name: other for name, other in self.actors.items() if other is not actor}
 
 
-class PlayedActor:
-    def __init__(self, ray: PlayedRay, node: str, digest: str) -> None:
+class FakeActor:
+    def __init__(self, ray: FakeRay, node: str, digest: str) -> None:
         self.current = Report(phase=Phase.EMPTY, node=node, digest=digest)
         self.stopped: list[float] = []
         self._ray = ray
@@ -101,10 +101,10 @@ def config(tmp_path: Path) -> Callable[..., ClusterConfig]:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
-    ray = PlayedRay(Node("a" * 56, {"GPU": 3.0, "baton-prefill": 1.0, "baton-decode": 2.0}))
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    ray = FakeRay(Node("a" * 56, {"GPU": 3.0, "baton-prefill": 1.0, "baton-decode": 2.0}))
 
-    async def find(name: str, namespace: str) -> PlayedActor | None:
+    async def find(name: str, namespace: str) -> FakeActor | None:
         return ray.actors.get(name)
 
     async def in_thread(work: Callable[[], Any], timeout_s: float = 1.0) -> Any:
@@ -125,13 +125,13 @@ async def start(processes: DetachedWorkerProcesses, config: ClusterConfig) -> No
 
 
 async def test_ray_is_given_paths_of_secrets_and_no_secret(
-    played: PlayedRay, config: Callable[..., ClusterConfig], tmp_path: Path
+    fake: FakeRay, config: Callable[..., ClusterConfig], tmp_path: Path
 ) -> None:
     cluster = config()
     processes = DetachedWorkerProcesses(cluster, "ns")
     await start(processes, cluster)
     await processes.stop("decode-0", 1)
-    given = repr(played.given)
+    given = repr(fake.given)
     assert str(tmp_path / "cluster") in given
     assert str(tmp_path / "redis-url") in given
     for secret in (*SECRETS.values(), REDIS_URL, "password-of-redis"):
@@ -139,11 +139,11 @@ async def test_ray_is_given_paths_of_secrets_and_no_secret(
 
 
 async def test_workers_of_a_node_have_ports_and_gpus_of_their_own(
-    played: PlayedRay, config: Callable[..., ClusterConfig]
+    fake: FakeRay, config: Callable[..., ClusterConfig]
 ) -> None:
     cluster = config()
     await start(DetachedWorkerProcesses(cluster, "ns"), cluster)
-    workers = [actor.worker for actor in played.actors.values()]
+    workers = [actor.worker for actor in fake.actors.values()]
     assert sorted(worker["engine"]["device_index"] for worker in workers) == [0, 1, 2]
     assert sorted(worker["port"] for worker in workers) == [50060, 50061, 50062]
     assert sorted(worker["metrics_port"] for worker in workers) == [9400, 9401, 9402]
@@ -152,7 +152,7 @@ async def test_workers_of_a_node_have_ports_and_gpus_of_their_own(
 
 
 async def test_a_worker_waits_for_room_and_goes_where_it_is(
-    played: PlayedRay, config: Callable[..., ClusterConfig]
+    fake: FakeRay, config: Callable[..., ClusterConfig]
 ) -> None:
     cluster = config(decode=3)
     processes = DetachedWorkerProcesses(cluster, "ns")
@@ -161,21 +161,19 @@ async def test_a_worker_waits_for_room_and_goes_where_it_is(
         await processes.start(worker, 1)
     with pytest.raises(NoRoomError, match="decode"):
         await processes.start(last, 1)
-    assert len(played.actors) == 3
-    played.nodes.append(Node("b" * 56, {"GPU": 1.0}))
+    assert len(fake.actors) == 3
+    fake.nodes.append(Node("b" * 56, {"GPU": 1.0}))
     await processes.start(last, 1)
-    moved = played.actors["worker-decode-2"]
+    moved = fake.actors["worker-decode-2"]
     assert (moved.current.node, moved.worker["port"]) == ("b" * 56, 50060)
 
 
-async def test_a_worker_leaves_a_node_that_stops(
-    played: PlayedRay, config: Callable[..., ClusterConfig]
-) -> None:
+async def test_a_worker_leaves_a_node_that_stops(fake: FakeRay, config: Callable[..., ClusterConfig]) -> None:
     cluster = config(decode=1)
     processes = DetachedWorkerProcesses(cluster, "ns")
     await start(processes, cluster)
-    played.nodes.append(Node("b" * 56, {"GPU": 2.0}))
-    leaving = played.actors["worker-decode-0"]
+    fake.nodes.append(Node("b" * 56, {"GPU": 2.0}))
+    leaving = fake.actors["worker-decode-0"]
     leaving.current = leaving.current.model_copy(update={"stopping": True})
     report = await processes.report("decode-0")
     assert report is not None, "while it drains it stays"
@@ -185,24 +183,24 @@ async def test_a_worker_leaves_a_node_that_stops(
     )
     assert await processes.report("decode-0") is None
     await processes.start(cluster.workers[1], 2)
-    assert played.actors["worker-decode-0"].current.node == "b" * 56
+    assert fake.actors["worker-decode-0"].current.node == "b" * 56
 
 
 async def test_a_later_supervisor_adopts_what_is_the_same_and_replaces_the_rest(
-    played: PlayedRay, config: Callable[..., ClusterConfig]
+    fake: FakeRay, config: Callable[..., ClusterConfig]
 ) -> None:
     first = config(engine="{device: cuda}", decode=2)
     await start(DetachedWorkerProcesses(first, "ns"), first)
     again = DetachedWorkerProcesses(first, "ns")
     await again.replace_outdated()
-    assert set(played.actors) == {"worker-prefill-0", "worker-decode-0", "worker-decode-1"}
-    before = list(played.actors.values())
+    assert set(fake.actors) == {"worker-prefill-0", "worker-decode-0", "worker-decode-1"}
+    before = list(fake.actors.values())
     fewer = config(engine="{device: cuda}", decode=1)
     # A supervisor of fewer workers: the others' configuration is the same but for links.
     fewer = fewer.model_copy(update={"workers": first.workers[:2]})
     await DetachedWorkerProcesses(fewer, "ns").replace_outdated()
-    assert set(played.actors) == {"worker-prefill-0", "worker-decode-0"}
+    assert set(fake.actors) == {"worker-prefill-0", "worker-decode-0"}
     changed = config(engine="{device: cuda, slots: 7}", decode=1)
     await DetachedWorkerProcesses(changed, "ns").replace_outdated()
-    assert not played.actors
+    assert not fake.actors
     assert [actor.stopped for actor in before] == [[first.drain_s]] * 3, "each was drained"

@@ -17,7 +17,7 @@ from baton.engine.decode.cost import DecodeCost, DecodeRates
     context=st.floats(0, 1e-7),
     seed=st.integers(0, 100),
 )
-def test_what_has_varied_is_told_apart(step: float, sequence: float, context: float, seed: int) -> None:
+def test_costs_that_varied_are_separated(step: float, sequence: float, context: float, seed: int) -> None:
     draw, cost, truth = random.Random(seed), DecodeCost(), DecodeRates(step, sequence, context)
     for _ in range(200):
         sequences = draw.randint(1, 128)
@@ -30,7 +30,7 @@ def test_what_has_varied_is_told_apart(step: float, sequence: float, context: fl
         assert found.seconds(sequences, tokens) == pytest.approx(wanted, rel=0.03)
 
 
-def test_steps_beside_prefill_are_told_apart() -> None:
+def test_steps_beside_prefill_are_separated() -> None:
     draw, cost, truth = random.Random(1), DecodeCost(), DecodeRates(0.005, 4e-5, 3e-8, 0.004)
     for _ in range(200):
         sequences, share = draw.randint(1, 64), draw.random()

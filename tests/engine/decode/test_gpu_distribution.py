@@ -144,7 +144,7 @@ def p_value(counts: Counter[int], probabilities: list[float]) -> float:
             predicted[0] += probability * total
     if predicted[0] == 0:
         observed, predicted = observed[1:], predicted[1:]
-    assert len(observed) > 2, "too few tokens to tell a distribution"
+    assert len(observed) > 2, "too few tokens for a distribution"
     # To rounding the sums are equal, which is asked of them.
     scale = sum(observed) / sum(predicted)
     return float(stats.chisquare(observed, [value * scale for value in predicted]).pvalue)

@@ -123,7 +123,7 @@ def test_min_p_keeps_to_the_last_bit_what_the_reference_keeps() -> None:
 
 
 def test_where_nothing_may_be_drawn_the_first_token_is() -> None:
-    """A mask may allow nothing; what is computed of infinities then harms nobody."""
+    """A mask may allow nothing; the infinities computed then do no harm."""
     requests = [Request(SamplingParams(t, 5, 0.9), mask=()) for t in (0.0, 0.7)]
     batch = SampledBatch(requests, 41, chunk=32, device=DEVICE)
     with np.errstate(all="ignore"):

@@ -24,7 +24,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", [FAMILIES[0], WINDOWS], ids=str)
 def test_chunks_and_steps_equal_the_whole_bitwise(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A row attends to what the cache holds, of its own chunk too, so chunks cannot be told apart."""
+    """A row attends to what the cache holds, of its own chunk too, so the chunks do not matter."""
     folder, prompt = case.make(tmp_path), prompt_of(150)
     (whole,) = Passes(folder, dtype, cache_dtype=FP8).run([(0, 0, prompt)])
     for block_tokens, chunk in ((16, 1), (8, 37), (5, 16)):

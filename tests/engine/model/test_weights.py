@@ -210,13 +210,13 @@ def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> 
     config = load_config(folder)
     tensors = [t for path in sorted(folder.glob("*.safetensors")) for t in stored_tensors(path)]
     places = weight_places(config, "cpu", torch.float64)
-    heard: list[tuple[int, int]] = []
-    read_tensors(tensors, places, torch.device("cpu"), lambda *said: heard.append(said), piece_bytes)
+    reported: list[tuple[int, int]] = []
+    read_tensors(tensors, places, torch.device("cpu"), lambda *counts: reported.append(counts), piece_bytes)
     whole = load_weights(config, folder, "cpu", torch.float64)
     assert all(torch.equal(places[name], whole[name]) for name in whole)
     total = sum(tensor.nbytes for tensor in tensors)
-    assert heard == sorted(heard)
-    assert heard[-1] == (total, total)
+    assert reported == sorted(reported)
+    assert reported[-1] == (total, total)
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
@@ -300,13 +300,13 @@ def peak_bytes() -> int:
 
 
 def test_random_weights_report_progress(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     config = load_config(make_checkpoint(tmp_path))
-    weights = random_weights(config, 5, "cpu", torch.bfloat16, lambda *said: heard.append(said))
+    weights = random_weights(config, 5, "cpu", torch.bfloat16, lambda *counts: reported.append(counts))
     total = sum(weight.nbytes for weight in weights.values())
     assert total == weight_bytes(config, torch.bfloat16)
-    assert heard[-1] == (total, total)
-    assert heard == sorted(set(heard))
+    assert reported[-1] == (total, total)
+    assert reported == sorted(set(reported))
 
 
 @pytest.mark.gpu

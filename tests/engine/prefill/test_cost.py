@@ -63,7 +63,7 @@ def test_small_prompts_first_do_not_make_steps_small() -> None:
 
 def test_a_least_step_is_no_larger_than_the_largest() -> None:
     cost = PrefillCost(least_rows=224)
-    cost.begin(TimedPass(64, 0.2), TimedPass(2048, 0.1))  # a slow moment
+    cost.begin(TimedPass(64, 0.2), TimedPass(2048, 0.1))  # slow for once
     assert cost.of_step([(0, 1)]) == 2048
     cost = PrefillCost(least_rows=224)
     cost.begin(TimedPass(64, 0.001), TimedPass(2048, 0.1))

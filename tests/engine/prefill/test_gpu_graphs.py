@@ -1,4 +1,4 @@
-"""Prefill steps as graphs on a GPU: bit for bit what is said launch by launch, and nobody waits."""
+"""Prefill steps as graphs on a GPU: bitwise what single launches compute, without a wait of the host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The prefill pass in half precision by its logits: the error against float64 on the same weights is at most
-1.5 times that of the plain-torch pass in that dtype. And on a GPU: nobody waits, and a loop runs ahead.
+1.5 times that of the plain-torch pass in that dtype. On a GPU the host never waits, and
+the loop launches ahead.
 
 In full on a GPU; on a CPU a few tokens in Triton's interpreter, in float16, since bf16 is not rounded there.
 """
@@ -207,7 +208,7 @@ def test_a_loop_ahead_of_the_gpu_never_waits_and_draws_the_same(tmp_path: Path) 
 
 
 def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
-    """First tokens of 24 prompts, by number; where nobody waits, a third are cancelled on the way."""
+    """First tokens of 24 prompts, by number; unless the host waits, a third are cancelled on the way."""
     pools = BlockPools(model.layout, [400])
     scheduler = PrefillScheduler(pools, StepBounds(512), max_sequences=64)
     loop = PrefillLoop(made, scheduler, compute_stream(model.device))

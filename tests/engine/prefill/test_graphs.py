@@ -1,4 +1,4 @@
-"""Prefill steps as graphs: what is replayed is what would be said, bit for bit. On a CPU a replay runs the
+"""Prefill steps as graphs: a replay computes bitwise what single launches do. On a CPU a replay runs the
 captured launches again in Triton's interpreter, from the inputs where a graph has them."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
 from bench.engine_driver import prefill_step, take
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 VOCAB = 11
 BLOCK = 4
@@ -29,7 +29,7 @@ PACE = 0.001
 
 
 @dataclass
-class SlowEvent(PlayedEvent):
+class SlowEvent(FakeEvent):
     stream: SlowStream
     at: float
 

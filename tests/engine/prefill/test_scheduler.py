@@ -1,4 +1,4 @@
-"""Chunks within a step's bounds, the shortest first, nobody starved, and no block lost."""
+"""Chunks within a step's bounds, the shortest first, none starved, and no block lost."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
                 scheduler.remove(chunk.sequence)
         return found
 
-    assert counts() == {long: 1000}, "nobody else comes"
+    assert counts() == {long: 1000}, "no other prompt arrives"
     scheduler.add(short)
     assert counts() == {short: 200, long: 300}
     assert counts() == {long: 500}, "one has come lately"
@@ -219,7 +219,7 @@ def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
     clock, bounds = Clock(), StepBounds(10_000, seconds=1.0)
     _, scheduler = make(20_000, bounds, cost=paced(0.001, math.inf), clock=clock)
     for tokens, counts in {1125: [1125], 1126: [1000, 126]}.items():
-        clock.now += 10  # nobody else has come lately
+        clock.now += 10  # no other prompt has arrived lately
         one = sequence(tokens)
         scheduler.add(one)
         for count in counts:

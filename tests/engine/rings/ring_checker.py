@@ -26,7 +26,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import GENERATIONS, LAPS, MAX_SLOTS, MAX_VOCAB, Finish, Record, RingReader
 
 _IDLE_S = 0.02
-_MOST_TOLD = 5
+_MOST_PRINTED = 5
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Checker:
         for record in records:
             if not check(record):
                 self.found.wrong += 1
-                if self.found.wrong <= _MOST_TOLD:
+                if self.found.wrong <= _MOST_PRINTED:
                     print(f"word {self.found.words}: {record}", file=sys.stderr, flush=True)
             self.found.words += 1
         return bool(records)

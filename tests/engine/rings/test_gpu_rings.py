@@ -40,12 +40,12 @@ class Reader:
         self._rest = b""
 
     def lines(self, wait_s: float = 0.0) -> list[str]:
-        """Whole lines that it has said since; waits so long where there is none."""
+        """Whole lines that it has printed since the last call; waits `wait_s` for the first."""
         until = time.monotonic() + wait_s
         while select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
-            said = os.read(self._fd, 1 << 16)
-            self._rest += said
-            if b"\n" in said or not said:
+            read = os.read(self._fd, 1 << 16)
+            self._rest += read
+            if b"\n" in read or not read:
                 break
         *lines, self._rest = self._rest.split(b"\n")
         return [line.decode() for line in lines]

@@ -1,6 +1,6 @@
 """Transfers with every known fault, by seed, over any transport, and the accounting of all of them.
 
-Some senders and one receiver, driven in turns by one thread; a few transfers are under way at any moment.
+Some senders and one receiver, driven in turns by one thread; a few transfers are under way at any time.
 Each has a `Trial`: its size, its one fault, and where the fault strikes. Blocks name their owner, are reused
 at once on both sides, and are compared when a transfer is admitted, when its admitted life ends, and while
 they are free. What a transfer's fault forbids (an admission, mostly) is checked when it happens.

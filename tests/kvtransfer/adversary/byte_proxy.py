@@ -76,7 +76,7 @@ class ByteProxy:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Nothing is cancelled: who connects at this moment would leave a socket behind."""
+        """Nothing is cancelled: a client that connects at this time would leave a socket behind."""
         self._closing = True
         for writer in self._writers:
             writer.transport.abort()

@@ -45,7 +45,7 @@ class FaultyWire:
         self._first: dict[int, tuple[Piece, bytes]] = {}  # to be repeated
         self._late: deque[tuple[int, ReceiverFrame]] = deque()
         self._again: deque[ReceiverFrame] = deque()
-        self._hears = 0
+        self._calls = 0
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         trial = self._trials(piece.transfer)
@@ -103,17 +103,17 @@ class FaultyWire:
             self._wire.put(kept[0], memoryview(kept[1]))
 
     def receive(self) -> ReceiverFrame | None:
-        self._hears += 1
+        self._calls += 1
         if self._again:
             return self._again.popleft()
-        if self._late and self._late[0][0] <= self._hears:
+        if self._late and self._late[0][0] <= self._calls:
             return self._late.popleft()[1]
         while (frame := self._wire.receive()) is not None:
             trial = self._about(frame)
             if trial is None:
                 return frame
             if trial.fault is Fault.LATE_ANSWER and trial.struck():
-                self._late.append((self._hears + self._dice.randint(2, 12), frame))
+                self._late.append((self._calls + self._dice.randint(2, 12), frame))
                 continue
             if trial.struck():
                 self._again.append(frame)

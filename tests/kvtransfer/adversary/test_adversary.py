@@ -98,8 +98,8 @@ def test_over_ipc(transfers: int) -> None:
 BETWEEN_DEVICES = pytest.mark.parametrize(
     ("over", "transfers"),
     [
-        pytest.param("ipc-played", 200, id="played-200"),
-        pytest.param("ipc-played", 10_000, id="played-10000", marks=pytest.mark.slow),
+        pytest.param("ipc-fake", 200, id="fake-200"),
+        pytest.param("ipc-fake", 10_000, id="fake-10000", marks=pytest.mark.slow),
         pytest.param("ipc-cuda", 1000, id="cuda-1000", marks=pytest.mark.gpu),
         pytest.param("ipc-peer", 1000, id="peer-1000", marks=pytest.mark.multigpu),
     ],

@@ -15,7 +15,7 @@ from tests.kvtransfer.support.device_rigs import rig_of
 @pytest.mark.parametrize(
     ("over", "transfers"),
     [
-        pytest.param("nccl-played", 3_000, id="played-3000", marks=pytest.mark.slow),
+        pytest.param("nccl-fake", 3_000, id="fake-3000", marks=pytest.mark.slow),
         pytest.param("nccl-peer", 1_000, id="peer-1000", marks=pytest.mark.multigpu),
     ],
 )

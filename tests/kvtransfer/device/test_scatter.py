@@ -18,7 +18,7 @@ from kvtransfer.device.scatter import DeviceScatter, MovedPiece, Outcome
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 BLOCKS, BLOCK_BYTES, WINDOW = 8, 256, 2
 PLACES = [5, 2]
@@ -28,7 +28,7 @@ PIECE = Piece(
 UNTOUCHED, SENT = 0x11, 0x42
 
 
-class There(PlayedEvent):
+class There(FakeEvent):
     """An event of another stream."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def test_a_kernel_starts_when_its_bytes_arrive_without_a_poll(scatter: Scatter) 
     scatter.run()
     assert scatter.written() == sorted(PLACES)
     assert all(bool((scatter.pool[n] == SENT).all()) for n in PLACES)
-    assert scatter.moved() == [], "whoever has the line has not said yet that they came whole"
+    assert scatter.moved() == [], "the link has not reported yet that they arrived"
     scatter.scatter.start(1)
     assert scatter.moved() == [MovedPiece(PIECE, len(PLACES), Outcome.VALID)]
 

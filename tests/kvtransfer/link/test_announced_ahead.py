@@ -17,7 +17,7 @@ from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.support.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
 from tests.kvtransfer.support.fake_device import Pump
 from tests.kvtransfer.support.peers import Peers
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 
 def announced(peers: Peers, ends: Ends) -> None:
@@ -148,7 +148,7 @@ def test_announced_pieces_that_never_arrive_are_withdrawn_with_their_link(ends: 
     assert (peers.sink.groups[0] == before).all()
 
 
-def begun_before_its_step_ends(peers: Peers, later: PlayedEvent) -> Transfer:
+def begun_before_its_step_ends(peers: Peers, later: FakeEvent) -> Transfer:
     """Blocks 5 and 6 of the second group, which are not computed yet."""
     peers.expect(1, [[], [3, 4]])
     transfer = peers.begin(1, [0, 2])
@@ -163,7 +163,7 @@ def begun_before_its_step_ends(peers: Peers, later: PlayedEvent) -> Transfer:
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) -> None:
-    peers, later = ends(sender=on_device), PlayedEvent()
+    peers, later = ends(sender=on_device), FakeEvent()
     transfer = begun_before_its_step_ends(peers, later)
     started = any(isinstance(event, TransferStarted) for event in peers.received)
     assert started is on_device, "announced before"
@@ -179,7 +179,7 @@ def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) 
 def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
     """Its blocks may be computed all the same: nothing of them is written there, and all credits come
     home."""
-    peers, later = ends(), PlayedEvent()
+    peers, later = ends(), FakeEvent()
     before = peers.sink.groups[1].copy()
     transfer = begun_before_its_step_ends(peers, later)
     transfer.withdraw(WithdrawReason.ABORTED)
@@ -194,7 +194,7 @@ def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
 def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
     """Its sender's device cannot be stopped, so breaking it waits for the step, and the receiver waits for
     the sender."""
-    peers, later = ends(), PlayedEvent()
+    peers, later = ends(), FakeEvent()
     begun_before_its_step_ends(peers, later)
     device_wire(peers)._break(BatonError(ErrorKind.UNAVAILABLE, "cut"))
     ending = threading.Timer(0.05, setattr, (later, "complete", True))

@@ -1,6 +1,6 @@
 """A peer is killed or frozen at every stage of a transfer at once, and a healthy one works on meanwhile.
 
-One peer a stage, each a process of its own, all struck in the same moment; the survivor is this process.
+One peer a stage, each a process of its own, all struck at the same time; the survivor is this process.
 With the default time-outs of workers.
 """
 
@@ -43,7 +43,7 @@ from tests.kvtransfer.support.staged_peer import (
 
 HOW = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="frozen")]
 SLOW = pytest.param("ipc", marks=pytest.mark.slow)
-PLAYED = pytest.param("ipc-played", marks=pytest.mark.slow)
+FAKE_DEVICE = pytest.param("ipc-fake", marks=pytest.mark.slow)
 BACK_S = 3.0  # all but quarantined staging is free again
 LINKED_S = 5.0  # a restarted peer has linked again, from its ready on
 _START_S = 60.0
@@ -73,7 +73,7 @@ class Remote:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     @property
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """Its whole lines so far."""
         return self._bytes.decode().split("\n")[:-1]
 
@@ -82,9 +82,9 @@ class Remote:
         assert self.process.stdout is not None
         self._bytes += self.process.stdout.read() or b""
 
-    def says(self, word: str) -> bool:
+    def printed(self, word: str) -> bool:
         self.receive()
-        return word in self.said
+        return word in self.output
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -179,8 +179,8 @@ class ReceivingSurvivor(Survivor):
         pytest.param(signal.SIGSTOP, "grpc", id="frozen", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, "ipc", id="killed-ipc", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, "ipc", id="frozen-ipc"),
-        pytest.param(signal.SIGKILL, "ipc-played", id="killed-played", marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, "ipc-played", id="frozen-played", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "ipc-fake", id="killed-fake", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "ipc-fake", id="frozen-fake", marks=pytest.mark.slow),
         *on_gpus(signal.SIGKILL, "killed"),
         *on_gpus(signal.SIGSTOP, "frozen"),
         *by_nccl(signal.SIGKILL, "killed"),
@@ -196,7 +196,7 @@ def test_senders(how: signal.Signals, over: str) -> None:
         for number, stage in enumerate(STAGES):
             survivor.expect(10 + number, 0 if stage == "linked" else BLOCKS)
             peers[stage] = start("send", f"peer-{stage}", 1, survivor.address, 10 + number, stage, over)
-        survivor.until(lambda: all(peer.says(stage) for stage, peer in peers.items()), _START_S)
+        survivor.until(lambda: all(peer.printed(stage) for stage, peer in peers.items()), _START_S)
         survivor.until(lambda: survivor.worked() > 3, _START_S)
         assert survivor.admitted[10] == survivor.admitted[13] == 1
         worked = survivor.worked()
@@ -224,17 +224,17 @@ def test_senders(how: signal.Signals, over: str) -> None:
         assert len(survivor.sink.places) == 1  # the healthy one's next
         survivor.until(lambda: survivor.worked() > worked + 3, BACK_S)
         assert healthy.process.poll() is None
-        assert "failed" not in healthy.said
+        assert "failed" not in healthy.output
 
         again = start("send", "peer-receiving", 2, survivor.address, 20, "committed", over)
         survivor.expect(20, BLOCKS)
-        survivor.until(lambda: again.says("ready"), _START_S)
-        survivor.until(lambda: again.says("committed"), LINKED_S)
+        survivor.until(lambda: again.printed("ready"), _START_S)
+        survivor.until(lambda: again.printed("committed"), LINKED_S)
         if how is signal.SIGSTOP:  # resumed, the old ones find their links broken, and do no harm
             open_ones = (peers["receiving"], peers["sent"])
             for peer in open_ones:
                 peer.signal(signal.SIGCONT)
-            survivor.until(lambda: all(peer.says("failed") for peer in open_ones), LINKED_S)
+            survivor.until(lambda: all(peer.printed("failed") for peer in open_ones), LINKED_S)
         if may_write:  # they reported to have unmapped it, or ended before: the fence
             survivor.until(lambda: survivor.receiver.counters.links_fenced == 2, LINKED_S)
             for stage in ("linked", "committed"):
@@ -285,7 +285,7 @@ class SendingSurvivor(Survivor):
         return all(link.free_pieces == WINDOW for link in self.sender.links)
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
+@pytest.mark.parametrize("over", ["grpc", SLOW, FAKE_DEVICE, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 @pytest.mark.parametrize("how", [pytest.param(*HOW[0].values, id="killed", marks=pytest.mark.slow), HOW[1]])
 def test_receivers(how: signal.Signals, over: str) -> None:
     survivor = SendingSurvivor(over)
@@ -298,14 +298,14 @@ def test_receivers(how: signal.Signals, over: str) -> None:
         survivor.until(lambda: all(_spoke(peer) for peer in everyone), _START_S)
         begun = {}
         for stage, peer in peers.items():
-            transfer = survivor.begin(peer.said[0], 1, 1, _pushed(stage))
+            transfer = survivor.begin(peer.output[0], 1, 1, _pushed(stage))
             begun[stage] = transfer
             if stage in ("committed", "asked"):
                 commit(transfer)
         survivor.until(lambda: not survivor.source.pins, _START_S)
         survivor.until(survivor.credits_home, _START_S)
         survivor.until(lambda: survivor.acknowledged == [begun["committed"]], _START_S)
-        survivor.work(healthy.said[0], 1000)
+        survivor.work(healthy.output[0], 1000)
         survivor.until(lambda: survivor.worked() > 1003, _START_S)
         worked = survivor.worked()
         for peer in peers.values():
@@ -326,14 +326,14 @@ def test_receivers(how: signal.Signals, over: str) -> None:
 
         again = start("receive", 2, 5, 1, over)
         survivor.until(lambda: _spoke(again), _START_S)
-        late = survivor.begin(again.said[0], 2, 5, range(BLOCKS))
+        late = survivor.begin(again.output[0], 2, 5, range(BLOCKS))
         commit(late)
         survivor.until(lambda: late in survivor.acknowledged, LINKED_S)
     survivor.sender.close()
     assert survivor.source.pins == 0
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
+@pytest.mark.parametrize("over", ["grpc", SLOW, FAKE_DEVICE, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
     """Its port still accepts connections, and does not answer."""
     survivor = SendingSurvivor(over)
@@ -341,7 +341,7 @@ def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
         peer = start("receive", 1, 1, 1, over)
         survivor.until(lambda: _spoke(peer), _START_S)
         peer.signal(signal.SIGSTOP)
-        transfer = survivor.begin(peer.said[0], 1, 1, range(BLOCKS))
+        transfer = survivor.begin(peer.output[0], 1, 1, range(BLOCKS))
         survivor.until(lambda: transfer in survivor.failed, BACK_S)
         assert survivor.failed[transfer] is ErrorKind.UNAVAILABLE
         assert survivor.source.pins == 0
@@ -351,7 +351,7 @@ def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
 
 def _spoke(peer: Remote) -> bool:
     peer.receive()
-    return bool(peer.said)
+    return bool(peer.output)
 
 
 def _pushed(stage: str) -> range:

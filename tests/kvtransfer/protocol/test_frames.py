@@ -156,12 +156,12 @@ messages = st.one_of(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(messages, min_size=1, max_size=30))
-def test_no_bytes_hurt_the_receiver(said: list[bytes]) -> None:
+def test_no_bytes_hurt_the_receiver(sent: list[bytes]) -> None:
     """A rogue sender may lose its link; the receiver goes on, and each staging index has one owner."""
     memory = _fuzzed()
     peers = memory.peers
-    memory.transport.pipes[0].to_receiver.extend(said)
-    for _ in range(3 * len(said) + 3):
+    memory.transport.pipes[0].to_receiver.extend(sent)
+    for _ in range(3 * len(sent) + 3):
         peers.received += peers.receiver.poll(4)
         for link in peers.receiver._links:
             owned = [link.staging.count(owner) for owner in Owner]

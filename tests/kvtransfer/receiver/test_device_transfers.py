@@ -11,7 +11,7 @@ from kvtransfer.protocol.frames import Commit, Credit, FrameError, Piece, Refuse
 from kvtransfer.protocol.frames import WithdrawReason as Reason
 from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted, Withdrawn
 from tests.kvtransfer.support.receiving_end import WINDOW, LinkRig, ReceivingEnd
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def expect_two_blocks(end: ReceivingEnd, rig: LinkRig) -> tuple[Piece, Piece]:
 
 def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 3])
-    never = PlayedEvent()
+    never = FakeEvent()
     two = end.piece(rig, (1, 1, 1, 0), b"ccccdddd", 5)
     rig.wire.arrivals[two] = never
     assert end.send(rig, (1, 1, 1, 0), b"ccccdddd", 5) == two
@@ -51,7 +51,7 @@ def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: Lin
         ("begin", halves[1], 1, 1, None),
     ]
     assert end.counters.bytes_received == 0, "nothing has been moved yet"
-    assert rig.take_told() == []
+    assert rig.take_sent() == []
     finish(end, rig, MovedPiece(two, 2, Outcome.VALID), MovedPiece(halves[0], 0, Outcome.VALID))
     assert (end.counters.bytes_received, end.counters.blocks_received) == (16, [0, 2])
     assert rig.staging.count(Owner.RECEIVER) == 1
@@ -59,7 +59,7 @@ def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: Lin
     assert (end.counters.bytes_received, end.counters.blocks_received) == (24, [1, 2])
     assert rig.staging.count(Owner.SENDER) == WINDOW
     rig.link.flush()
-    assert rig.take_told() == [Credit((5, 0, 1))]
+    assert rig.take_sent() == [Credit((5, 0, 1))]
     assert end.counters.dropped_unknown == 0
     assert end.scattered == []
 
@@ -97,7 +97,7 @@ def test_frames_after_a_commit_that_waits_are_dropped(end: ReceivingEnd, rig: Li
     )
     finish(end, rig, *ends)
     assert end.take_events() == [Committed(1, record)]
-    assert rig.take_told() == []
+    assert rig.take_sent() == []
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
 
@@ -108,7 +108,7 @@ def test_what_is_dropped_touches_no_transfer(end: ReceivingEnd, rig: LinkRig) ->
     unknown = end.send(rig, (8, 1, 0, 0), b"cccc", 4)
     assert rig.scatter.take_calls() == [("drop", piece) for piece in (*again, unknown)]
     assert end.counters.dropped_unknown == 3
-    assert rig.take_told() == [Stop(8, StopReason.UNKNOWN)]
+    assert rig.take_sent() == [Stop(8, StopReason.UNKNOWN)]
     record = end.commit(rig, 1, [0, 2])
     finish(end, rig, *(MovedPiece(piece, 0, Outcome.DROPPED) for piece in (*again, unknown)))
     assert end.take_events() == [CommitPending(1, record)]
@@ -124,7 +124,7 @@ def test_a_corrupt_piece_ends_its_transfer(end: ReceivingEnd, rig: LinkRig) -> N
     finish(end, rig, MovedPiece(first, 1, Outcome.CORRUPT))
     text = "checksum mismatch in a piece of transfer 1"
     assert end.take_events() == [Withdrawn(1, Reason.CORRUPTED, text)]
-    assert rig.take_told() == [Refused(1, ErrorKind.UNAVAILABLE, text), Stop(1, StopReason.REFUSED)]
+    assert rig.take_sent() == [Refused(1, ErrorKind.UNAVAILABLE, text), Stop(1, StopReason.REFUSED)]
     assert ("cancel", 1) in rig.scatter.take_calls()
     finish(end, rig, MovedPiece(second, 0, Outcome.DROPPED))
     assert (end.counters.checksum_failures, end.counters.bytes_received) == (1, 0)
@@ -136,9 +136,9 @@ def test_a_corrupt_piece_of_an_ended_transfer_is_ignored(end: ReceivingEnd, rig:
     first, second = expect_two_blocks(end, rig)
     end.transfers.forget(1)
     assert rig.scatter.take_calls() == [("cancel", 1)]
-    rig.take_told()
+    rig.take_sent()
     finish(end, rig, MovedPiece(first, 1, Outcome.CORRUPT), MovedPiece(second, 1, Outcome.CORRUPT))
-    assert (end.take_events(), rig.take_told()) == ([], [])
+    assert (end.take_events(), rig.take_sent()) == ([], [])
     assert end.counters.checksum_failures == 0
 
 
@@ -170,7 +170,7 @@ def test_a_piece_of_no_expected_block_stays_in_staging_and_is_refused(
     assert rig.scatter.take_calls() == [("start", 7)], "nothing of it is under way, so nothing is given up"
     text = f"transfer 1 has no such piece: {piece}"
     assert end.take_events() == [TransferStarted(1), Withdrawn(1, Reason.REFUSED, text)]
-    assert rig.take_told() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
+    assert rig.take_sent() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
 

@@ -86,8 +86,8 @@ class OneReceiver:
         """Whether the next poll begins with the first link."""
         return self.receiver.links[0].peer.name == "sender-0"
 
-    def hears(self, *said: SenderControl, link: int = 0) -> None:
-        self.pipes[link].to_receiver.extend(encode(frame) for frame in said)
+    def deliver(self, *frames: SenderControl, link: int = 0) -> None:
+        self.pipes[link].to_receiver.extend(encode(frame) for frame in frames)
 
     def record(self, transfer: int, blocks: int) -> bytes:
         """Metadata with the ticket of a transfer of this many blocks."""
@@ -101,7 +101,7 @@ class OneReceiver:
         """A transfer without blocks."""
         self.receiver.transfers.expect(transfer, [0])
         record = self.record(transfer, 0)
-        self.hears(Metadata(transfer, record), Commit(transfer, record), link=link)
+        self.deliver(Metadata(transfer, record), Commit(transfer, record), link=link)
 
     def reported(self, link: int = 0) -> list[ReceiverFrame]:
         """Since the last call."""
@@ -135,7 +135,7 @@ def three() -> Iterator[OneReceiver]:
 
 
 def test_a_poll_handles_at_most_max_frames_and_wakes_for_more(one: OneReceiver) -> None:
-    one.hears(*[IDLE] * 5)
+    one.deliver(*[IDLE] * 5)
     assert one.polled(3)
     assert one.receiver.counters.dropped_unknown == 3
     assert one.polled(2)
@@ -144,7 +144,7 @@ def test_a_poll_handles_at_most_max_frames_and_wakes_for_more(one: OneReceiver) 
 
 
 def test_progress_has_the_same_bound(one: OneReceiver) -> None:
-    one.hears(*[IDLE] * 5)
+    one.deliver(*[IDLE] * 5)
     one.receiver.progress(3)
     assert one.left() == [2]
 
@@ -152,7 +152,7 @@ def test_progress_has_the_same_bound(one: OneReceiver) -> None:
 def test_links_take_turns(three: OneReceiver) -> None:
     """Who was first in one poll is last in the next."""
     for link in range(3):
-        three.hears(*[IDLE] * 4, link=link)
+        three.deliver(*[IDLE] * 4, link=link)
     three.receiver.poll(4)
     assert three.left() == [2, 3, 3]
     three.receiver.poll(4)
@@ -160,7 +160,7 @@ def test_links_take_turns(three: OneReceiver) -> None:
 
 
 def test_a_silent_link_takes_no_turn(three: OneReceiver) -> None:
-    three.hears(*[IDLE] * 3, link=2)
+    three.deliver(*[IDLE] * 3, link=2)
     assert three.polled(3)
     assert three.left() == [0, 0, 0]
 
@@ -168,14 +168,14 @@ def test_a_silent_link_takes_no_turn(three: OneReceiver) -> None:
 def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
     """Its piece is cut otherwise than was agreed, which no later frame makes good."""
     three.receiver.transfers.expect(7, [1])
-    three.hears(Metadata(7, three.record(7, 1)))
+    three.deliver(Metadata(7, three.record(7, 1)))
     for _ in range(3):  # until it is the first's turn again
         three.receiver.poll(9)
     data = b"ab"
     checksum = PieceChecksum(SHAPE.piece_bytes).of(memoryview(data), 7, 0, 0, 0)
     piece = Piece(transfer=7, group=0, ordinal=0, offset=0, length=2, staging=0, checksum=checksum)
     three.pipes[0].to_receiver.append(encode_piece_header(piece) + data)
-    three.hears(IDLE, IDLE, link=1)
+    three.deliver(IDLE, IDLE, link=1)
     three.receiver.poll(3)
     assert three.left() == [0, 0, 0]
     assert {link.peer.name for link in three.receiver.links} == {"sender-1", "sender-2"}
@@ -186,10 +186,10 @@ def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
 def test_a_sender_with_unread_frames_is_not_overdue(one: OneReceiver) -> None:
     """The answer that it is late with may be among it."""
     one.receiver.transfers.expect(7, [1])
-    one.hears(Metadata(7, one.record(7, 1)))
+    one.deliver(Metadata(7, one.record(7, 1)))
     one.receiver.poll(9)
     one.receiver.transfers.forget(7)
-    one.hears(IDLE, StopAck(7))
+    one.deliver(IDLE, StopAck(7))
     one.clock.now += SHAPE.timeout_s
     for _ in range(3):
         one.receiver.poll(1)
@@ -224,7 +224,7 @@ def test_commits_are_answered_and_counted(one: OneReceiver) -> None:
 def test_a_commit_is_reported_before_anything_else(one: OneReceiver) -> None:
     one.commits(7)
     one.receiver.progress(9)
-    one.hears(IDLE)
+    one.deliver(IDLE)
     before = one.wakes
     assert committed(one.receiver.poll(9)) == [7]
     assert one.left() == [1]

@@ -36,7 +36,7 @@ def still_free(end: ReceivingEnd, rig: LinkRig) -> bool:
     assert end.take_events() == []
     assert rig.link.transfers == set()
     end.handle(rig, Metadata(1, end.record(1, [0, 1]).SerializeToString()))
-    return rig.link.transfers == {1} and rig.take_told() == []
+    return rig.link.transfers == {1} and rig.take_sent() == []
 
 
 def other_transfer(body: TicketBody) -> None:
@@ -53,7 +53,7 @@ def test_a_ticket_of_something_else_binds_nothing(end: ReceivingEnd, rig: LinkRi
     body = end.ticket(1, [0, 1])
     change(body)
     end.handle(rig, Metadata(1, end.record(1, [0, 1], body=body).SerializeToString()))
-    assert rig.take_told() == [Refused(1, *ANOTHER_TRANSFER)]
+    assert rig.take_sent() == [Refused(1, *ANOTHER_TRANSFER)]
     assert still_free(end, rig)
 
 
@@ -62,7 +62,7 @@ def test_a_record_of_another_attempt_binds_nothing(end: ReceivingEnd, rig: LinkR
     record = end.record(1, [0, 1])
     record.attempt.number += 1
     end.handle(rig, Metadata(1, record.SerializeToString()))
-    assert rig.take_told() == [Refused(1, *ANOTHER_ATTEMPT)]
+    assert rig.take_sent() == [Refused(1, *ANOTHER_ATTEMPT)]
     assert still_free(end, rig)
 
 
@@ -78,26 +78,26 @@ def test_a_forged_ticket_binds_nothing(
         setattr(record, field, getattr(record, field)[:-1] + b"?")
     message = record.SerializeToString() if field else b"\xff"
     end.handle(rig, Metadata(1, message))
-    assert rig.take_told() == [Refused(1, *reported)]
+    assert rig.take_sent() == [Refused(1, *reported)]
     assert still_free(end, rig)
 
 
 def test_a_commit_without_a_ticket_commits_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
     end.transfers.expect(1, [0, 1], [])
     end.commit(rig, 1, [0, 1])
-    assert rig.take_told() == [Refused(1, ErrorKind.FORBIDDEN, "no ticket came before the commit")]
+    assert rig.take_sent() == [Refused(1, ErrorKind.FORBIDDEN, "no ticket came before the commit")]
     assert still_free(end, rig)
 
 
 def refused(end: ReceivingEnd, rig: LinkRig, reported: tuple[ErrorKind, str]) -> None:
     """Transfer 1 has ended with this."""
     answer = Refused(1, *reported)
-    assert rig.take_told() == [answer, Stop(1, StopReason.REFUSED)]
+    assert rig.take_sent() == [answer, Stop(1, StopReason.REFUSED)]
     expected: list[ReceiverEvent] = [Withdrawn(1, WithdrawReason.REFUSED, reported[1])]
     assert end.take_events() == expected
     assert (rig.link.transfers, len(end.transfers)) == (set(), 0)
     end.commit(rig, 1, [0, 0])
-    assert rig.take_told() == [answer]
+    assert rig.take_sent() == [answer]
 
 
 def test_a_commit_that_cannot_be_parsed(end: ReceivingEnd, rig: LinkRig) -> None:

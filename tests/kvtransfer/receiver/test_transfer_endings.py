@@ -27,7 +27,7 @@ def test_a_sender_withdraws_its_transfer(end: ReceivingEnd, rig: LinkRig) -> Non
         end.handle(rig, Withdraw(1, reason))
         assert end.counters.dropped_unknown == count
     assert end.take_events() == [Withdrawn(1, WithdrawReason.ABORTED, "the sender withdrew")]
-    assert (rig.take_told(), rig.link.transfers, len(end.transfers)) == ([], set(), 0)
+    assert (rig.take_sent(), rig.link.transfers, len(end.transfers)) == ([], set(), 0)
 
 
 def test_a_committed_transfer_is_not_withdrawn(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -42,15 +42,15 @@ def test_a_forgotten_transfer_is_reported_to_its_sender_alone(end: ReceivingEnd,
     for transfer in (1, 2):
         end.bind(rig, transfer, [0, 1])
         end.send(rig, (transfer, 1, 0, 0), b"cccc")
-    rig.take_told()
+    rig.take_sent()
     end.transfers.forget(1)
     end.transfers.forget(1)
-    assert rig.take_told() == [Stop(1, StopReason.UNKNOWN)]
+    assert rig.take_sent() == [Stop(1, StopReason.UNKNOWN)]
     assert end.take_events() == [TransferStarted(2)]
     assert (rig.link.transfers, len(end.transfers)) == ({2}, 1)
     end.transfers.expect(3, [0, 0], [])
     end.transfers.forget(3)  # without any frame of a sender
-    assert (rig.take_told(), len(end.transfers)) == ([], 1)
+    assert (rig.take_sent(), len(end.transfers)) == ([], 1)
 
 
 def test_a_link_that_breaks_ends_its_own_transfers_alone(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -67,7 +67,7 @@ def test_a_link_that_breaks_ends_its_own_transfers_alone(end: ReceivingEnd, rig:
     assert (rig.link.transfers, other.link.transfers, len(end.transfers)) == (set(), {6}, 3)
     for transfer in (4, 5):
         end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
-    assert (rig.take_told(), other.take_told()) == ([], [frames.CommitAck(5, 5)])
+    assert (rig.take_sent(), other.take_sent()) == ([], [frames.CommitAck(5, 5)])
 
 
 def test_only_commits_that_a_device_delays_are_reported_as_pending(end: ReceivingEnd, rig: LinkRig) -> None:

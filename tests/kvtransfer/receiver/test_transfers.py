@@ -49,7 +49,7 @@ def test_a_transfer_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRi
         end.send(rig, (1, *place), piece, staging)
     assert end.scattered == [(1, *place, piece) for place, piece in zip(places, data, strict=True)]
     assert (end.counters.bytes_received, end.counters.blocks_received) == (20, [1, 1])
-    assert rig.take_told() == [Credit((0, 1))], "credits go home in batches"
+    assert rig.take_sent() == [Credit((0, 1))], "credits go home in batches"
     assert rig.staging.count(Owner.SENDER) == WINDOW
     assert not end.transfers.has_commits
     record = end.commit(rig, 1, [1, 1])
@@ -57,10 +57,10 @@ def test_a_transfer_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRi
     assert end.take_events() == [TransferStarted(1), Committed(1, record)]
     assert not end.transfers.has_commits
     assert rig.link.transfers == set()
-    assert rig.take_told() == []
+    assert rig.take_sent() == []
     answer = frames.CommitAck(1, 5)
     end.transfers._answer(1, answer)
-    assert rig.take_told() == [answer, Credit((2,))]
+    assert rig.take_sent() == [answer, Credit((2,))]
     assert (len(end.transfers), end.counters.dropped_unknown) == (0, 0)
 
 
@@ -111,7 +111,7 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
         with pytest.raises(BatonError) as error:
             end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
         assert complaint(error) == (ErrorKind.NOT_FOUND, f"transfer {transfer} waits for no answer")
-    assert (rig.take_told(), len(end.transfers)) == ([], 1)
+    assert (rig.take_sent(), len(end.transfers)) == ([], 1)
 
 
 # -- unexpected transfers ----------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_records_and_commits_of_unknown_transfers_are_refused(end: ReceivingEnd,
     for count in (1, 2):
         end.handle(rig, Metadata(count, b""))
         end.handle(rig, Commit(count, b""))
-        assert rig.take_told() == [Refused(count, *UNKNOWN)] * 2
+        assert rig.take_sent() == [Refused(count, *UNKNOWN)] * 2
         assert end.counters.dropped_unknown == 2 * count
     assert end.take_events() == []
 
@@ -131,10 +131,10 @@ def test_frames_over_another_link_change_nothing(end: ReceivingEnd, rig: LinkRig
     other = LinkRig("prefill-1")
     end.handle(other, Metadata(1, end.record(1, [1, 1]).SerializeToString()))
     end.commit(other, 1, [1, 1])
-    assert other.take_told() == [Refused(1, *UNKNOWN)] * 2
+    assert other.take_sent() == [Refused(1, *UNKNOWN)] * 2
     end.send(other, (1, 1, 0, 0), b"cccc")
     end.handle(other, Withdraw(1, WithdrawReason.ABORTED))
-    assert (other.take_told(), rig.take_told()) == ([], [])
+    assert (other.take_sent(), rig.take_sent()) == ([], [])
     assert (end.take_events(), end.scattered, end.counters.dropped_unknown) == ([], [], 4)
     assert other.staging.count(Owner.SENDER) == WINDOW
     assert rig.link.transfers == {1}
@@ -144,17 +144,17 @@ def test_a_repeated_commit_gets_the_same_answer(end: ReceivingEnd, rig: LinkRig)
     end.bind(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])  # not answered yet
-    assert (rig.take_told(), end.counters.dropped_unknown) == ([], 1)
+    assert (rig.take_sent(), end.counters.dropped_unknown) == ([], 1)
     end.transfers._answer(1, frames.CommitAck(1, 5))
     end.commit(rig, 1, [0, 0])
-    assert rig.take_told() == [frames.CommitAck(1, 5)] * 2
+    assert rig.take_sent() == [frames.CommitAck(1, 5)] * 2
     assert [type(event) for event in end.take_events()] == [Committed]
 
 
 def test_a_sender_is_stopped_once_and_in_time(end: ReceivingEnd, rig: LinkRig) -> None:
     for staging in (0, 1):
         end.send(rig, (1, 1, staging, 0), b"cccc", staging)
-    assert rig.take_told() == [Stop(1, StopReason.UNKNOWN), Credit((0, 1))]
+    assert rig.take_sent() == [Stop(1, StopReason.UNKNOWN), Credit((0, 1))]
     assert end.counters.dropped_unknown == 2
     assert rig.link.overdue(end.clock.now + TIMEOUT_S - 0.1) is None
     assert rig.link.overdue(end.clock.now + TIMEOUT_S) == "the sender did not acknowledge a stop"
@@ -169,7 +169,7 @@ def test_bytes_before_their_ticket_are_dropped_and_their_sender_stopped(
 ) -> None:
     end.transfers.expect(1, [0, 1], [])
     end.send(rig, (1, 1, 0, 0), b"cccc")
-    assert rig.take_told() == [Stop(1, StopReason.REFUSED)]
+    assert rig.take_sent() == [Stop(1, StopReason.REFUSED)]
     assert (end.take_events(), end.scattered, end.counters.dropped_unknown) == ([], [], 1)
     assert len(end.transfers) == 1
 
@@ -179,9 +179,9 @@ def test_bytes_after_the_commit_are_dropped(end: ReceivingEnd, rig: LinkRig) -> 
     end.commit(rig, 1, [0, 0])
     end.send(rig, (1, 1, 0, 0), b"cccc")
     end.transfers._answer(1, frames.CommitAck(1, 5))
-    rig.take_told()
+    rig.take_sent()
     end.send(rig, (1, 1, 0, 0), b"cccc")
-    assert (rig.take_told(), end.scattered, end.counters.dropped_unknown) == ([], [], 2)
+    assert (rig.take_sent(), end.scattered, end.counters.dropped_unknown) == ([], [], 2)
 
 
 def test_a_second_record_changes_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -190,7 +190,7 @@ def test_a_second_record_changes_nothing(end: ReceivingEnd, rig: LinkRig) -> Non
         second = end.record(1, [0, 1])
         second.prompt_length = 3
         end.handle(rig, Metadata(1, second.SerializeToString()))
-        assert (end.take_events(), rig.take_told(), end.counters.dropped_unknown) == ([], [], count)
+        assert (end.take_events(), rig.take_sent(), end.counters.dropped_unknown) == ([], [], count)
 
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ def test_every_wrong_byte_is_counted_and_ends_its_transfer_alone(end: ReceivingE
             TransferStarted(transfer), Withdrawn(transfer, WithdrawReason.CORRUPTED, text)
         ]  # fmt: skip
         refused = Refused(transfer, ErrorKind.UNAVAILABLE, text)
-        assert rig.take_told()[:2] == [refused, Stop(transfer, StopReason.REFUSED)]
+        assert rig.take_sent()[:2] == [refused, Stop(transfer, StopReason.REFUSED)]
         assert end.counters.checksum_failures == transfer
         assert rig.staging.count(Owner.SENDER) == WINDOW
         end.commit(rig, transfer, [0, 1])
-        assert rig.take_told() == [refused], "its commit has the same answer"
+        assert rig.take_sent() == [refused], "its commit has the same answer"
     assert (rig.link.transfers, len(end.transfers), end.scattered) == ({3}, 1, [])
 
 
@@ -235,7 +235,7 @@ def test_a_block_that_is_not_expected_is_refused(
     piece = end.send(rig, (1, 1, ordinal, 0), b"cccc")
     text = f"transfer 1 has no such piece: {piece}"
     assert end.take_events() == [TransferStarted(1), Withdrawn(1, WithdrawReason.REFUSED, text)]
-    assert rig.take_told() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
+    assert rig.take_sent() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
     assert end.scattered == []
 
 

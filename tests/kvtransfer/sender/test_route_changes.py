@@ -42,7 +42,7 @@ def returned(transport: str, **replaced: str) -> tuple[str, dict[str, object]]:
 def fallen(ways: SeveralRoutes) -> None:
     """`b` is in use, since `a` was unreachable."""
     a, _ = ways.ways
-    a.unreachable = "nobody at a"
+    a.unreachable = "no listener at a"
     assert ways.send(1) == "b"
 
 
@@ -51,7 +51,7 @@ def test_every_fallback_and_return_is_logged_and_counted(
 ) -> None:
     a, _ = ways.ways
     fallen(ways)
-    assert logged(caplog, FELL) == [fell("b", "nobody at a")]
+    assert logged(caplog, FELL) == [fell("b", "no listener at a")]
     assert ways.counted() == (1, 1, 0, 0)
     a.unreachable = ""
     ways.later(1.0)
@@ -102,9 +102,9 @@ def test_a_return_may_reach_only_the_next_better_route(caplog: pytest.LogCapture
     """From there the best is tried again, and not what is in use by then."""
     ways = SeveralRoutes("abc")
     a, b, _ = ways.ways
-    a.unreachable, b.unreachable = "nobody at a", "nobody at b"
+    a.unreachable, b.unreachable = "no listener at a", "no listener at b"
     assert ways.send(1) == "c"
-    assert logged(caplog, FELL) == [fell("c", "nobody at b")]
+    assert logged(caplog, FELL) == [fell("c", "no listener at b")]
     b.unreachable = ""
     ways.later(1.0)
     assert ways.send(2) == "b"
@@ -150,7 +150,7 @@ def test_a_return_that_fails_after_the_link_in_use_broke_skips_no_route(ways: Se
     a, b = ways.ways
     trying(ways)
     ways.cut(b)
-    a.unreachable = "nobody at a"
+    a.unreachable = "no listener at a"
     a.answering.set()
     ways.later(0.0)
     a.unreachable = ""

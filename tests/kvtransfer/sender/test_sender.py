@@ -106,7 +106,7 @@ def test_a_transfer_that_the_receiver_ends_fails_with_its_reason(
     transfer, other = one.begin(7, 2), one.begin(8)
     one.sender.poll(MANY)
     one.reported()
-    one.hears(answer)
+    one.deliver(answer)
     assert failure(one, transfer) == (kind, message)
     assert one.reported() == ([StopAck(7)] if isinstance(answer, Stop) else [])
     assert other.active
@@ -119,7 +119,7 @@ def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender)
     sending = one.begin(7)
     one.sender.poll(MANY)
     one.reported()
-    one.hears(
+    one.deliver(
         Stop(98, StopReason.REFUSED), Stop(99, StopReason.UNKNOWN), Refused(99, ErrorKind.INTERNAL, "no"),
         CommitAck(99, 1), CommitAck(99, 1), CommitAck(7, 1),
     )  # fmt: skip
@@ -132,7 +132,7 @@ def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender)
 def test_an_accepted_commit_is_acknowledged_once(one: OneSender) -> None:
     transfers = [one.commit(7, 1), one.commit(8)]
     assert all(transfer.commit_deadline == one.clock.now + SHAPE.timeout_s for transfer in transfers)
-    one.hears(CommitAck(7, 1), CommitAck(7, 1), CommitAck(8, 1))
+    one.deliver(CommitAck(7, 1), CommitAck(7, 1), CommitAck(8, 1))
     events = one.sender.poll(MANY) + one.sender.poll(MANY) + one.sender.poll(MANY)
     assert [event.transfer for event in events] == transfers
     assert all(transfer.state is TransferState.ACKNOWLEDGED for transfer in transfers)
@@ -142,25 +142,27 @@ def test_an_accepted_commit_is_acknowledged_once(one: OneSender) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "told_ns", "taken"), [("ipc", 5, True), ("a", 5, False), ("ipc", 1 << 62, False)]
+    ("transport", "reported_ns", "taken"), [("ipc", 5, True), ("a", 5, False), ("ipc", 1 << 62, False)]
 )
-def test_a_receivers_clock_counts_within_its_host_alone(transport: str, told_ns: int, taken: bool) -> None:
+def test_a_receivers_clock_counts_within_its_host_alone(
+    transport: str, reported_ns: int, taken: bool
+) -> None:
     """Elsewhere, and where it would be in the future, the time of the answer's arrival does."""
     one = OneSender(transport)
     transfer = one.commit(7)
-    one.hears(CommitAck(7, told_ns))
+    one.deliver(CommitAck(7, reported_ns))
     before = time.monotonic_ns()
     (event,) = one.sender.poll(MANY)
     assert isinstance(event, Acknowledged)
     assert (event.transfer, event.transport) == (transfer, transport)
-    assert event.at_ns == told_ns if taken else before <= event.at_ns <= time.monotonic_ns()
+    assert event.at_ns == reported_ns if taken else before <= event.at_ns <= time.monotonic_ns()
     one.close()
 
 
 def test_a_commit_has_its_deadline_to_the_second(one: OneSender) -> None:
     transfer = one.commit(7, 1)
     one.reported()
-    one.hears(Credit((0, 1, 2)))
+    one.deliver(Credit((0, 1, 2)))
     one.clock.now += SHAPE.timeout_s - 0.25
     assert one.sender.poll(MANY) == []
     one.clock.now += 0.25
@@ -180,12 +182,12 @@ def test_bytes_of_abandoned_blocks_are_counted(one: OneSender) -> None:
         if transfer % 2:
             begun.withdraw(WithdrawReason.FINISHED)
         else:
-            one.hears(Refused(transfer, ErrorKind.INTERNAL, "no"))
+            one.deliver(Refused(transfer, ErrorKind.INTERNAL, "no"))
             one.sender.poll(0)
         assert counters.bytes_abandoned == abandoned
     assert counters.transfers_failed == 2
     assert (counters.blocks_shipped, counters.bytes_shipped) == ([0], 0)
-    one.hears(Credit((0, 1, 2, 3)))
+    one.deliver(Credit((0, 1, 2, 3)))
     one.sender.poll(0)
     for transfer in (11, 12):
         one.commit(transfer, 1)
@@ -213,7 +215,7 @@ def test_a_poll_that_ships_its_maximum_wakes_for_another(one: OneSender) -> None
 
 def test_an_answer_is_reported_at_once_and_later_frames_by_the_next_poll(one: OneSender) -> None:
     first, second = one.commit(7), one.commit(8)
-    one.hears(CommitAck(7, 1), CommitAck(8, 1))
+    one.deliver(CommitAck(7, 1), CommitAck(8, 1))
     before = one.wakes
     assert [event.transfer for event in one.sender.poll(MANY)] == [first]
     assert one.wakes == before + 1
@@ -221,7 +223,7 @@ def test_an_answer_is_reported_at_once_and_later_frames_by_the_next_poll(one: On
 
 
 def test_many_frames_of_a_receiver_are_handled_in_several_polls(one: OneSender) -> None:
-    one.hears(*[Refused(99, ErrorKind.INTERNAL, "no")] * 300)
+    one.deliver(*[Refused(99, ErrorKind.INTERNAL, "no")] * 300)
     assert one.polled()
     assert one.sender.counters.dropped_unknown == 256
     assert not one.polled()
@@ -233,7 +235,7 @@ def test_returned_credits_are_spent_within_the_polls_bound(one: OneSender) -> No
     one.begin(7, 6)
     one.sender.poll(MANY)
     assert one.pieces() == 4
-    one.hears(Credit((0, 1, 2, 3)))
+    one.deliver(Credit((0, 1, 2, 3)))
     one.begin(8, 1)
     assert one.polled(5)  # its ticket, its three pieces, then one of the other's
     assert one.pieces() == 4
@@ -257,5 +259,5 @@ def test_one_link_that_has_nothing_to_send_holds_up_none(three: OneSender) -> No
 def test_one_poll_handles_frames_of_all_receivers(three: OneSender) -> None:
     transfers = [three.commit(7 + link, link=link) for link in range(3)]
     for link in range(3):
-        three.hears(Refused(7 + link, ErrorKind.INTERNAL, "no"), link=link)
+        three.deliver(Refused(7 + link, ErrorKind.INTERNAL, "no"), link=link)
     assert {event.transfer for event in three.sender.poll(MANY)} == set(transfers)

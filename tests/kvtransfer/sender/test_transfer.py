@@ -13,7 +13,7 @@ from baton.v1.types_pb2 import Attempt
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason
 from kvtransfer.protocol.piece_geometry import PieceGeometry
 from kvtransfer.sender.transfer import PieceSource, Transfer, TransferState
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 BLOCK_BYTES = (10, 4)
 GEOMETRY = PieceGeometry(BLOCK_BYTES, 4)
@@ -186,7 +186,7 @@ def test_blocks_that_are_read_when_the_transfer_ends_are_unpinned_after_it(outgo
 
 def test_blocks_that_follow_each_other_are_one_piece(outgoing: Outgoing) -> None:
     """Where they differ in group or step, or leave out an ordinal, another piece begins."""
-    step, later = PlayedEvent(), PlayedEvent()
+    step, later = FakeEvent(), FakeEvent()
     outgoing.transfer.push(0, 0, [50, 51], step)
     outgoing.transfer.push(0, 2, [52], step)
     outgoing.transfer.push(0, 3, [53], later)
@@ -230,7 +230,7 @@ def test_a_started_block_is_finished_by_single_block_pieces(outgoing: Outgoing) 
 
 
 def test_a_piece_is_final_when_the_step_of_its_block_has_ended(outgoing: Outgoing) -> None:
-    transfer, step = outgoing.transfer, PlayedEvent()
+    transfer, step = outgoing.transfer, FakeEvent()
     transfer.push(0, 0, [50], step)
     transfer.push(0, 1, [51])
     assert not transfer.is_final()

@@ -1,4 +1,4 @@
-"""Two ends of links between played devices."""
+"""Two ends of links between fake devices."""
 
 from __future__ import annotations
 

@@ -109,10 +109,10 @@ class CudaRig:
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:
-    """What a test's name of a transport has behind the first dash: `ipc-played`, `ipc-cuda` (one GPU),
+    """What a test's name of a transport has behind the first dash: `ipc-fake`, `ipc-cuda` (one GPU),
     `ipc-peer` (from the first GPU to the second). `at_once`: for one end in a process of its own."""
     match transport.partition("-")[2]:
-        case "played":
+        case "fake":
             return FakeRig(None if at_once else 3)
         case "cuda":
             return CudaRig()

@@ -1,7 +1,7 @@
 """Lets wires of bytes, which tests tamper with, stand in a link between devices.
 
     the link's announce, read ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
-        ─▶ Bottom: bytes into a block of its own, announced as the piece says ─▶ the device's wire
+        ─▶ Bottom: bytes into a block of its own, announced with the piece's place ─▶ the device's wire
 
 So whatever a test makes of a piece or its bytes is gathered, copied and announced by the real thing.
 """
@@ -104,10 +104,10 @@ class Top(WrappedWire):
         group, begins = self._groups[piece.group], piece.offset
         data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
         whole = (piece.checksum + words_sum(data)) & _MASK
-        said = Piece(
+        announced = Piece(
             piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, whole
         )
-        self._wire.put(said, memoryview(data))
+        self._wire.put(announced, memoryview(data))
         follow, self._follow = self._follow or [], None
         for frame in follow:
             super().send(frame)

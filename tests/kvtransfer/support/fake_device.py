@@ -1,8 +1,8 @@
 """A `LinkDevice` whose memory is a file's and whose streams do their work when they are pumped.
 
-In one process, streams of all devices are pumped together, some work at a time, by whoever asks whether a
-event has ended, and by the test: what is said is done late and in pieces, as on a GPU, but by seed. With
-`Pump(None)` it is done when it is said, for ends in different processes.
+In one process, streams of all devices are pumped together, some work at a time, by each query of an
+event and by the test: enqueued work is done late and in parts, as on a GPU, but in an order drawn by seed.
+With `Pump(None)` work is done when it is enqueued, for ends in different processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pump:
 
     def __init__(self, seed: int | None) -> None:
         self.at_once = seed is None
-        self.stands = False  # while set, nothing is done but what somebody waits for
+        self.stands = False  # while set, only work that is waited for is done
         self._dice = random.Random(seed)
         self._streams: list[_FakeStream] = []
         self.steps = 0
@@ -86,36 +86,36 @@ class _FakeStream:
         self.pump = pump
         self.left: deque[Callable[[], None] | _FakeEvent | _Elsewhere] = deque()
         self.done = 0
-        self._said = 0
+        self._enqueued = 0
         pump.add(self)
 
     def copy(self, destination: int, source: int, size: int) -> None:
         def move() -> None:
             ctypes.memmove(destination, source, size)
 
-        self._say(move)
+        self._enqueue(move)
 
     def copy_batch(self, destination: int, sources: Sequence[int], size: int) -> None:
         for n, source in enumerate(sources):
             self.copy(destination + n * size, source, size)
 
     def run(self, work: Callable[[], None]) -> None:
-        self._say(work)
+        self._enqueue(work)
 
     def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
-        raise AssertionError("a played device runs what is plain torch")
+        raise AssertionError("a fake device runs plain torch only")
 
     def publish(self, address: int, value: int) -> None:
         def store() -> None:
             ctypes.c_uint64.from_address(address).value = value
 
-        self._say(store)
+        self._enqueue(store)
 
     def record_event(self) -> Event:
-        return _FakeEvent(self, self._said)
+        return _FakeEvent(self, self._enqueued)
 
     def wait_event(self, event: Event) -> None:
-        self._say(event if isinstance(event, _FakeEvent) else _Elsewhere(event))
+        self._enqueue(event if isinstance(event, _FakeEvent) else _Elsewhere(event))
 
     def synchronize(self) -> None:
         self.do_until(lambda: not self.left)
@@ -142,9 +142,9 @@ class _FakeStream:
             work()
         self.done += 1
 
-    def _say(self, work: Callable[[], None] | _FakeEvent | _Elsewhere) -> None:
+    def _enqueue(self, work: Callable[[], None] | _FakeEvent | _Elsewhere) -> None:
         self.left.append(work)
-        self._said += 1
+        self._enqueued += 1
         while self.pump.at_once and self.able():
             self.step()
 

@@ -34,7 +34,7 @@ class Pipe:
         self.to_sender: deque[bytes] = deque()
         self.error: BatonError | None = None
         self.sender_came = False
-        # While held, a broken link is not fenced: somebody may still write.
+        # While held, a broken link is not fenced: the sender may still write.
         self.hold_fence = False
 
     def break_off(self, error: BatonError) -> None:
@@ -90,10 +90,10 @@ class MemorySenderWire:
         pipe.sender_came = True
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        self._say(encode_piece_header(piece) + bytes(payload))
+        self._publish(encode_piece_header(piece) + bytes(payload))
 
     def send(self, frame: SenderControl) -> None:
-        self._say(encode(frame))
+        self._publish(encode(frame))
 
     def receive(self) -> ReceiverFrame | None:
         while self.pipe.to_sender:
@@ -109,7 +109,7 @@ class MemorySenderWire:
     def close(self) -> None:
         self.pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link"))
 
-    def _say(self, message: bytes) -> None:
+    def _publish(self, message: bytes) -> None:
         if self.pipe.error is None:
             self.pipe.to_receiver.append(message)
 

@@ -1,4 +1,4 @@
-"""The nccl transport for tests: over the double of NCCL between played devices, or NCCL itself between
+"""The nccl transport for tests: over the double of NCCL between fake devices, or NCCL itself between
 GPUs."""
 
 from __future__ import annotations

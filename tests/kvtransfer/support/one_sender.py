@@ -18,7 +18,7 @@ from tests.kvtransfer.support.memory_transport import Pipe
 from tests.kvtransfer.support.peers import FINGERPRINT, FakeClock, identity, until
 from tests.kvtransfer.support.several_routes import SHAPE, SeveralRoutes
 
-# More than a sender does in one poll, unless a test says otherwise.
+# More than a sender does in one poll, unless a test sets another bound.
 MANY = 99
 
 
@@ -81,7 +81,7 @@ class OneSender:
         """How many it has been sent since the last call."""
         return sum(isinstance(frame, Piece) for frame in self.reported(link))
 
-    def hears(self, *frames: ReceiverFrame, link: int = 0) -> None:
+    def deliver(self, *frames: ReceiverFrame, link: int = 0) -> None:
         self.pipe(link).to_sender.extend(encode(frame) for frame in frames)
 
     def polled(self, max_pieces: int = MANY) -> bool:

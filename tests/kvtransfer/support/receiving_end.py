@@ -70,7 +70,7 @@ class FakeWire:
 
 
 class FakeScatter:
-    """Records a device's work, in order; pieces end when the test says so."""
+    """Records a device's work, in order; pieces end when the test ends them."""
 
     busy = False
 
@@ -109,7 +109,7 @@ class FakeScatter:
 
 
 class LinkRig:
-    """A link of the receiver whose wire and device are made up."""
+    """A link of the receiver with a fake wire and a fake device."""
 
     def __init__(self, name: str, *, on_device: bool = False) -> None:
         self.wire, self.scatter = FakeWire(), FakeScatter()
@@ -118,9 +118,9 @@ class LinkRig:
         self.staging = Staging(WINDOW, PIECE_BYTES, window, between_devices=on_device)
         cut = Cut(PieceGeometry.of(BLOCK_BYTES, PIECE_BYTES, multi_block=on_device), WINDOW)
         scatter = cast(DeviceScatter, self.scatter) if on_device else None
-        self.link = ReceivingLink(1, identity(name), "made-up", self.staging, self.wire, 0.0, cut, scatter)
+        self.link = ReceivingLink(1, identity(name), "fake", self.staging, self.wire, 0.0, cut, scatter)
 
-    def take_told(self) -> list[ReceiverFrame]:
+    def take_sent(self) -> list[ReceiverFrame]:
         """The frames sent to the sender since the last call."""
         reported, self.wire.reported = self.wire.reported, []
         return reported

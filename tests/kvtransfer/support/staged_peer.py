@@ -1,11 +1,11 @@
 """One end of a link in a process of its own, which comes to a stage and stays there, to be killed or frozen.
 
     python -m tests.kvtransfer.support.staged_peer send NAME INCARNATION ADDRESS TRANSFER STAGE TRANSPORT
-        says `ready`, then STAGE when it is there, `failed` if its transfer fails
+        prints `ready`, then STAGE when it is there, `failed` if its transfer fails
     python -m tests.kvtransfer.support.staged_peer receive INCARNATION TRANSFER ANSWERS TRANSPORT
-        says its address; answers commits if ANSWERS is 1
+        prints its address; answers commits if ANSWERS is 1
 
-A sender takes the transport that ADDRESS names; TRANSPORT also says on what device it is (`rig_of`).
+A sender takes the transport that ADDRESS names; TRANSPORT also names the kind of device (`rig_of`).
 
 A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all
 are, and no commit), `committed` (and acknowledged), `works` (TRANSFER, TRANSFER + 1, … one after the other).
@@ -144,7 +144,7 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
             commit(transfer)
         return transfer
 
-    _say("ready")
+    _print("ready")
     begin(transfer_id)
     there = False
     while True:
@@ -154,12 +154,12 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
                     begin(event.transfer.transfer_id + 1)
                 case Acknowledged():
                     there = True
-                    _say(stage)
+                    _print(stage)
                 case Failed():
-                    _say("failed")
+                    _print("failed")
         if not there and stage in ("receiving", "sent") and not source.pins:
             there = True
-            _say(stage)
+            _print(stage)
         woken.wait(0.001 if sender.busy_poll else 0.02)
         woken.clear()
 
@@ -175,7 +175,7 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
         receiver.transfers.expect(number, [BLOCKS])
 
     expect(transfer_id)
-    _say(address)
+    _print(address)
     while True:
         for event in receiver.poll(4):
             if isinstance(event, Committed) and answers:
@@ -187,7 +187,7 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
         woken.clear()
 
 
-def _say(word: str) -> None:
+def _print(word: str) -> None:
     print(word, flush=True)
 
 

@@ -106,7 +106,7 @@ def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
-    links.channels[0].abort("played")
+    links.channels[0].abort("by the test")
     # A request that comes before the sender notices loses an attempt.
     ways.run_until(lambda: bool(restart_reasons(engine)) and not transports(ways))
     for seed in (2, 3):

@@ -102,7 +102,7 @@ def test_a_file_that_is_cut_off(packed: Callable[[Format], Path], tmp_path: Path
     assert "it is cut off" in refusal(tmp_path)
 
 
-def test_a_checkpoint_at_full_width_that_says_it_is_quantised(tmp_path: Path) -> None:
+def test_a_checkpoint_at_full_width_that_is_declared_quantised(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = CHANNEL_FP8.config

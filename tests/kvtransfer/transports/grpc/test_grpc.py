@@ -51,10 +51,10 @@ def open_link(peers: Peers, over: grpc.Channel, name: str = "raw") -> OpenLinkRe
     return AUTH.verify_answer(hello, call.result())
 
 
-def stream(over: grpc.Channel, link_id: str | None, said: Iterator[bytes]) -> grpc.Call:
+def stream(over: grpc.Channel, link_id: str | None, messages: Iterator[bytes]) -> grpc.Call:
     metadata = AUTH.token.metadata if link_id is None else ((LINK_ID_KEY, link_id), *AUTH.token.metadata)
     raw = over.stream_stream(STREAM_METHOD, request_serializer=None, response_deserializer=None)
-    call = raw(said, metadata=metadata, timeout=5)
+    call = raw(messages, metadata=metadata, timeout=5)
     assert isinstance(call, grpc.Call)
     return call
 
@@ -92,11 +92,11 @@ def test_a_link_id_is_valid_for_one_stream(peers: Peers) -> None:
         link_id = str(open_link(peers, over).link_id)
         release = threading.Event()
 
-        def said() -> Iterator[bytes]:
+        def one_message() -> Iterator[bytes]:
             yield encode(StopAck(1))
             release.wait(5)
 
-        first = stream(over, link_id, said())
+        first = stream(over, link_id, one_message())
         peers.run_until(lambda: peers.receiver.counters.dropped_unknown == 1)
         second = stream(over, link_id, iter([encode(StopAck(1))]))
         assert second.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -38,7 +38,7 @@ def ring() -> Iterator[Ring]:
 def test_messages_of_all_lengths_arrive_in_order_over_many_laps(ring: Ring) -> None:
     dice = random.Random(1)
     sent: list[bytes] = []
-    heard: list[bytes] = []
+    received: list[bytes] = []
     total = 0
     while total < 8 * CAPACITY:
         message = dice.randbytes(dice.choice([1, 15, 16, 17, 48, 1000, 70_000, 300_000]))
@@ -47,13 +47,13 @@ def test_messages_of_all_lengths_arrive_in_order_over_many_laps(ring: Ring) -> N
         sent.append(message)
         for _ in range(dice.randrange(4)):
             if (taken := ring.reader.take()) is not None:
-                heard.append(taken)
+                received.append(taken)
             ring.writer.flush()
-    while len(heard) < len(sent):
+    while len(received) < len(sent):
         ring.writer.flush()
         if (taken := ring.reader.take()) is not None:
-            heard.append(taken)
-    assert heard == sent
+            received.append(taken)
+    assert received == sent
     assert ring.reader.take() is None
 
 

@@ -112,15 +112,15 @@ def test_a_sleeping_receiver_is_woken_before_the_bytes_and_polls_until_they_arri
     assert (
         not peers.receiver.busy_poll
     )  # it has polled in vain for a while, and needs a doorbell from here on
-    said: list[ControlByte] = []
-    wire._control.send = said.append  # type: ignore[method-assign,assignment]
+    rung: list[ControlByte] = []
+    wire._control.send = rung.append  # type: ignore[method-assign,assignment]
     before = peers.receiver.counters.bytes_received
     ends.rig.pump.stands = True
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
-    assert said == [ControlByte.DOORBELL]
+    assert rung == [ControlByte.DOORBELL]
     peers.receiver.poll(4)  # the piece is announced
     time.sleep(0.01)
     assert peers.receiver.busy_poll
@@ -163,7 +163,7 @@ def test_a_device_is_kept_warm_while_a_transfer_is_expected(
     assert kept == [link.scatter]
 
 
-@pytest.mark.parametrize("link_peers", ["ipc-played"], indirect=True)
+@pytest.mark.parametrize("link_peers", ["ipc-fake"], indirect=True)
 def test_a_piece_cut_differently_breaks_the_link_when_it_has_arrived(link_peers: LinkPeers) -> None:
     peers = link_peers(Shape(block_bytes=(8192,), window_pieces=4))
 
@@ -195,13 +195,13 @@ def test_an_end_that_does_not_sleep_gets_no_doorbell(ends: Ends) -> None:
     peers.receiver.poll(4)
     wire = device_wire(peers)
     assert wire._control is not None
-    said: list[ControlByte] = []
-    wire._control.send = said.append  # type: ignore[method-assign,assignment]
+    rung: list[ControlByte] = []
+    wire._control.send = rung.append  # type: ignore[method-assign,assignment]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
-    assert said == []
+    assert rung == []
     assert peers.receiver.busy_poll
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())

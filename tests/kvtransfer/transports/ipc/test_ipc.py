@@ -114,10 +114,10 @@ def test_a_sender_that_does_not_map_the_page_gets_no_link(peers: Peers, raw: soc
     assert peers.receiver.counters.links_opened == 0
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense", b"\0" * 5, b"\0\xff\xff\xff\xff", b"\0\x03\0\0\0abc"])
-def test_a_malformed_request_closes_the_connection(peers: Peers, raw: socket.socket, said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"", b"nonsense", b"\0" * 5, b"\0\xff\xff\xff\xff", b"\0\x03\0\0\0abc"])
+def test_a_malformed_request_closes_the_connection(peers: Peers, raw: socket.socket, message: bytes) -> None:
     receive_message(raw, 1.0)
-    raw.send(said)
+    raw.send(message)
     raw.shutdown(socket.SHUT_WR)
 
     def answer() -> bytes:
@@ -147,14 +147,14 @@ def test_a_process_of_another_user_gets_nothing(
 
 def test_a_listener_of_another_user_gets_nothing(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that binds the name after its owner ended gets neither a hello nor KV."""
-    said: list[bytes] = []
+    received: list[bytes] = []
     name = "baton-test-" + os.urandom(8).hex()
 
     def serve() -> None:
         sock, _ = server.accept()
         with sock:
             sock.settimeout(5.0)
-            said.append(sock.recv(64))
+            received.append(sock.recv(64))
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(socket_name(name))
@@ -166,7 +166,7 @@ def test_a_listener_of_another_user_gets_nothing(peers: Peers, monkeypatch: pyte
         with pytest.raises(UnreachableError, match=f"user {ours}$"):
             IpcConnector(lambda: None).open(Endpoint(IPC, name), REQUEST, 1.0)
         thread.join()
-    assert said in ([b""], [bytes((ControlByte.UNMAPPED,))])
+    assert received in ([b""], [bytes((ControlByte.UNMAPPED,))])
 
 
 def test_many_rejected_callers_are_logged_once(
@@ -205,7 +205,7 @@ def test_a_listener_of_another_version_is_unreachable() -> None:
 
 def test_no_listener() -> None:
     with pytest.raises(UnreachableError) as error:
-        IpcConnector(lambda: None).open(Endpoint(IPC, "baton-nobody"), REQUEST, 1.0)
+        IpcConnector(lambda: None).open(Endpoint(IPC, "baton-absent"), REQUEST, 1.0)
     assert error.value.kind is ErrorKind.UNAVAILABLE
 
 

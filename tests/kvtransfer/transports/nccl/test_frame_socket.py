@@ -39,7 +39,7 @@ class Pair:
         self.one = FrameSocket(here, bound, lambda: None, "other")
         self.other = FrameSocket(there, bound, self.woken.set, "one")
 
-    def heard(self, count: int) -> list[bytes]:
+    def received(self, count: int) -> list[bytes]:
         found: list[bytes] = []
 
         def enough() -> bool:
@@ -63,7 +63,7 @@ def test_frames_arrive_whole_and_in_order(pair: Pair) -> None:
     sent = [b"", b"a", bytes(range(256)) * 300, b"end"]
     for message in sent:
         pair.one.add(message)
-    assert pair.heard(len(sent)) == sent
+    assert pair.received(len(sent)) == sent
     assert pair.other.take() is None
     assert pair.other.failure() is None
 
@@ -101,7 +101,7 @@ def test_a_peer_that_reads_nothing_ends_it() -> None:
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> None:
     pair.one._socket.sendall((frame_socket._LONGEST + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError, match="a frame of"):
-        pair.heard(1)
+        pair.received(1)
     assert isinstance(pair.other.failure(), FrameError)
     assert pair.other.take() is None
 
@@ -109,7 +109,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> No
 def test_frames_sent_before_the_end_are_received(pair: Pair) -> None:
     pair.one.add(b"last")
     pair.one.close()
-    assert pair.heard(1) == [b"last"]
+    assert pair.received(1) == [b"last"]
     until(lambda: pair.other.take() is None and pair.other.failure() is not None)
     assert "one's frames" in str(pair.other.failure())
 
@@ -117,7 +117,7 @@ def test_frames_sent_before_the_end_are_received(pair: Pair) -> None:
 def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_socket, "_BUSY_S", 0.05)
     pair.one.add(b"1")
-    pair.heard(1)
+    pair.received(1)
     assert pair.other.busy_poll()  # for a while after a frame it looks itself
     assert not pair.woken.is_set()
     until(lambda: not pair.other.busy_poll())
@@ -125,7 +125,7 @@ def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair, monkeypatch: pyt
     assert not pair.woken.is_set()
     pair.one.add(b"2")
     until(pair.woken.is_set)
-    assert pair.heard(1) == [b"2"]
+    assert pair.received(1) == [b"2"]
 
 
 def test_the_thread_ends_with_its_socket() -> None:
@@ -136,7 +136,7 @@ def test_the_thread_ends_with_its_socket() -> None:
     for end in (pair.one, pair.other):
         end.close()
         end.close()
-        end.add(b"nobody hears it")
+        end.add(b"dropped")
         assert end.take() is None
     until(lambda: threading.active_count() <= before)
 

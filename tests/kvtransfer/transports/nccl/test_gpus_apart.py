@@ -33,7 +33,7 @@ def peer(gpu: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize(
     "transport",
     [
-        pytest.param("ipc-played", marks=pytest.mark.slow),
+        pytest.param("ipc-fake", marks=pytest.mark.slow),
         pytest.param("ipc-cuda", marks=pytest.mark.multigpu),
     ],
 )

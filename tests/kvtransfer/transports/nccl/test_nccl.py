@@ -26,13 +26,13 @@ from tests.device.nccl_double import DoubleStream
 from tests.kvtransfer.support.device_rigs import FakeRig
 from tests.kvtransfer.support.nccl_transport import NcclTransport
 from tests.kvtransfer.support.peers import Peers, Shape, make_peers
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 
 SHAPE = Shape(block_bytes=(8192,), window_pieces=8)
 
 
 class Linked:
-    """Peers on played devices that have nccl, and grpc as the second way."""
+    """Peers on fake devices that have nccl, and grpc as the second way."""
 
     def __init__(self) -> None:
         self.woken = threading.Event()
@@ -164,15 +164,15 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 ) -> None:
     """And announced before, whatever the host does then."""
     assert linked.send(1) == "nccl"
-    stream, ended, said = wires(linked)[0]._stream, PlayedEvent(complete=True), list[object]()
+    stream, ended, enqueued = wires(linked)[0]._stream, FakeEvent(complete=True), list[object]()
     after, run = stream.wait_event, stream.run
 
     def noted_after(event: Event) -> None:
-        said.append(event)
+        enqueued.append(event)
         after(event)
 
     def noted_run(work: Callable[[], None]) -> None:
-        said.append("gather")
+        enqueued.append("gather")
         run(work)
 
     monkeypatch.setattr(stream, "wait_event", noted_after)
@@ -184,7 +184,7 @@ def test_blocks_are_gathered_when_their_step_has_ended(
     transfer.push(0, 0, [5], ended)
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
-    assert said == [ended, "gather"] * 2  # pieces of the block
+    assert enqueued == [ended, "gather"] * 2  # pieces of the block
     assert peers.equal([[5]], [[3]])
     peers.check_ledger()
 

@@ -93,16 +93,16 @@ def test_a_worker_with_logprobs_disabled_refuses_them() -> None:
         sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
 
 
-def first_told(*token_ids: int) -> types_pb2.Logprobs:
+def first_reported(*token_ids: int) -> types_pb2.Logprobs:
     top = [TokenLogprob(token_id=token, logprob=-0.5 * rank) for rank, token in enumerate(token_ids)]
     return types_pb2.Logprobs(logprob=-3, top=top)
 
 
 def test_a_commit_has_the_first_tokens_logprobs() -> None:
     asked = SamplingParams(logprobs=2)
-    record = CommitRecord(first_logprobs=first_told(999, 4))
+    record = CommitRecord(first_logprobs=first_reported(999, 4))
     assert first_logprobs_of(record, asked, VOCAB) == Logprobs(-3.0, ((999, 0.0), (4, -0.5)))
-    assert first_logprobs_of(CommitRecord(first_logprobs=first_told()), asked, VOCAB) == Logprobs(-3.0)
+    assert first_logprobs_of(CommitRecord(first_logprobs=first_reported()), asked, VOCAB) == Logprobs(-3.0)
     assert first_logprobs_of(CommitRecord(), SamplingParams(), VOCAB) is None
 
 
@@ -110,9 +110,9 @@ def test_a_commit_has_the_first_tokens_logprobs() -> None:
     ("reported", "asked"),
     [
         (None, 0),
-        (first_told(), None),
-        (first_told(1, 2, 3), 2),
-        (first_told(VOCAB), 2),
+        (first_reported(), None),
+        (first_reported(1, 2, 3), 2),
+        (first_reported(VOCAB), 2),
     ],
 )
 def test_a_commit_without_the_requested_logprobs_is_refused(

@@ -161,8 +161,8 @@ class Driver:
 
     def _prompt(self) -> Text:
         if self.conversations and self.draw.random() < 0.4:
-            said = self.draw.choice(self.conversations)
-            return Text(said.tenant, (said.tokens + self._words(5))[: self.draw.choice((70, 70, 9))])
+            earlier = self.draw.choice(self.conversations)
+            return Text(earlier.tenant, (earlier.tokens + self._words(5))[: self.draw.choice((70, 70, 9))])
         begin = self.draw.choice(self.texts)[: self.draw.randrange(1, 40)]
         return Text(self.draw.choice(TENANTS), begin + self._words(self.draw.choice((0, 1, 4))))
 

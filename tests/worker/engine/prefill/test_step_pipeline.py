@@ -13,13 +13,13 @@ from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
-from tests.support.events import PlayedEvent
+from tests.support.events import FakeEvent
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 TURNS = 3
 
 
-class LateEvent(PlayedEvent):
+class LateEvent(FakeEvent):
     """Ends after a few polls."""
 
     def __init__(self) -> None:

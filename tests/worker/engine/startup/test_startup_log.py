@@ -24,9 +24,9 @@ GPU = torch.device("cuda", 0)
 def test_compiled_and_cached_kernels_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with capture_logs() as logs, capture_logged(GPU):
-        hear = triton.knobs.compilation.listener
+        listen = triton.knobs.compilation.listener
         for hit in (True, False, True):
-            hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
+            listen(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
     (line,) = logs
     assert (line["event"], line["kernels"], line["compiled"]) == ("graphs_captured", 3, 1)
     assert line["kernel_cache"] == str(tmp_path)

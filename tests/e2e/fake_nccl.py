@@ -1,4 +1,4 @@
-"""Engines with played devices, whose links go by the double of NCCL. In the one whose process id names a file
+"""Engines with fake devices, whose links go by the double of NCCL. In the one whose process id names a file
 of the folder HANGS, every channel is aborted and no abort returns."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def install() -> None:
     assembly.device_blocks = blocks  # type: ignore[attr-defined]
     assembly.nccl_links = links  # type: ignore[attr-defined]
     engine_process.check_transport = let_start  # type: ignore[attr-defined]
-    threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
+    threading.Thread(target=_watch, args=(made,), name="simulated-hang", daemon=True).start()
 
 
 def _watch(made: WatchedEndpoint) -> None:
@@ -48,4 +48,4 @@ def _watch(made: WatchedEndpoint) -> None:
     nccl_channel.ABORT_TIMEOUT_S = 0.3
     made.double.hangs.set()
     for channel in made.channels:
-        channel.abort("played")
+        channel.abort("by the test")
