@@ -1,4 +1,4 @@
-"""Names of blocks: chained, whole blocks only, and nobody's are another's."""
+"""Block hashes: chained, of whole blocks only, and none is that of other tokens or another seed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ def hasher(secret: bytes = b"s", size: int = 4, **fields: object) -> BlockHasher
     return BlockHasher(secret, block_tokens=size, **{**ONE, **fields})  # type: ignore[arg-type]
 
 
-def test_only_full_blocks_have_names_and_a_name_stands_for_all_before_it() -> None:
-    names = hasher().hashes(range(11))
-    assert [len(name) for name in names] == [HASH_BYTES] * 2
-    assert hasher().hashes(range(12))[:2] == names
+def test_only_full_blocks_have_hashes_and_a_hash_covers_all_before_it() -> None:
+    hashes = hasher().hashes(range(11))
+    assert [len(one) for one in hashes] == [HASH_BYTES] * 2
+    assert hasher().hashes(range(12))[:2] == hashes
     changed = hasher().hashes([9, *range(1, 12)])
     assert not set(changed) & set(hasher().hashes(range(12)))
     assert hasher().hashes(range(3)) == ()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 2**32 - 1), max_size=40))
-def test_two_sequences_share_the_names_of_their_common_blocks_alone(one: list[int], other: list[int]) -> None:
+def test_two_sequences_share_the_hashes_of_their_common_blocks_alone(
+    one: list[int], other: list[int]
+) -> None:
     common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     common = min(len(one), len(other)) if common is None else common
     mine, theirs = hasher().hashes(one), hasher().hashes(other)
@@ -35,19 +37,19 @@ def test_two_sequences_share_the_names_of_their_common_blocks_alone(one: list[in
     assert not set(mine[common // 4 :]) & set(theirs[common // 4 :])
 
 
-def test_whoever_differs_in_anything_shares_no_name() -> None:
+def test_seeds_that_differ_in_anything_share_no_hash() -> None:
     fields: list[dict[str, object]] = [
         {},
         {"secret": b"t"},
         {"tenant": "b"},
         {"tenant": ""},
         {"fingerprint": b"n"},
-        {"fingerprint": b"", "cache_dtype": "mfloat32"},  # what moved to another field is another name
+        {"fingerprint": b"", "cache_dtype": "mfloat32"},  # what moved to another field is another seed
         {"cache_dtype": "float16"},
         {"tenant": "am", "fingerprint": b""},
     ]
-    names = [set(hasher(**one).hashes(range(8))) for one in fields]  # type: ignore[arg-type]
-    assert all(not mine & others for mine, others in combinations(names, 2))
+    hashes = [set(hasher(**one).hashes(range(8))) for one in fields]  # type: ignore[arg-type]
+    assert all(not mine & others for mine, others in combinations(hashes, 2))
 
 
 def test_names_outlive_processes() -> None:

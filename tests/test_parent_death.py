@@ -17,7 +17,7 @@ import pytest
 from baton.parent_death import tied
 
 LIMIT_S = 10.0
-# A parent that starts a sleeper, tells its pid, and waits.
+# A parent that starts a sleeper, prints its pid, and waits.
 PARENT = """
 import subprocess, sys, time
 from baton.parent_death import tied

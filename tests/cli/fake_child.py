@@ -3,9 +3,9 @@
     python fake_child.py (worker | router) [refuse|silent|nonsense|dies|dies-once|gives-up|stubborn|
                                             grandchild|replaced|refuses-second|silent-second] …
 
-A worker dies, or says that it was replaced, once it was asked who it is. A router notes which workers it
-hears of; it answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus. The traits
-of the second start do not hold for the others.
+A worker dies, or reports that it was replaced, once it was asked who it is. A router notes the lists of
+workers that it receives; it answers Generate with the bytes of its prompt's reverse, one a message, and
+GetStatus. The traits of the second start do not hold for the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     def __init__(self) -> None:
         self.workers: list[str] = []
 
-    async def hear(self) -> None:
+    async def follow(self) -> None:
         """Follows the list of workers on stdin."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -45,7 +45,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
             message = json.loads(line)
             if "workers" in message:
                 self.workers[:] = message["workers"]
-                note("hears", "|".join(self.workers) or "nobody")
+                note("workers", "|".join(self.workers) or "none")
             if "store_restarts" in message:
                 note("store-restarts", str(message["store_restarts"]))
 
@@ -159,23 +159,23 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
         ready |= {"http": "127.0.0.1:1", "admin": f"127.0.0.1:{port}", "admin_http": "127.0.0.1:2"}
     say({"ready": ready})
     print("a stray line on stdout", flush=True)
-    hearing = asyncio.create_task(router.hear()) if kind == "router" else None
+    following = asyncio.create_task(router.follow()) if kind == "router" else None
     if "dies" in traits or ("dies-once" in traits and starts(name) == 1):
         if kind == "worker":
             await worker.met.wait()
-        await asyncio.sleep(0.5)  # READY is said meanwhile
+        await asyncio.sleep(0.5)  # READY is printed meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
     if "replaced" in traits:
         await worker.met.wait()
-        await asyncio.sleep(0.5)  # READY is said meanwhile
+        await asyncio.sleep(0.5)  # READY is printed meanwhile
         say({"error": {"kind": "conflict", "message": "a newer one has registered"}})
         sys.exit(2)
     if "gives-up" in traits:
         say({"error": {"kind": "internal", "message": "the engine ended"}})
         sys.exit(2)
     await stop.wait()
-    if hearing is not None:
-        hearing.cancel()
+    if following is not None:
+        following.cancel()
     await server.stop(None)
     note("ended", name)
 

@@ -17,7 +17,7 @@ from baton.errors import BatonError
 from services.common.config.cluster import GroupConfig
 from services.common.config.worker import WorkerConfig
 
-SECRET = "the secret of a cluster that nobody may see"
+SECRET = "the hidden secret of a cluster"
 HASHING = "the secret that block hashes are keyed with"
 URL = "redis://:password@10.0.0.5:6379/0"
 

@@ -166,11 +166,11 @@ def test_the_head_of_ray_alone_reaches_a_redis_of_its_own() -> None:
     assert reaching == {"demo-baton-ray-head"}
 
 
-def test_valkey_calls_nobody() -> None:
+def test_valkey_calls_no_other_pod() -> None:
     assert "egress" not in case("default").one("NetworkPolicy", "demo-baton-redis")["spec"]
 
 
-def test_ray_pods_reach_each_other_and_nobody_else_reaches_them() -> None:
+def test_ray_pods_reach_each_other_and_are_reached_by_no_others() -> None:
     policies = case("ray").of_kind("NetworkPolicy")
     for caller, callee in (("workers", "ray-head"), ("ray-head", "workers"), ("supervisor", "workers")):
         assert _allowed(policies, caller, callee, 23456)

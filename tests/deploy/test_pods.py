@@ -63,7 +63,7 @@ def test_every_container_has_writable_tmp_and_mounts_only_volumes_that_are_there
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_container_says_what_it_needs(name: str) -> None:
+def test_every_container_declares_what_it_needs(name: str) -> None:
     for spec in case(name).pods().values():
         for container in _own(spec) + _own(spec, "initContainers"):
             assert set(container["resources"]["requests"]) >= {"cpu", "memory"}

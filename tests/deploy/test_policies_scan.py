@@ -23,7 +23,7 @@ EXPLAINED = (
         " Requests reserve the cores; memory has limits.",
     ),
     ("CKV_K8S_8", "Pod.llm.demo-baton-test", "The test runs once and ends; nothing restarts it."),
-    ("CKV_K8S_9", "Pod.llm.demo-baton-test", "The test is called by nobody."),
+    ("CKV_K8S_9", "Pod.llm.demo-baton-test", "The test has no callers."),
 )
 
 

@@ -134,7 +134,7 @@ def test_raycluster_has_a_group_for_each_role() -> None:
     }
 
 
-def test_no_secret_is_in_what_ray_is_told() -> None:
+def test_no_secret_is_in_what_ray_is_given() -> None:
     config = case("ray").config("supervisor")
     assert config["cluster_secret_file"] == "/run/baton/secrets/cluster-secret"
     files = case("ray").pods()["demo-baton-workers"]["volumes"]

@@ -115,7 +115,7 @@ def test_ray_speaks_tls_and_asks_for_a_token() -> None:
         assert env["RAY_USE_TLS"] == "1"
 
 
-def test_plaintext_is_said_in_the_notes_and_refused_by_the_processes_where_strict() -> None:
+def test_plaintext_is_mentioned_in_the_notes_and_refused_by_the_processes_where_strict() -> None:
     assert "is not encrypted" in case("default").notes
     assert "is not encrypted" not in case("production").notes
     assert case("production").config("router")["require_tls"] is True

@@ -1,4 +1,4 @@
-"""All that a cluster holds at one moment, so that what it held before a test can be compared with after.
+"""All that a cluster holds at one time, so that what it held before a test can be compared with after.
 
 Three accounts: what workers and router hold for requests (empty where nothing runs), the descriptors and the
 threads of every process. A process is known by its place in the cluster, so one that was started again is

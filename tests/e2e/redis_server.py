@@ -17,7 +17,7 @@ _START_S = 10.0
 
 
 class RedisServer:
-    """Runs from `start` on. Its password is known to whoever has the `url`."""
+    """Runs from `start` on. Its password is part of `url`."""
 
     def __init__(self) -> None:
         self.port = _free_port()

@@ -103,7 +103,7 @@ class OpenAIApi:
         if ask.logprobs is not None and not ask.chat:
             for index, reported in enumerate(choices):
                 mine = [part.logprobs for part in parts if part.index == index]
-                offsets = [offset for said in mine for offset in said.text_offset]
+                offsets = [offset for one in mine for offset in one.text_offset]
                 assert offsets == self._offsets(ask, reported.tokens), ask
         return Answer(choices, (usage.prompt_tokens, usage.completion_tokens))
 
@@ -137,14 +137,14 @@ class OpenAIApi:
         if ask.logprobs is None:
             assert part.logprobs is None
             return
-        said = self._completion_logprobs(part.logprobs, ask.logprobs)
+        logprobs = self._completion_logprobs(part.logprobs, ask.logprobs)
         if ask.echo and opening:
             prompt = ask.prompt_ids(self._texts)
             assert part.logprobs.tokens[: len(prompt)] == [self._texts.spelled(token) for token in prompt]
-            assert said[0] is None
-            reported.prompt_logprobs = [one for one in said[1 : len(prompt)] if one is not None]
-            said = said[len(prompt) :]
-        reported.logprobs += [one for one in said if one is not None]
+            assert logprobs[0] is None
+            reported.prompt_logprobs = [one for one in logprobs[1 : len(prompt)] if one is not None]
+            logprobs = logprobs[len(prompt) :]
+        reported.logprobs += [one for one in logprobs if one is not None]
         assert part.logprobs.tokens[len(part.logprobs.tokens) - len(tokens) :] == [
             self._texts.spelled(token) for token in tokens
         ]
@@ -162,12 +162,14 @@ class OpenAIApi:
             for one in content
         ]
 
-    def _completion_logprobs(self, said: Any, count: int) -> list[Logprobs | None]:
-        assert len(said.tokens) == len(said.token_logprobs) == len(said.top_logprobs)
-        assert len(said.tokens) == len(said.text_offset)
+    def _completion_logprobs(self, logprobs: Any, count: int) -> list[Logprobs | None]:
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs)
+        assert len(logprobs.tokens) == len(logprobs.text_offset)
         return [
             None if own is None else Logprobs(own, self._likeliest(token, own, top, count))
-            for token, own, top in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True)
+            for token, own, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+            )
         ]
 
     def _offsets(self, ask: Ask, tokens: Sequence[int]) -> list[int]:
@@ -191,5 +193,5 @@ class OpenAIApi:
         return tuple((self._texts.id_of[text], logprob) for text, logprob in list(top.items())[:count])
 
 
-def _logprobs(said: TokenLogprobs) -> Logprobs:
-    return Logprobs(said.logprob, tuple((other.token_id, other.logprob) for other in said.top))
+def _logprobs(one: TokenLogprobs) -> Logprobs:
+    return Logprobs(one.logprob, tuple((other.token_id, other.logprob) for other in one.top))

@@ -34,7 +34,7 @@ class Figures:
     finishes: dict[str, int] = field(default_factory=dict)
 
 
-async def ask_both_doors(
+async def ask_both_apis(
     cluster: Cluster, texts: TextTruth, asks: Sequence[Ask], at_once: int
 ) -> list[Answer]:
     """Every request over gRPC and, every other one streamed, over HTTP; the APIs must agree to the bit."""

@@ -14,7 +14,7 @@ from tests.e2e.cluster import MODEL
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.random_sampling import random_params
 
-# Longer than any answer takes where nothing is broken: whoever still waits then was forgotten.
+# Longer than any answer takes where nothing is broken: a client that still waits then was forgotten.
 LIMIT_S = 90.0
 _FEATURES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty")
 _MOST_LOGPROBS = 5

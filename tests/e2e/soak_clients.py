@@ -1,7 +1,7 @@
-"""The soak's clients: each asks once, hears until the end or goes away, and notes what it was reported.
+"""The soak's clients: each asks once, reads until the end or leaves, and records what it received.
 
-What must hold of every stream is checked while it is heard: numbers without gap or repeat, nothing after the
-last message, and an end: whole, an error of ours, or the client's own leaving, but never silence.
+What must hold of every stream is checked while it is read: numbers without gap or repeat, nothing after the
+last message, and an end: whole, an error of Baton, or the client's own leaving; never silence.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
 _CHANNELS = 4
-# From a client's deadline to its hearing of it, where two cores serve all of this.
+# From a client's deadline to its noticing it, where two cores serve all of this.
 _LATE_S = 5.0
 
 
 @dataclass(slots=True)
-class Said:
+class Output:
     """One output, as far as it was reported."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Said:
 
 
 @dataclass(slots=True)
-class Heard:
+class Outcome:
     """What became of a request."""
 
     ask: Ask
-    choices: list[Said]
+    choices: list[Output]
     # "whole", "left", or the kind of its error in lower case.
     ending: str = ""
     error: BatonError | None = None
@@ -64,7 +64,7 @@ class Heard:
     @property
     def tokens(self) -> int:
         """Of all its outputs together."""
-        return sum(len(said.token_ids) for said in self.choices)
+        return sum(len(output.token_ids) for output in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,35 +104,35 @@ class Clients:
         gc.collect()  # calls and channels of grpc.aio refer to each other: until then they stay connected
 
     async def all(
-        self, asks: Sequence[Ask], at_once: int, on_end: Callable[[Heard], None] = lambda heard: None
-    ) -> list[Heard]:
+        self, asks: Sequence[Ask], at_once: int, on_end: Callable[[Outcome], None] = lambda outcome: None
+    ) -> list[Outcome]:
         """What became of each, in order; `at_once` clients run side by side, each takes the next one due."""
         waiting = iter(enumerate(asks))
-        heard: dict[int, Heard] = {}
+        outcomes: dict[int, Outcome] = {}
 
         async def client() -> None:
             for number, ask in waiting:
-                heard[number] = await self.one(ask)
-                on_end(heard[number])
+                outcomes[number] = await self.one(ask)
+                on_end(outcomes[number])
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(at_once):
                 clients.create_task(client())
-        return [heard[number] for number in range(len(asks))]
+        return [outcomes[number] for number in range(len(asks))]
 
-    async def one(self, ask: Ask) -> Heard:
+    async def one(self, ask: Ask) -> Outcome:
         """Asks, and leaves if it is one that leaves."""
-        heard = Heard(ask, [Said() for _ in range(ask.n)], began=time.monotonic())
+        outcome = Outcome(ask, [Output() for _ in range(ask.n)], began=time.monotonic())
         try:
             async with contextlib.aclosing(self._parts(ask)) as parts:
-                heard.ending = await _listen(parts, heard)
+                outcome.ending = await _listen(parts, outcome)
         except BatonError as error:
             # A copy, since the traceback holds the connection.
-            heard.error = BatonError(error.kind, error.message, tokens_sent=error.tokens_sent)
-            heard.ending = error.kind.name.lower()
-        heard.ended = time.monotonic()
-        _check_error(heard)
-        return heard
+            outcome.error = BatonError(error.kind, error.message, tokens_sent=error.tokens_sent)
+            outcome.ending = error.kind.name.lower()
+        outcome.ended = time.monotonic()
+        _check_error(outcome)
+        return outcome
 
     def _parts(self, ask: Ask) -> AsyncGenerator[Part]:
         if ask.api is Api.GRPC:
@@ -147,7 +147,7 @@ class Clients:
             call = (await self._stub(ask.leave, stack)).Generate(ask.message(), timeout=timeout)
             stack.callback(call.cancel)
             if ask.leave is not None and ask.leave.way is not Way.DEADLINE:
-                # Not by cancelling whoever reads: grpc.aio would leak the call, and its connection with it.
+                # Not by cancelling the reading task: grpc.aio would leak the call and its connection.
                 going = asyncio.get_running_loop().call_later(ask.leave.after_s, call.cancel)
                 stack.callback(going.cancel)
             unfinished, known = ask.n, [0] * ask.n
@@ -222,7 +222,7 @@ class Clients:
 
 @contextlib.asynccontextmanager
 async def own_stub(cluster: Cluster) -> AsyncIterator[RouterServiceAsyncStub]:
-    """A connection that nobody else has."""
+    """A connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(cluster.grpc_address, options=options) as channel:
         yield RouterServiceStub(channel)
@@ -233,66 +233,68 @@ def own_pool(cluster: Cluster) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=cluster.url, timeout=LIMIT_S, verify=False)
 
 
-async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
-    """Hears until the end, or until it is time to go."""
-    leave = heard.ask.leave
-    by_itself = heard.ask.api is Api.GRPC
+async def _listen(parts: AsyncIterator[Part], outcome: Outcome) -> str:
+    """Reads until the end, or until it is time to leave."""
+    leave = outcome.ask.leave
+    by_itself = outcome.ask.api is Api.GRPC
     goes_s = leave.after_s if leave is not None else LIMIT_S
     try:
         async with asyncio.timeout(None if by_itself else goes_s):
             last = time.monotonic()
             async for part in parts:
                 now = time.monotonic()
-                heard.longest_gap_s, last = max(heard.longest_gap_s, now - last), now
-                said = heard.choices[part.index]
-                assert not said.finish, "more of an output that has ended"
-                said.token_ids += part.token_ids
-                said.text += part.text
-                said.logprobs += part.logprobs
-                said.finish = part.finish
-                heard.attempts = max(heard.attempts, part.attempts)
-                if leave is not None and leave.at_token is not None and heard.tokens >= leave.at_token:
+                outcome.longest_gap_s, last = max(outcome.longest_gap_s, now - last), now
+                output = outcome.choices[part.index]
+                assert not output.finish, "more of an output that has ended"
+                output.token_ids += part.token_ids
+                output.text += part.text
+                output.logprobs += part.logprobs
+                output.finish = part.finish
+                outcome.attempts = max(outcome.attempts, part.attempts)
+                if leave is not None and leave.at_token is not None and outcome.tokens >= leave.at_token:
                     return "left"
     except Left:
         return "left"
     except TimeoutError:
-        assert goes_s < LIMIT_S, f"no end after {LIMIT_S} s: {heard.ask}"
+        assert goes_s < LIMIT_S, f"no end after {LIMIT_S} s: {outcome.ask}"
         return "left"
-    assert all(said.finish for said in heard.choices), f"it ended in silence: {heard}"
+    assert all(output.finish for output in outcome.choices), f"it ended in silence: {outcome}"
     return "whole"
 
 
-def _check_error(heard: Heard) -> None:
-    """An error says why, whether it may be tried again, and whether tokens went before it."""
-    error, ask = heard.error, heard.ask
+def _check_error(outcome: Outcome) -> None:
+    """An error has a reason, whether it may be retried, and whether tokens were sent before it."""
+    error, ask = outcome.error, outcome.ask
     if error is None:
         return
-    assert error.message, heard
+    assert error.message, outcome
     if error.kind is ErrorKind.DEADLINE:
-        assert ask.leave is not None, f"a deadline that nobody set: {heard}"
-        assert ask.leave.way is Way.DEADLINE, f"a deadline that nobody set: {heard}"
-        assert heard.ended - heard.began < ask.leave.after_s + _LATE_S, f"its deadline came late: {heard}"
-        return  # the client's own library may have said it, which knows no more
-    assert error.kind.retryable, f"an error that a worker's death does not explain: {heard}"
+        assert ask.leave is not None, f"a deadline that was not set: {outcome}"
+        assert ask.leave.way is Way.DEADLINE, f"a deadline that was not set: {outcome}"
+        assert outcome.ended - outcome.began < ask.leave.after_s + _LATE_S, (
+            f"its deadline came late: {outcome}"
+        )
+        return  # it may come from the client's own library, which knows no more
+    assert error.kind.retryable, f"an error that a worker's death does not explain: {outcome}"
     if ask.api is Api.GRPC:
-        assert error.tokens_sent == bool(heard.tokens), heard
+        assert error.tokens_sent == bool(outcome.tokens), outcome
 
 
 def reported(error: grpc.aio.AioRpcError) -> BatonError:
-    """What a status and its details say."""
+    """The error that a status and its details stand for."""
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     return from_status(error.code(), error.details(), metadata)
 
 
 def error_of(body: dict[str, Any], response: httpx.Response | None = None) -> BatonError:
-    """The error that has this OpenAI body. AssertionError where none has, or the headers say otherwise."""
-    said = body["error"]
+    """The error that has this OpenAI body. AssertionError where none has, or the headers contradict it."""
+    error = body["error"]
     for kind in ErrorKind:
         face = openai_body(BatonError(kind, ""))["error"]
-        if (face["type"], face["code"]) == (said["type"], said["code"]):
+        if (face["type"], face["code"]) == (error["type"], error["code"]):
             if response is not None:
                 assert ("retry-after" in response.headers) == kind.retryable
-            return BatonError(kind, said["message"], tokens_sent=response is None)
+            return BatonError(kind, error["message"], tokens_sent=response is None)
     raise AssertionError(f"no error of ours: {body}")
 
 

@@ -59,7 +59,7 @@ class Faults:
         self.requests += 1
 
     def explains(self, began: float, ended: float) -> bool:
-        """Whether a worker was away at some moment of this span."""
+        """Whether a worker was away at some time in this span."""
         return any(since <= ended and began <= until for since, until in self.away)
 
     async def _kill_now_and_then(self, striking: asyncio.TaskGroup) -> None:

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """A port that somebody listens on."""
+    """A port that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield str(server.getsockname()[1])
 
@@ -72,8 +72,8 @@ def all_refused(commands: Iterable[Iterable[str]]) -> list[str]:
 
 @pytest.mark.parametrize("command", [UP, DEMO, WORKER], ids=lambda command: command[0])
 def test_the_command_itself(command: tuple[str, ...], tmp_path: Path) -> None:
-    said = refused_at_once(*command, "--model", str(tmp_path / "none"), by=baton)
-    assert str(tmp_path / "none") in said
+    error = refused_at_once(*command, "--model", str(tmp_path / "none"), by=baton)
+    assert str(tmp_path / "none") in error
 
 
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors", "everything"])
@@ -83,16 +83,16 @@ def test_a_model_folder_that_lacks_a_file(missing: str, model: Path, tmp_path: P
         shutil.copytree(model, folder)
         for path in folder.glob(missing):
             path.unlink()
-    for said in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO, WORKER)):
-        assert str(folder) in said
+    for error in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO, WORKER)):
+        assert str(folder) in error
 
 
 def test_a_model_folder_without_a_tokenizer(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     (folder / "tokenizer.json").unlink()
-    for said in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO)):
-        assert "tokenizer.json" in said
+    for error in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO)):
+        assert "tokenizer.json" in error
 
 
 Break = Callable[[Path], None]
@@ -148,7 +148,7 @@ def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_a_worker_by_itself_says_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
+def test_a_worker_by_itself_reports_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     _lose_a_shard(folder)
@@ -168,9 +168,9 @@ def test_a_worker_by_itself_needs_its_clusters_secret(
     short = tmp_path / "short"
     short.write_text("too short\n")
     for path in (short, tmp_path / "none"):
-        said = refused_at_once(*WORKER, "--model", str(model), "--cluster-secret-file", str(path))
-        assert str(path) in said
-        assert "too short\n" not in said
+        error = refused_at_once(*WORKER, "--model", str(model), "--cluster-secret-file", str(path))
+        assert str(path) in error
+        assert "too short\n" not in error
 
 
 @pytest.mark.parametrize("command", [UP, DEMO], ids=lambda command: command[0])
@@ -187,8 +187,8 @@ def test_unknown_keys_and_absurd_values(command: tuple[str, ...], model: Path, t
     for number, (text, _) in enumerate(cases):
         (tmp_path / f"{number}.yaml").write_text(text)
     files = [tmp_path / f"{number}.yaml" for number in (*range(len(cases)), 404)]
-    said = all_refused((*command, "--model", str(model), "-c", str(file)) for file in files)
-    for (_, word), line in zip((*cases, ("", "404.yaml")), said, strict=True):
+    errors = all_refused((*command, "--model", str(model), "-c", str(file)) for file in files)
+    for (_, word), line in zip((*cases, ("", "404.yaml")), errors, strict=True):
         assert word in line
 
 
@@ -196,10 +196,10 @@ def test_unknown_and_absurd_flags(model: Path) -> None:
     flags = (("--slotz", "3"), ("--slots", "many"), ("--dtype", "int8"))
     asked = [(*command, *flag) for command in (UP, DEMO, WORKER) for flag in flags]
     asked.append(("worker", "--role", "cook"))
-    for command, said in zip(
+    for command, error in zip(
         asked, all_refused((*command, "--model", str(model)) for command in asked), strict=True
     ):
-        assert command[-2] in said
+        assert command[-2] in error
 
 
 def test_a_port_in_use(taken: str, model: Path) -> None:
@@ -207,6 +207,6 @@ def test_a_port_in_use(taken: str, model: Path) -> None:
     asked = [(*command, flag, taken) for command in (UP, DEMO) for flag in ("--http-port", "--grpc-port")]
     asked.append((*WORKER, "--port", taken))
     for command in asked:
-        said = refused_at_once(*command, "--model", str(model), by=baton)
-        assert command[-2] in said
-        assert f":{taken}" in said
+        error = refused_at_once(*command, "--model", str(model), by=baton)
+        assert command[-2] in error
+        assert f":{taken}" in error

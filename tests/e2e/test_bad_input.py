@@ -95,7 +95,7 @@ BROKEN_JSON = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "test-model",
 BROKEN_PROTOBUF = [b"\xff", b"\x0a\xff\xff\xff\x7fabc", b"\x1a\x03\x0a\x7f\x01", b"\x0a\x02\xff\xfe"]
 
 
-async def test_both_doors_refuse_absurd_requests(cluster: Cluster, model: Path) -> None:
+async def test_both_apis_refuse_absurd_requests(cluster: Cluster, model: Path) -> None:
     async with unharmed(cluster, model) as stub, cluster.http() as client:
         for fields, body, param in BOTH:
             await refused(stub, INVALID, **fields)

@@ -87,7 +87,7 @@ async def run_wave(cluster: Cluster, dice: random.Random) -> Wave:
 
 
 async def cut_a_crowd(cluster: Cluster, dice: random.Random) -> int:
-    """Fills every slot and the queue, long prompts among them, and cancels all at the same moment.
+    """Fills every slot and the queue, long prompts among them, and cancels all at the same time.
 
     Returns how many prefills were under way then.
     """
@@ -132,7 +132,7 @@ async def prove(cluster: Cluster, model: Path, waves: int, seed: int) -> None:
     for _ in range(waves):
         done.append(await run_wave(cluster, dice))
         prefills_cut += await cut_a_crowd(cluster, dice)
-    # Whether a prefill runs at the very moment of the cut is luck, more so on a busy machine.
+    # Whether a prefill runs at the time of the disconnection is luck, more so on a busy machine.
     for _ in range(MORE_CROWDS):
         prefills_cut = prefills_cut or await cut_a_crowd(cluster, dice)
     assert prefills_cut, "no crowd was cut while it prefilled"

@@ -184,27 +184,29 @@ def test_openai_completions_logprobs(cluster: Cluster, truth: Truth, readable: d
     with openai.OpenAI(**options(cluster)) as client:
         create: Any = client.completions.create
         (choice,) = create(**asked).choices
-        said = choice.logprobs
+        logprobs = choice.logprobs
         prompt = truth.encode(TEXT)
-        assert len(said.tokens) == len(prompt) + COUNT
-        assert "".join(said.tokens) == choice.text
+        assert len(logprobs.tokens) == len(prompt) + COUNT
+        assert "".join(logprobs.tokens) == choice.text
         assert choice.text.startswith(TEXT)
-        for token, offset in zip(said.tokens, said.text_offset, strict=True):
+        for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
             assert choice.text[offset : offset + len(token)] == token
-        assert said.token_logprobs[0] is said.top_logprobs[0] is None
-        places = zip(said.token_logprobs[1:], said.top_logprobs[1:], strict=True)
-        ids = [truth.tokenizer.token_to_id(token.replace(" ", "Ġ")) for token in said.tokens]
+        assert logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
+        places = zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True)
+        ids = [truth.tokenizer.token_to_id(token.replace(" ", "Ġ")) for token in logprobs.tokens]
         for (own, top), (wanted, likeliest) in zip(places, truth.logprobs(ids, 3), strict=True):
             assert own == pytest.approx(wanted, abs=1e-6)
             assert list(top.values())[:3] == pytest.approx(likeliest, abs=1e-6)
             assert len(top) == 3 + (own not in list(top.values())[:3])
         chunks = [chunk.choices[0] for chunk in create(stream=True, **asked)]
         for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert [one for chunk in chunks for one in getattr(chunk.logprobs, field)] == getattr(said, field)
+            assert [one for chunk in chunks for one in getattr(chunk.logprobs, field)] == getattr(
+                logprobs, field
+            )
         assert "".join(chunk.text for chunk in chunks) == choice.text
         only = create(**{**asked, "max_tokens": 0}).choices[0]
         assert (only.text, only.finish_reason) == (TEXT, "length")
-        assert only.logprobs.token_logprobs == said.token_logprobs[: len(prompt)]
+        assert only.logprobs.token_logprobs == logprobs.token_logprobs[: len(prompt)]
         assert create(prompt=TEXT, **readable).choices[0].logprobs is None
 
 

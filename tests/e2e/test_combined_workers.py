@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.e2e.cluster import assert_all_free, baton_up
-from tests.e2e.test_exact_tokens import CUTS, FULL, REDUCED, Size, ask_both_doors, check_work, make_asks
+from tests.e2e.test_exact_tokens import CUTS, FULL, REDUCED, Size, ask_both_apis, check_work, make_asks
 from tests.support.checkpoints import FAMILIES
 from tests.support.reference import greedy_matches, load_reference
 
@@ -37,7 +37,7 @@ async def prove(number: int, workers: tuple[str, ...], size: Size, folder: Path)
     with baton_up(folder, *flags, config=config) as cluster:
         async with cluster.stub() as stub, cluster.http() as client:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            answers = await ask_both_doors(cluster, stub, client, asks, tokenizer)
+            answers = await ask_both_apis(cluster, stub, client, asks, tokenizer)
             await assert_all_free(cluster, within_s=5)
             audits, roles = await cluster.audits(), await cluster.roles()
     reference = load_reference(folder)

@@ -114,7 +114,7 @@ async def test_a_wrong_block_is_seen_on_200_prompts(served: Served, fault: Fault
 
 @pytest.mark.parametrize("fault", Fault, ids=str)
 async def test_the_checksum_turns_a_wrong_block_away(served: Served, fault: Fault) -> None:
-    """The same harm, but nobody looks away: the attempt fails, the next one's answer is right."""
+    """The same fault with the checks on: the attempt fails, the next one's answer is right."""
     before = await failures(served)
     answers = await ask(served, FEW, fault, checked=True)
     assert share_right(answers) == 1.0
@@ -138,7 +138,7 @@ async def prove_seen(served: Served, fault: Fault | None, size: Size) -> None:
 
 async def ask(served: Served, size: Size, fault: Fault | None, *, checked: bool) -> list[tuple[Turn, Answer]]:
     """Questions about one entry of a list; `fault` befalls every block that holds a digit of the answer."""
-    # What nobody looked at is kept, as if it were right: who asks the same again is not sent it anew.
+    # What was not checked stays cached as if it were right: the same request again is not sent it anew.
     turns = questions(size, seed=0 if fault is None else 1 + fault + 10 * checked)
     gate = asyncio.Semaphore(AT_ONCE)
     async with served.cluster.stub() as stub:

@@ -133,7 +133,7 @@ async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Pa
     flags = [*topology.flags, *cut.flags, "--dtype", "float64", "--numerics", "exact"]
     with baton_up(folder, *flags, config=cut.config) as cluster:
         async with cluster.stub() as stub, cluster.http() as client:
-            answers = await ask_both_doors(
+            answers = await ask_both_apis(
                 cluster, stub, client, asks, Tokenizer.from_file(str(folder / "tokenizer.json"))
             )
             await assert_all_free(cluster, within_s=5)
@@ -166,7 +166,7 @@ def make_asks(cut: Cut, size: Size) -> list[Ask]:
     ]
 
 
-async def ask_both_doors(
+async def ask_both_apis(
     cluster: Cluster,
     stub: RouterServiceAsyncStub,
     client: httpx.AsyncClient,

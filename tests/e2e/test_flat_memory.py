@@ -17,7 +17,7 @@ from baton.engine.sequence import SamplingParams
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.ledger import processes, resident_kib
 from tests.e2e.soak_asks import Api, Ask, Leave, Way
-from tests.e2e.soak_clients import Clients, Heard
+from tests.e2e.soak_clients import Clients, Outcome
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.flatness import Flat, Sample, growth, slope
 
@@ -69,9 +69,9 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
         samples: dict[str, list[Sample]] = {place: [] for place in pids}
         ended = 0
 
-        def sample(heard: Heard) -> None:
+        def sample(outcome: Outcome) -> None:
             nonlocal ended
-            assert heard.ending in ("whole", "left"), heard
+            assert outcome.ending in ("whole", "left"), outcome
             if ended % size.every == 0:
                 for place, pid in pids.items():
                     samples[place].append(Sample(ended, resident_kib(pid)))

@@ -150,18 +150,18 @@ async def prove(cluster: Cluster, size: Size) -> str:
     async with streams(cluster, size) as beside:
         counts = await attack(Plan(port["http"], port["grpc"], internal, *paced))
     grown_mib = (resident_kib(router) - before) / 1024
-    said = (
+    summary = (
         f"{sum(counts.values())} actions in {size.seconds:g} s, {beside.ended} answers beside them, "
         f"ITL p99 {beside.p99_ms:.1f} ms, without {control.p99_ms:.1f} ms; "
         f"router {grown_mib:+.0f} MiB; {counts}"
     )
     assert beside.ended >= size.streams
-    assert beside.p99_ms <= MOST_SLOWER * max(control.p99_ms, FLOOR_MS), said
-    assert grown_mib <= MOST_MIB, said
-    assert {action.__name__ for action in ACTIONS} <= {name.partition(":")[0] for name in counts}, said
-    assert "stranger: OK" not in counts, said
+    assert beside.p99_ms <= MOST_SLOWER * max(control.p99_ms, FLOOR_MS), summary
+    assert grown_mib <= MOST_MIB, summary
+    assert {action.__name__ for action in ACTIONS} <= {name.partition(":")[0] for name in counts}, summary
+    assert "stranger: OK" not in counts, summary
     await assert_all_free(cluster, 15.0)
-    return said
+    return summary
 
 
 def router_pid(cluster: Cluster) -> int:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
     ("topology", "transport", "taken"),
     [("shared", "auto", ["ipc"]), ("both", "auto", []), ("apart", "grpc", ["grpc"])],
 )
-def test_every_load_is_told_of(topology: str, transport: str, taken: list[str]) -> None:
+def test_every_load_is_reported(topology: str, transport: str, taken: list[str]) -> None:
     command = [
         sys.executable, "-m", "bench.cluster.gpu", "--topology", topology, "--transport", transport,
         "--streams", "1,3", "--prompts", "90,30", "--output-len", "30", "--requests", "2", "--handoffs", "80",

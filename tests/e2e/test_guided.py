@@ -191,11 +191,11 @@ async def test_clients_that_leave_leave_nothing(cluster: Cluster) -> None:
     )
     async with cluster.stub() as stub:
 
-        async def one(heard_at_most: int) -> None:
-            call, heard = stub.Generate(request, timeout=60), 0
+        async def one(most: int) -> None:
+            call, received = stub.Generate(request, timeout=60), 0
             async for message in call:
-                heard += len(message.token_ids)
-                if heard > heard_at_most:
+                received += len(message.token_ids)
+                if received > most:
                     call.cancel()
                     return
 
@@ -203,7 +203,7 @@ async def test_clients_that_leave_leave_nothing(cluster: Cluster) -> None:
     await assert_all_free(cluster, within_s=5)
 
 
-async def test_hostile_grammars_disturb_nobody(cluster: Cluster) -> None:
+async def test_hostile_grammars_disturb_no_other_request(cluster: Cluster) -> None:
     """Each ends, in an error of its client or at max_tokens; what runs beside them is as it is alone."""
     nested = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     exponential = {"$defs": {**nested, "d40": {"type": "string"}}, "$ref": "#/$defs/d0"}

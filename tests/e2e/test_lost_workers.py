@@ -152,7 +152,7 @@ async def test_one_of_two_engines_of_each_role_dies(model: Path, pairs: Loose) -
     assert attempts(of_prefill)[0] == 1
     assert attempts(of_prefill)[-1] == 2
     assert first.name not in {answer.last.trace.prefill_worker for answer in of_prefill[-8:] if answer.last}
-    # Its front said so: nobody waited whether its tokens come again.
+    # Its front reported that, so the router did not wait for its token stream to come back.
     assert "this start of the worker has ended" in log
     assert "its token stream stayed away" not in log
     all_right(model, short, of_decode, 300)

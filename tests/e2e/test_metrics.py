@@ -133,9 +133,9 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
             assert "test-model serving" in shown.stdout
             assert max(map(len, shown.stdout.splitlines())) <= 80
             assert "\x1b" not in shown.stdout
-        nobody = baton(*command, "127.0.0.1:1")
-        assert nobody.returncode == 1
-        assert nobody.stderr.count("\n") == 1
+        unreachable = baton(*command, "127.0.0.1:1")
+        assert unreachable.returncode == 1
+        assert unreachable.stderr.count("\n") == 1
 
 
 def test_top_on_a_terminal_ends_at_q(cluster: Cluster) -> None:

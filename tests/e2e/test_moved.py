@@ -83,10 +83,10 @@ async def leave_early(cluster: Cluster) -> None:
                 model=MODEL, token_ids=TokenIds(ids=prompt(number % REQUESTS)), max_tokens=TOKENS, **GREEDY
             )
             call = stub.Generate(request, timeout=60)
-            heard = 0
+            received = 0
             async for message in call:
-                heard += len(message.token_ids)
-                if heard > 3 * number:
+                received += len(message.token_ids)
+                if received > 3 * number:
                     call.cancel()
                     return
 

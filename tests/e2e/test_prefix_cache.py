@@ -67,11 +67,11 @@ async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, 
     [ONE_AND_ONE, *(pytest.param(more, marks=pytest.mark.slow) for more in (TWO_AND_TWO, ("--both", "2")))],
     ids=str,
 )
-async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
+async def test_a_conversation_goes_on_where_it_was_and_finds_its_earlier_turns(
     workers: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Each turn is the one before, its answer and a few words more; then another conversation. Prefill finds
-    what it has computed; decode has what was said as well, and is sent the rest alone."""
+    what it has computed; decode has cached the answers too, and is sent only the rest."""
     block = 5
     FAMILIES[0].make(tmp_path, seed=11)
     draw = random.Random(3)
@@ -81,15 +81,15 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
 
             async def converse() -> list[tuple[list[int], Answer]]:
                 turns: list[tuple[list[int], Answer]] = []
-                said: list[int] = []
+                conversation: list[int] = []
                 for _ in range(4):
-                    said = said + [draw.randrange(VOCAB_SIZE) for _ in range(13)]
+                    conversation = conversation + [draw.randrange(VOCAB_SIZE) for _ in range(13)]
                     answer = await cluster.generate(
-                        stub, said, temperature=0.0, max_tokens=9, ignore_eos=True
+                        stub, conversation, temperature=0.0, max_tokens=9, ignore_eos=True
                     )
-                    turns.append((said, answer))
-                    said = said + answer.token_ids
-                    # Its slot's last word is on its way to the engine.
+                    turns.append((conversation, answer))
+                    conversation = conversation + answer.token_ids
+                    # The report of its output is on its way to the engine.
                     await assert_all_free(cluster, within_s=5)
                 return turns
 
@@ -102,11 +102,11 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
     for turns in conversations:
         for prompt, answer in turns:
             greedy_matches(reference, prompt, answer.token_ids)
-        for (before, said), (prompt, answer) in itertools.pairwise(turns):
-            if workers_of(answer) != workers_of(said):
+        for (before, last), (prompt, answer) in itertools.pairwise(turns):
+            if workers_of(answer) != workers_of(last):
                 continue  # where it was seemed busier: on a machine that is
             stayed += 1
-            written = len(before) + len(said.token_ids) - 1
+            written = len(before) + len(last.token_ids) - 1
             known = written if both else len(before)
             assert usage_of(answer).cached_tokens == known // block * block
             new = -(-len(prompt) // block) - written // block
@@ -150,13 +150,13 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
     computed = sum(audit.prompt_tokens_run for audit in audits.values())
     found = sum(one.hit_tokens for one in seen)
     assert computed + found >= ROUNDS * sum(map(len, prompts))  # a prompt whose ticket was refused ran again
-    told_found = 0
+    reported_tokens = 0
     for prompt, answer in zip(prompts * ROUNDS, itertools.chain(*answers), strict=True):
         cached = usage_of(answer).cached_tokens
         assert cached % setting.block == 0
         assert cached < len(prompt)
-        told_found += cached
-    assert 0 < told_found <= found
+        reported_tokens += cached
+    assert 0 < reported_tokens <= found
     assert not any(one.disk_corrupt for one in seen)
     for audit in (audit for name, audit in audits.items() if name.startswith("decode")):
         assert audit.blocks_resident > 0

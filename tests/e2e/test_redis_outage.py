@@ -110,12 +110,12 @@ class Load:
         await eventually(lambda: self.running > 0, 20)
 
     def within(self, begin: float, end: float) -> int:
-        """Requests that came and were answered between these moments."""
+        """Requests that came and were answered between these times."""
         return sum(begin < one and other < end for one, other in self.spans)
 
-    def across(self, moment: float) -> int:
-        """Requests that ran at this moment."""
-        return sum(one < moment < other for one, other in self.spans)
+    def across(self, at: float) -> int:
+        """Requests that ran at this time."""
+        return sum(one < at < other for one, other in self.spans)
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +145,7 @@ async def state_of(cluster: Cluster, redis: RedisServer) -> AsyncIterator[State]
 
 
 async def registered(state: State) -> list[str]:
-    """Whom the store itself lists, without the cluster's id; nobody while it is away."""
+    """The workers that the store itself lists, without the cluster's id; none while it is away."""
     try:
         entries = (await state.registry.listing()).entries
     except BatonError:
@@ -167,7 +167,7 @@ async def figure(address: str, name: str) -> float:
     return float(next(line for line in text.splitlines() if line.startswith(f"{name}{{")).split()[-1])
 
 
-async def nobody_hears_redis(cluster: Cluster) -> None:
+async def until_redis_is_unreachable(cluster: Cluster) -> None:
     """Waits until the router and every worker know that it is away."""
     deadline = time.monotonic() + 5.0
     while True:
@@ -202,7 +202,7 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def no_secret_told(cluster: Cluster, secret: str) -> None:
+def no_secret_shown(cluster: Cluster, secret: str) -> None:
     """Neither a process list nor a log has it."""
     for pid in (cluster.process.pid, *descendants(cluster.process.pid)):
         assert secret not in command_line(pid)
@@ -229,10 +229,12 @@ async def test_no_request_notices(
             await load.until_some_run()
             gone = time.monotonic()
             redis.freeze() if fault == "frozen" else redis.kill()
-            await nobody_hears_redis(cluster)
+            await until_redis_is_unreachable(cluster)
             await asyncio.sleep(max(0.0, gone + away_s - time.monotonic()))
             await eventually(lambda: load.within(gone, time.monotonic()) > 0, 20)
-            assert len((await cluster.status()).workers) == len(WORKERS), "an absent registry removes nobody"
+            assert len((await cluster.status()).workers) == len(WORKERS), (
+                "an absent registry removes no worker"
+            )
             await load.until_some_run()
             back = time.monotonic()
             redis.thaw() if fault == "frozen" else await asyncio.to_thread(redis.start)
@@ -241,7 +243,7 @@ async def test_no_request_notices(
         assert load.across(gone) > 0, "requests ran when it went"
         assert load.across(back) > 0, "requests ran when it came back"
         await quiet(cluster, state)
-    no_secret_told(cluster, redis.password)
+    no_secret_shown(cluster, redis.password)
     log = cluster.log.read_text()
     assert "redis_unavailable" in log
     assert "redis_available" in log
@@ -277,7 +279,7 @@ async def test_two_clusters_on_one_redis_do_not_meet(
 def joining_worker(
     model: Path, redis: RedisServer, namespace: str, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`baton worker` by itself: nobody supervises it, only the registry tells of it."""
+    """`baton worker` by itself: without a supervisor, found in the registry alone."""
     command = [*BATON, "worker", "--role", "both", "--model", str(model), "--name", "guest"]
     command += ["--dtype", "float64", "--served-model-name", MODEL, "--redis-namespace", namespace]
     environment = {
@@ -296,7 +298,7 @@ def joining_worker(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-async def test_a_worker_that_nobody_supervises_is_found_and_serves(
+async def test_a_worker_without_a_supervisor_is_found_and_serves(
     cluster: Cluster,
     redis: RedisServer,
     model: Path,

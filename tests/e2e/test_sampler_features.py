@@ -20,7 +20,7 @@ from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.sampled_answers import Answer
 from tests.e2e.sampled_asks import EVERY, EXTREMES, Ask, features_of, random_ask
-from tests.e2e.sampled_proof import Figures, Judge, ask_alone, ask_both_doors
+from tests.e2e.sampled_proof import Figures, Judge, ask_alone, ask_both_apis
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case
 from tests.support.naive_sampler import naive_edited
 from tests.support.perturbed_samplers import PERTURBED
@@ -68,7 +68,7 @@ def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[
         order = random.Random(2).sample(range(len(asks)), len(asks))
         await assert_all_free(cluster, within_s=5)
         before = await cluster.audits()
-        mixed = await ask_both_doors(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
+        mixed = await ask_both_apis(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
         await assert_all_free(cluster, within_s=5)
         answers = dict(zip(order, mixed, strict=True))
         after = await cluster.audits()
@@ -130,7 +130,7 @@ def test_other_workers_say_the_same(known: Known, model: Path, judge: Judge) -> 
 
 
 def test_prompt_logprobs_of_every_length(cluster: Cluster, judge: Judge) -> None:
-    """Around blocks, chunks and the 256 that a worker tells at a time; with an output and without."""
+    """Around blocks, chunks and the 256 that a worker sends at a time; with an output and without."""
     rng = random.Random(4)
     asks = [
         Ask(
@@ -166,16 +166,16 @@ def test_logprobs_of_other_logits_are_noticed(known: Known) -> None:
         if ask.logprobs is None or not {"logit_bias", "temperature"} <= ask.features:
             continue
         for reported, output in zip(answer.choices, outputs, strict=True):
-            for number, (token, said) in enumerate(zip(reported.tokens, reported.logprobs, strict=True)):
+            for number, (token, logprobs) in enumerate(zip(reported.tokens, reported.logprobs, strict=True)):
                 row, before = output.raw[len(output.prompt) - 1 + number], output.tokens[:number]
                 edited = naive_edited(row, output.params, output.limits, output.prompt, before)
                 scaled = [logit / output.params.temperature for logit in row]
                 count = ask.logprobs
                 for name, error in (
-                    ("edited", logprob_error(edited, token, count, said)),
-                    ("scaled", logprob_error(scaled, token, count, said)),
-                    ("another token", logprob_error(row, token - 1, count, said)),
-                    ("fewer", logprob_error(row, token, count - 1, said) if count else 2),
+                    ("edited", logprob_error(edited, token, count, logprobs)),
+                    ("scaled", logprob_error(scaled, token, count, logprobs)),
+                    ("another token", logprob_error(row, token - 1, count, logprobs)),
+                    ("fewer", logprob_error(row, token, count - 1, logprobs) if count else 2),
                 ):
                     assert error > 1, name
                     noticed[name] += 1

@@ -144,7 +144,7 @@ async def test_another_seed_draws_other_tokens(cluster: Cluster) -> None:
     assert len({tuple(output) for output in greedy}) == 1
 
 
-async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(cluster: Cluster) -> None:
+async def test_a_seed_that_was_not_given_is_reported_and_draws_the_same_again(cluster: Cluster) -> None:
     prompt = make_prompt(random.Random(7))
     reported: dict[int, list[int]] = {}
     async with cluster.stub() as stub:
@@ -160,7 +160,7 @@ async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(cluste
             assert again.last.trace.seed == seed
 
 
-async def test_both_doors_draw_the_same(cluster: Cluster) -> None:
+async def test_both_apis_draw_the_same(cluster: Cluster) -> None:
     """0.7 and 1.3 are no single-precision numbers: both APIs must narrow them alike."""
     asks = make_asks(SEEDS, random.Random(8))
     async with cluster.stub() as stub, cluster.http() as client:

@@ -1,4 +1,4 @@
-"""Two clusters in one Redis namespace: routers share workers that know their secret, and nobody is hurt."""
+"""Two clusters in one Redis namespace: routers share workers that know their secret, and none is harmed."""
 
 from __future__ import annotations
 

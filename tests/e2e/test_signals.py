@@ -1,4 +1,4 @@
-"""However `baton up` ends, nothing of it is left, and whoever waited for an answer hears why none comes."""
+"""However `baton up` ends, nothing of it is left, and every waiting client gets an error with the reason."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
 async def test_half_a_worker_takes_the_other_along_and_is_started_again(
     lasting: Cluster, name: str, part: str
 ) -> None:
-    said = len(lasting.log.read_text())
+    logged = len(lasting.log.read_text())
     async with lasting.stub() as stub:
         audit = (await lasting.audits())[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
@@ -202,7 +202,7 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
         await serves_again(lasting, stub, PROMPT, within_s=30)
         assert (await lasting.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
-        line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_exited'" in line
+        line for line in lasting.log.read_text()[logged:].splitlines() if "event='worker_exited'" in line
     )
 
 

@@ -1,8 +1,8 @@
 """Clients leave at every stage and workers are killed, over and over: no wrong token, no silence, no leak.
 
-Injected: clients that cancel, close their connection or set a deadline, at a random moment or a chosen
+Injected: clients that cancel, close their connection or set a deadline, at a random time or a chosen
 token; SIGKILL of a worker's front or engine; short stops of either. Shown to have taken effect: the router's
-log says in which stage each abandoned request was, a killed worker is gone and another incarnation serves.
+log has the stage in which each abandoned request was, a killed worker is gone and another incarnation serves.
 Then the ledgers of before and after are compared, and every token is held against the truth.
 """
 
@@ -22,7 +22,7 @@ import pytest
 
 from tests.e2e.cluster import WITHOUT_RAY, Cluster, baton_up
 from tests.e2e.ledger import Ledger, quiesces
-from tests.e2e.soak_clients import Clients, Heard, draw_asks
+from tests.e2e.soak_clients import Clients, Outcome, draw_asks
 from tests.e2e.soak_faults import Faults
 from tests.e2e.soak_truth import Truth
 from tests.support.checkpoints import make_checkpoint
@@ -80,19 +80,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Soaked:
     """What came of it."""
 
-    heard: list[Heard]
+    outcomes: list[Outcome]
     faults: Faults
     stages: Counter[str]
     quiet_s: float
 
     def __str__(self) -> str:
-        endings = Counter(one.ending for one in self.heard)
+        endings = Counter(one.ending for one in self.outcomes)
         again = [until - since for since, until in self.faults.away]
         return (
-            f"{len(self.heard)} requests: {dict(endings)}; left at {dict(self.stages)}; killed "
+            f"{len(self.outcomes)} requests: {dict(endings)}; left at {dict(self.stages)}; killed "
             f"{dict(self.faults.kills)}, all serving again after {min(again, default=0):.1f} to "
             f"{max(again, default=0):.1f} s; {self.faults.stops} stops; attempts "
-            f"{dict(Counter(one.attempts for one in self.heard))}; quiet after {self.quiet_s:.1f} s"
+            f"{dict(Counter(one.attempts for one in self.outcomes))}; quiet after {self.quiet_s:.1f} s"
         )
 
 
@@ -102,15 +102,15 @@ async def soak(cluster: Cluster, size: Size, seed: int) -> Soaked:
     before = await quiesces(cluster, None, QUIET_S)
     faults = Faults(cluster, random.Random(seed), size.every)
     async with faults.at_work(), Clients.of(cluster) as clients:
-        heard = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
+        outcomes = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
         for volley in range(MOST_VOLLEYS):
-            if struck(cluster, heard).keys() >= size.stages:
+            if struck(cluster, outcomes).keys() >= size.stages:
                 break
             leaving = [ask for ask in draw_asks(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
-            heard += await clients.all(leaving[:VOLLEY], AT_ONCE, faults.request_ended)
+            outcomes += await clients.all(leaving[:VOLLEY], AT_ONCE, faults.request_ended)
     quiet_s = await as_before(cluster, before)
-    check_endings(heard, faults)
-    return Soaked(heard, faults, struck(cluster, heard), quiet_s)
+    check_endings(outcomes, faults)
+    return Soaked(outcomes, faults, struck(cluster, outcomes), quiet_s)
 
 
 async def acquaint(cluster: Cluster) -> None:
@@ -143,28 +143,30 @@ async def tombstones_go(cluster: Cluster) -> None:
             await asyncio.sleep(0.5)
 
 
-def struck(cluster: Cluster, heard: Sequence[Heard]) -> Counter[str]:
+def struck(cluster: Cluster, outcomes: Sequence[Outcome]) -> Counter[str]:
     """In which stage requests were when their clients left or their deadlines passed."""
     log = cluster.log.read_text()
     stages = Counter(
         re.findall(r"event='request_ended'.* outcome='(?:cancelled|deadline)' stage='(\w+)'", log)
     )
-    stages["ended"] = sum(one.ending == "left" and all(said.finish for said in one.choices) for one in heard)
+    stages["ended"] = sum(
+        one.ending == "left" and all(output.finish for output in one.choices) for one in outcomes
+    )
     return +stages
 
 
-def check_endings(heard: Sequence[Heard], faults: Faults) -> None:
+def check_endings(outcomes: Sequence[Outcome], faults: Faults) -> None:
     """Who stayed has the whole answer, or an error while a worker was away."""
-    for one in heard:
+    for one in outcomes:
         if one.ending not in ("whole", "left", "deadline"):
             assert faults.explains(one.began, one.ended), f"no death explains {one}"
-    stayed = [one for one in heard if one.ask.leave is None]
+    stayed = [one for one in outcomes if one.ask.leave is None]
     assert sum(one.ending == "whole" for one in stayed) >= 0.9 * len(stayed)
 
 
-def check_tokens(model: Path, heard: Sequence[Heard]) -> None:
+def check_tokens(model: Path, outcomes: Sequence[Outcome]) -> None:
     truth = Truth(model)
-    for one in heard:
+    for one in outcomes:
         truth.judge(one)
 
 
@@ -175,7 +177,7 @@ async def prove(cluster: Cluster, model: Path, size: Size) -> None:
     assert sum(soaked.faults.kills.values()) >= size.least_kills
     log = cluster.log.read_text()
     assert not [line for line in log.splitlines() if any(fault in line for fault in FAULTS_OF_OURS)]
-    check_tokens(model, soaked.heard)
+    check_tokens(model, soaked.outcomes)
 
 
 async def test_clients_leave_and_workers_die(model: Path) -> None:
@@ -187,7 +189,7 @@ async def test_clients_leave_and_workers_die(model: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("topology", "ray"), [("2+2", WITHOUT_RAY), ("both", WITHOUT_RAY), ("2+2", "local")])
 async def test_a_thousand_requests(model: Path, topology: str, ray: str) -> None:
-    # Where the ticket follows the prompt, nobody is caught waiting for a promise.
+    # Where the ticket follows the prompt, no request is caught while it waits for a ticket.
     rare = {"reserved"} if topology == "2+2" else set[str]()
     with baton_up(model, *FLAGS, *TOPOLOGIES[topology], ray=ray) as cluster:
         await prove(cluster, model, replace(FULL, stages=FULL.stages - rare))

@@ -59,8 +59,8 @@ class Ask:
 
 
 @dataclass
-class Heard:
-    """Of one request. A message's tokens have to begin where the last ended."""
+class Received:
+    """What came of one request. A message's tokens have to begin where the last ended."""
 
     tokens: list[int] = field(default_factory=list)
     messages: int = 0
@@ -68,13 +68,13 @@ class Heard:
 
 
 class Client:
-    """What a router says to a worker of role both, and no more."""
+    """The calls that a router makes to a worker of role both, and no others."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._decode: Any = DecodeServiceStub(channel)
         self._prefill: Any = PrefillServiceStub(channel)
         self._worker: Any = WorkerServiceStub(channel)
-        self.heard: dict[bytes, Heard] = {}
+        self.received: dict[bytes, Received] = {}
 
     async def follow(self) -> None:
         incarnation = (await self._worker.Describe(DescribeRequest())).identity.incarnation
@@ -82,17 +82,17 @@ class Client:
             SubscribeRequest(router_id=ROUTER, incarnation=incarnation)
         ):
             for output in message.outputs:
-                heard = self.heard[output.attempt.request_id]
-                assert output.first_number == len(heard.tokens), "a token is missing or comes again"
-                heard.tokens += output.token_ids
-                heard.messages += 1
+                received = self.received[output.attempt.request_id]
+                assert output.first_number == len(received.tokens), "a token is missing or comes again"
+                received.tokens += output.token_ids
+                received.messages += 1
                 if output.finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED:
                     assert output.finish_reason == FinishReason.FINISH_REASON_LENGTH
-                    heard.ended.set()
+                    received.ended.set()
 
     async def ask(self, number: int, ask: Ask) -> list[int]:
         attempt = Attempt(request_id=number.to_bytes(16, "big"), number=1)
-        heard = self.heard[attempt.request_id] = Heard()
+        received = self.received[attempt.request_id] = Received()
         wanted = ReserveRequest(
             attempt=attempt,
             router_id=ROUTER,
@@ -111,8 +111,8 @@ class Client:
         )
         async for _ in self._prefill.Prefill(request):
             pass
-        await heard.ended.wait()
-        return heard.tokens
+        await received.ended.wait()
+        return received.tokens
 
 
 def asks_of(count: int, longest: int) -> list[Ask]:
@@ -208,7 +208,9 @@ async def prove(folder: Path, size: Size) -> str:
 
             following = asyncio.create_task(client.follow())
             work = asyncio.gather(*(one(number, ask) for number, ask in enumerate(asks)))
-            await until(lambda: sum(len(heard.tokens) for heard in client.heard.values()) > 100 * size.slots)
+            await until(
+                lambda: sum(len(received.tokens) for received in client.received.values()) > 100 * size.slots
+            )
             standing, full = await stop_and_let_go(worker, ring, size.stopped_s)
             outputs = await _unless(following, work)
             audit = await worker.until(lambda audit: audit.load.free_slots == size.slots)

@@ -1,4 +1,4 @@
-"""Strangers on workers' ports: who does not know the cluster's secret gets no answer and hurts nobody."""
+"""Strangers on workers' ports: a caller without the cluster's secret gets no answer and does no harm."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def ask(cluster: Cluster, requests: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def under_attack(loose: Loose, transfer: str) -> AsyncIterator[set[grpc.StatusCode]]:
-    """Somebody opens links in prefill's name, gives tickets away and cancels, some hundred times a second;
+    """An attacker opens links in prefill's name, releases tickets and cancels, some hundred times a second;
     yields the codes that the calls got."""
     seen: set[grpc.StatusCode] = set()
     decode, prefill = loose.workers["decode-0"], loose.workers["prefill-0"]
@@ -107,7 +107,7 @@ async def under_attack(loose: Loose, transfer: str) -> AsyncIterator[set[grpc.St
         await attacking
 
 
-async def test_strangers_get_nothing_and_hurt_nobody(model: Path) -> None:
+async def test_strangers_get_nothing_and_do_no_harm(model: Path) -> None:
     transfer = f"127.0.0.1:{(port := free_port())}"
     links = {"transport": "grpc", "transfer_port": port}
     with loose_workers(model, "prefill", "decode", engine=ENGINE, transfer=links) as loose:

@@ -193,8 +193,8 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
 
 
 @pytest.mark.slow
-async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
-    """The parent and the owner of Ray at one blow: the warden sees to the rest."""
+async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) -> None:
+    """The parent and the owner of Ray are killed at once; the reaper ends the rest."""
     with baton_up(model, ray="local") as cluster:
         left = processes(cluster)
         (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m baton.cluster")]
@@ -207,7 +207,7 @@ async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
 async def test_it_comes_to_a_running_ray_as_a_guest(
     model: Path, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told to stop, or killed, it takes its workers along and leaves the Ray as it was. Its secrets are read
+    """After SIGTERM or SIGKILL its workers end too, and Ray is as it was before. Its secrets are read
     from a file on each machine, and do not pass through that Ray."""
     file = tmp_path / "secrets.yaml"
     file.write_text(f"{SECRETS}redis_url: '{redis.url}'\n")
@@ -268,7 +268,7 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
     left = processes(cluster)
     folder = ray_folder(left)
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
-    # Ray makes its own folder everybody's; nobody else passes the one around it.
+    # Ray makes its own folder writable for all; the folder around it keeps others out.
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "stderr").is_socket()
     cluster.process.terminate()

@@ -24,7 +24,7 @@ from services.common.config.types import Role
 from tests.e2e.cluster import leaks
 from tests.e2e.ledger import process_account, router_counters
 from tests.e2e.soak_asks import Api, Ask
-from tests.e2e.soak_clients import Clients, Heard, draw_asks
+from tests.e2e.soak_clients import Clients, Outcome, draw_asks
 from tests.e2e.soak_truth import Truth
 from tests.e2e.unsupervised import SHORT, Fault, Strikes
 from tests.e2e.workers import Loose, loose_workers
@@ -65,18 +65,18 @@ def asks_of(seed: int, count: int) -> list[Ask]:
     return [replace(ask, leave=None, api=next(apis)) for ask in draw_asks(seed, count)]
 
 
-async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Heard]:
+async def run_beside_faults(strikes: Strikes, size: Size, seed: int) -> list[Outcome]:
     """Clients ask until all of the requests are answered and each fault has struck."""
-    heard: list[Heard] = []
+    outcomes: list[Outcome] = []
     async with Clients.of(strikes.loose.cluster) as clients:
         striking = asyncio.create_task(strike_all(strikes, size, seed))
         for round_ in itertools.count():
-            heard += await clients.all(asks_of(seed + round_, 4 * size.at_once), size.at_once)
-            if striking.done() and len(heard) >= size.requests:
+            outcomes += await clients.all(asks_of(seed + round_, 4 * size.at_once), size.at_once)
+            if striking.done() and len(outcomes) >= size.requests:
                 break
             await asyncio.sleep(size.pause_s)
         await striking
-    return heard
+    return outcomes
 
 
 async def strike_all(strikes: Strikes, size: Size, seed: int) -> None:
@@ -121,22 +121,22 @@ async def prove(loose: Loose, model: Path, size: Size) -> Strikes:
         calm = await clients.all(asks_of(5, 2 * size.at_once), size.at_once)
     prefill_s = max(one.longest_gap_s for one in calm)
     before = await settle(loose, None)
-    heard = await run_beside_faults(strikes, size, seed=101)
+    outcomes = await run_beside_faults(strikes, size, seed=101)
     await settle(loose, before)
     truth = Truth(model)
-    for one in heard:
+    for one in outcomes:
         assert one.ending == "whole", f"lost: {one}"
         truth.judge(one)
-    longest = max(one.longest_gap_s for one in heard)
-    said = (
-        f"{len(heard)} requests, attempts {dict(Counter(one.attempts for one in heard))}; struck "
+    longest = max(one.longest_gap_s for one in outcomes)
+    summary = (
+        f"{len(outcomes)} requests, attempts {dict(Counter(one.attempts for one in outcomes))}; struck "
         f"{ {fault.value: count for fault, count in strikes.struck.items()} }; {strikes.restarts} restarts; "
         f"false alarms {strikes.false_alarms}; longest gap {longest:.2f} s, without faults {prefill_s:.2f} s"
     )
-    print(f"\nPROOF unsupervised: {said}")
+    print(f"\nPROOF unsupervised: {summary}")
     assert strikes.struck.keys() >= set(size.faults)
     assert not strikes.false_alarms
-    assert longest <= NOTICED_S + prefill_s, said
+    assert longest <= NOTICED_S + prefill_s, summary
     return strikes
 
 

@@ -134,8 +134,8 @@ def cluster(model: Path, redis: RedisServer, log: Path) -> Iterator[Cluster]:
     with log.open("a") as stderr:
         process = _start(ROUTER, config, stderr)
         try:
-            said = _ready(process, log)
-            yield Cluster(process, said["grpc"], said["http"], said["admin"], log)
+            ready_line = _ready(process, log)
+            yield Cluster(process, ready_line["grpc"], ready_line["http"], ready_line["admin"], log)
         finally:
             _stop(process, log)
 

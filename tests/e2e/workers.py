@@ -1,4 +1,4 @@
-"""Workers and a router started one by one, as a supervisor of somebody else's would: one may die alone."""
+"""Workers and a router started one by one, as another supervisor would: one may die alone."""
 
 from __future__ import annotations
 
@@ -128,9 +128,13 @@ def loose_workers(
             worker.proxy.address if worker.proxy else worker.address for worker in workers.values()
         )
         process = start(router_program, RouterConfig.model_validate({**settings, "workers": addresses}))
-        said = _ready(process, log)
-        _all_found(said["admin"])
-        yield Loose(Cluster(process, said["grpc"], said["http"], said["admin"], log), workers, restart)
+        ready_line = _ready(process, log)
+        _all_found(ready_line["admin"])
+        yield Loose(
+            Cluster(process, ready_line["grpc"], ready_line["http"], ready_line["admin"], log),
+            workers,
+            restart,
+        )
 
 
 async def all_started_again(loose: Loose) -> None:
@@ -151,7 +155,7 @@ async def all_started_again(loose: Loose) -> None:
 
 @contextlib.contextmanager
 def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator[Worker]:
-    """A worker that nobody supervises and no router knows; `sections` as above. Stopped at the end."""
+    """A worker without a supervisor, that no router knows; `sections` as above. Stopped at the end."""
     with contextlib.ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
         stderr = stack.enter_context(log.open("w"))

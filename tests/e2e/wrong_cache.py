@@ -101,7 +101,7 @@ def _note_harms(folder: Path) -> None:
 
 
 def _harm_what_lands(notes: _Notes) -> None:
-    """Where a piece becomes the receiver's, whoever wrote it: a transport's thread, or the sender itself."""
+    """Where a piece becomes the receiver's, written by a transport's thread, or the sender itself."""
     take, land = Staging.claim, Staging.store
     others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
     lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before

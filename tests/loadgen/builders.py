@@ -25,7 +25,7 @@ def settings(
     generator: dict[str, Any] | None = None,
     **load: Any,
 ) -> Settings:
-    """A run's settings; what is not said is the default, with a rate of 10 and 100 requests."""
+    """A run's settings; what is not given is the default, with a rate of 10 and 100 requests."""
     if not {"concurrency", "stages", "trace", "rate"} & set(load):
         load["rate"] = 10.0
     if not {"num_requests", "duration_s", "stages", "trace"} & set(load):

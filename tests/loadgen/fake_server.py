@@ -92,7 +92,7 @@ class Server:
         return self.behaviour.faults[(self.arrived - 1) % len(self.behaviour.faults)]
 
     async def times(self, count: int, log: list[float]) -> AsyncIterator[int]:
-        """Numbers of tokens to emit now; the moment of each is logged as it is handed out."""
+        """Numbers of tokens to emit now; the time of each is logged as it is handed out."""
         behaviour = self.behaviour
         due = time.monotonic() + behaviour.first_s
         if behaviour.service_s:

@@ -112,7 +112,7 @@ def test_a_stall_of_two_seconds_is_felt(serve: Serve, protocol: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "rate"), [("grpc", 8_000), ("http", 16_000)])
-def test_beyond_its_limit_it_says_invalid(serve: Serve, protocol: str, rate: int, tmp_path: Path) -> None:
+def test_beyond_its_limit_it_reports_invalid(serve: Serve, protocol: str, rate: int, tmp_path: Path) -> None:
     """Several times what one process can send: whatever it reports, it does not call it valid."""
     behaviour = Behaviour(first_s=0.001, gap_s=0.001)
     flags = (

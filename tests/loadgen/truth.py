@@ -1,9 +1,9 @@
-"""What loadgen says against what the server did: every percentile from the client's record and from the log
-of a server that notes when it emitted each token, on the same clock. Both of the requests that its own
+"""What loadgen reports against what the server did: every percentile from the client's record and from the
+log of a server that notes when it emitted each token, on the same clock. Both of the requests that its own
 figures are of, those in the window.
 
 Between a server's note and the generator is the kernel, which may leave bytes lying, too. Over HTTP the
-generator's record tells when they had come, and so which part of an error is its own.
+generator's record has the time when they came, and so which part of an error is its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Truth:
         return self._beyond(self.errors, tolerance)
 
     def innocent(self, tolerance: Tolerance) -> bool:
-        """Whether what it says is right of what came, whenever that was sent; False where nobody knows."""
+        """Whether its report is right about what arrived, whenever that was sent; False if unknown."""
         return bool(self.own) and not self._beyond(self.own, tolerance)
 
     def _beyond(self, errors_of: dict[str, dict[str, float]], tolerance: Tolerance) -> list[str]:

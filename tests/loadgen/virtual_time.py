@@ -17,7 +17,7 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("nothing will ever happen: everybody waits for somebody")
+            raise RuntimeError("nothing will ever happen: every task waits")
         self.now += max(0.0, timeout)
         return super().select(0)
 

@@ -58,8 +58,8 @@ def calling_context(authority: Authority, issued: Issued | None, folder: Path) -
 
 async def answer(pod: Pod, port: int, context: ssl.SSLContext | None) -> bytes:
     """What a port answers to a client's first bytes, refusals by TLS itself excepted."""
-    said = await asyncio.to_thread(answer_over_tls, f"{pod.address}:{port}", context, _PREFACE)
-    return b"" if said.startswith(_ALERT) else said
+    answered = await asyncio.to_thread(answer_over_tls, f"{pod.address}:{port}", context, _PREFACE)
+    return b"" if answered.startswith(_ALERT) else answered
 
 
 def served_certificate(pod: Pod, port: int, authority: Authority, client: Issued, folder: Path) -> str:
@@ -73,7 +73,7 @@ def served_certificate(pod: Pod, port: int, authority: Authority, client: Issued
 
 
 def allowed_ports(policies: Mapping[str, Object], pod: Pod) -> set[int]:
-    """Ports that the NetworkPolicies let somebody reach of a pod."""
+    """Ports that the NetworkPolicies let any peer reach of a pod."""
     allowed: set[int] = set()
     for policy in policies.values():
         spec = policy["spec"]

@@ -174,14 +174,14 @@ class Pod:
             if container.readiness is not None:
                 group.create_task(self._follow(container.readiness, self._set_ready))
 
-    async def _follow(self, probe: Probe, tell: Callable[[bool], None]) -> None:
+    async def _follow(self, probe: Probe, report: Callable[[bool], None]) -> None:
         good = time.monotonic()
         while not self.terminating:
             if await self._asked(probe):
                 good = time.monotonic()
-                tell(True)
+                report(True)
             elif time.monotonic() - good > probe.fails_after_s:
-                tell(False)
+                report(False)
             await asyncio.sleep(_ASKS_S)
 
     def _alive(self, alive: bool) -> None:
@@ -220,8 +220,8 @@ class Pod:
         began, self.terminating = time.monotonic(), True
         asyncio.get_running_loop().call_later(_FORWARDED_S, self._set_ready, False)
         if self.template.container.pre_stop:
-            code, said = await self.execute(self.template.container.pre_stop, self.template.grace_s)
-            assert code == 0, said
+            code, output = await self.execute(self.template.container.pre_stop, self.template.grace_s)
+            assert code == 0, output
         if (pid := inner_pid(self._process.pid)) is not None:
             os.kill(pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):

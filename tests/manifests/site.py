@@ -60,21 +60,21 @@ class Site:
 
     async def helm_test(self) -> None:
         """Runs the command of the hook: all of its questions are answered."""
-        code, said = await self.cluster.run_hook(TEST)
-        assert code == 0, said
-        assert len(said.splitlines()) == 5, said
+        code, output = await self.cluster.run_hook(TEST)
+        assert code == 0, output
+        assert len(output.splitlines()) == 5, output
 
     async def containers_are_confined(self) -> None:
         """They run as their user, without capabilities, and write to their own volumes alone."""
         asked = 'id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/1/status; touch /tmp/a || true; touch /a /usr/a'
         for pods in self.cluster.pods.values():
             for pod in pods:
-                _, said = await pod.execute(["sh", "-c", asked], _COMMAND_S)
-                user, capabilities, privileges, *refused = said.splitlines()
+                _, output = await pod.execute(["sh", "-c", asked], _COMMAND_S)
+                user, capabilities, privileges, *refused = output.splitlines()
                 assert int(user) == pod.template.user
-                assert (capabilities.split()[1].strip("0"), privileges.split()[1]) == ("", "1"), said
-                assert len(refused) == 2, said
-                assert all("Read-only file system" in line for line in refused), said
+                assert (capabilities.split()[1].strip("0"), privileges.split()[1]) == ("", "1"), output
+                assert len(refused) == 2, output
+                assert all("Read-only file system" in line for line in refused), output
 
     async def commands_of_the_notes_work(self) -> None:
         """Those that `kubectl exec` runs in a router; `top` needs a terminal."""
@@ -82,11 +82,11 @@ class Site:
         found = re.findall(r"exec deployment/\S+-router -c router -- (.*)$", self.release.notes, re.M)
         assert found == ["baton status"], found
         for command in found:
-            code, said = await router.execute(command.split(), _COMMAND_S)
-            assert code == 0, said
+            code, output = await router.execute(command.split(), _COMMAND_S)
+            assert code == 0, output
 
     async def every_port_is_declared(self) -> None:
-        """Each port that a container declares listens, and what listens may be reached by somebody."""
+        """Each port that a container declares listens, and what listens may be reached by some peer."""
         policies = self.release.of_kind("NetworkPolicy")
         for pods in self.cluster.pods.values():
             for pod in pods:
@@ -101,14 +101,14 @@ class Site:
         asked = [(pod, port) for pod in self.workers() for port in sorted(internal(pod))]
         assert {pod.name for pod, _ in asked} == {pod.name for pod in self.workers()}
         for who, context in strangers(self.authority, router, self._folder):
-            said = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
-            assert not any(said), f"{who} is answered: {said}"
+            answers = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
+            assert not any(answers), f"{who} is answered: {answers}"
         known = calling_context(self.authority, self.authority.issue(router), self._folder)
-        said = await asyncio.gather(*(answer(pod, port, known) for pod, port in asked))
-        assert all(said), f"a router is not answered: {said}"
+        answers = await asyncio.gather(*(answer(pod, port, known) for pod, port in asked))
+        assert all(answers), f"a router is not answered: {answers}"
 
     async def keys_are_followed(self) -> None:
-        """Without an API key or with a wrong one nobody is served; a new one is known without a restart."""
+        """Calls without an API key or with a wrong one are refused; a new one is known without a restart."""
         assert self.certificates is not None
         new = dataclasses.replace(self.endpoint, api_key="the-second-key")
         for endpoint in (dataclasses.replace(self.endpoint, api_key=None), new):
@@ -130,8 +130,8 @@ class Site:
                     assert endpoints, f"{proxy.service.name} has no pod at {port.name}"
                     for address, number in endpoints:
                         async with httpx.AsyncClient(timeout=_COMMAND_S) as client:
-                            said = await client.get(f"http://{address}:{number}/metrics")
-                        assert "baton_" in said.text, f"{proxy.service.name}, {port.name}"
+                            response = await client.get(f"http://{address}:{number}/metrics")
+                        assert "baton_" in response.text, f"{proxy.service.name}, {port.name}"
 
     def renew_certificates(self) -> None:
         assert self.certificates is not None

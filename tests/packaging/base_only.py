@@ -73,7 +73,7 @@ def take_away(extra: str = "") -> None:
 
 
 def connect_quickly() -> None:
-    """Nobody answers where these commands are sent; a second of waiting for that is enough."""
+    """No server listens where these commands connect; a second of waiting for that is enough."""
     from loadgen.targets import grpc_target
 
     grpc_target.CONNECT_S = 0.2

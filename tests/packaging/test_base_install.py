@@ -49,7 +49,7 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
 }
 
 
-def test_each_command_works_or_says_what_to_install(tmp_path: Path) -> None:
+def test_each_command_works_or_names_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.packaging.base_only"],
         input=json.dumps(list(COMMANDS)),

@@ -1,4 +1,4 @@
-"""A release: one version everywhere, images by way of docker, and what its maker is told."""
+"""A release: one version everywhere, images by way of docker, and what is reported to its maker."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_packaged_chart_has_the_version_and_no_tests_values(tmp_path: Path) -> N
         ({"build": (1, "", "")}, "baton-router: docker buildx build ended with 1"),
     ],
 )
-def test_what_docker_lacks_is_said(
+def test_what_docker_lacks_is_reported(
     answers: dict[str, tuple[int, str, str]],
     words: str,
     docker: FakeDocker,

@@ -1,4 +1,4 @@
-"""A model that anybody can compute by hand, which the fake workers run.
+"""A model that can be computed by hand, which the fake workers run.
 
 next_token(ids) = (31 * sum((i + 1) * id_i) + 17) mod vocabulary
 """

@@ -240,7 +240,7 @@ async def test_the_client_and_loadgen_over_tls(site: SiteMaker, public: Public, 
             await served_model(TargetSettings(url=url, tls=TlsSettings(ca_file=str(tmp_path / "none"))))
 
 
-def test_a_client_without_its_files_is_told_which(tmp_path: Path) -> None:
+def test_an_error_names_the_missing_file_of_a_client(tmp_path: Path) -> None:
     for tls in (Tls(ca_file=tmp_path / "ca.crt"), Tls(cert_file=tmp_path / "me.crt")):
         with pytest.raises(BatonError) as refused:
             Client("127.0.0.1:1", tls=tls)

@@ -87,7 +87,7 @@ def _differences(
 
 
 def _logits(model: Any, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    """[texts, longest, vocab]; behind a text's own end stands what nobody may read."""
+    """[texts, longest, vocab]; what stands behind a text's own end must not be read."""
     ids = [[*prompt, *output] for prompt, output in texts]
     longest = max(map(len, ids))
     padded = torch.tensor([one + [0] * (longest - len(one)) for one in ids], device=model.device)

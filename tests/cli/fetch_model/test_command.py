@@ -63,7 +63,7 @@ def test_a_router_gets_no_weights(hub: FakeHub, tmp_path: Path) -> None:
     assert names(tmp_path / "ours") == {"config.json", "tokenizer.json", "chat_template.jinja"}
 
 
-def test_a_folder_of_somebody_else(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_folder_that_it_has_not_made(hub: FakeHub, tmp_path: Path) -> None:
     """A complete one is taken as it is; what is incomplete is not touched."""
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(b"{}")

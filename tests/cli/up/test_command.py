@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie, which nobody in a container may reap, does not."""
+    """Whether a process runs; a zombie, which may never be reaped in a container, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -163,7 +163,7 @@ def test_a_router_that_dies_is_started_again_at_the_same_place(start: Start, tra
     port = found[1]
     wait_until(up, lambda: bool(up.order(f"at-{port}")))
     (again,) = [pid for event, _, pid in up.events() if event == f"at-{port}"]
-    wait_until(up, lambda: ["hears", again] in [[event, pid] for event, _, pid in up.events()])
+    wait_until(up, lambda: ["workers", again] in [[event, pid] for event, _, pid in up.events()])
     up.process.terminate()
     code, out, err = up.finish()
     assert (code, out) == (0, ""), "READY is one line"
@@ -179,9 +179,9 @@ def test_a_router_that_keeps_dying_ends_it_and_is_named(start: Start) -> None:
     code, out, err = up.finish()
     assert (code, out) == (1, "")
     assert up.order("started").count("router") == 3
-    said = [line for line in err.splitlines() if line.startswith("baton: ")]
-    assert said[-2].startswith("baton: error: router (pid ")
-    assert said[-2].endswith("was killed by SIGKILL; stopping")
+    lines = [line for line in err.splitlines() if line.startswith("baton: ")]
+    assert lines[-2].startswith("baton: error: router (pid ")
+    assert lines[-2].endswith("was killed by SIGKILL; stopping")
     wait_gone(up.pids())
 
 
@@ -214,16 +214,16 @@ def test_a_worker_that_dies_is_restarted_and_the_router_is_informed(start: Start
     up = start(both=1, worker=["dies-once"])
     assert up.ready_line().startswith("READY ")
     deadline = time.monotonic() + LIMIT_S
-    while len(up.order("hears")) < 3:
+    while len(up.order("workers")) < 3:
         assert time.monotonic() < deadline, up.events()
         time.sleep(0.02)
-    first, gone, second = up.order("hears")[:3]
-    assert gone == "nobody"
+    first, gone, second = up.order("workers")[:3]
+    assert gone == "none"
     assert first != second
     up.process.terminate()
     assert up.finish()[0] == 0
     assert up.order("started").count("both-0") == 2
-    assert up.order("restart-1") == ["both-0"], "the worker tells its restarts as a metric"
+    assert up.order("restart-1") == ["both-0"], "the worker's restarts are a metric"
     wait_gone(up.pids())
 
 
@@ -231,7 +231,7 @@ def test_a_worker_that_was_replaced_is_not_started_again(start: Start) -> None:
     up = start(both=1, worker=["replaced"])
     assert up.ready_line().startswith("READY ")
     deadline = time.monotonic() + LIMIT_S
-    while "nobody" not in up.order("hears"):
+    while "none" not in up.order("workers"):
         assert time.monotonic() < deadline, up.events()
         time.sleep(0.02)
     time.sleep(1.0)  # a start would be due at once

@@ -37,9 +37,9 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
     await state.close()
     await redis.stop()
     assert set(descendants(os.getpid())) == before
-    said = capfd.readouterr().err
-    assert said.count("the embedded Redis was killed by SIGKILL; restarting it, empty") == 2
-    assert (urlsplit(redis.url).password or redis.url) not in said
+    err = capfd.readouterr().err
+    assert err.count("the embedded Redis was killed by SIGKILL; restarting it, empty") == 2
+    assert (urlsplit(redis.url).password or redis.url) not in err
 
 
 async def test_no_other_process_gets_its_port() -> None:

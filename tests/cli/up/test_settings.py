@@ -91,11 +91,11 @@ def test_a_bad_file_is_one_line(
     file = tmp_path / "baton.yaml"
     file.write_text(text)
     assert main(["up", "-c", str(file)]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.startswith("baton: error: ")
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.startswith("baton: error: ")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_who_supervises(tmp_path: Path) -> None:
     assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
 
 
-SECRET = "a-word-for-nobody"
+SECRET = "a-secret-of-the-tests"
 URL = f"redis://:{SECRET}@10.0.0.1:6379/0"
 
 
@@ -377,10 +377,10 @@ def test_a_bad_secrets_file_is_one_line(
     if text is not None:
         file.write_text(text)
     assert main(["up", "--secrets-file", str(file), *flags]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("baton: error: ")
-    assert said.count("\n") == 1
-    assert (message in said) is (message != "pass"), said
+    err = capsys.readouterr().err
+    assert err.startswith("baton: error: ")
+    assert err.count("\n") == 1
+    assert (message in err) is (message != "pass"), err
 
 
 def test_a_secrets_file_is_named_for_every_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,9 +402,9 @@ def test_machines_of_a_ray_that_is_joined_need_a_cluster_secret(
 ) -> None:
     monkeypatch.delenv("BATON_CLUSTER_SECRET", raising=False)
     assert main(["up", "--ray-address", "there:6379"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("baton: error: --ray-address there:6379 needs a cluster secret")
-    assert said.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("baton: error: --ray-address there:6379 needs a cluster secret")
+    assert err.count("\n") == 1
 
 
 def test_kv_is_quantised_in_the_cache_or_on_the_wire(tmp_path: Path) -> None:

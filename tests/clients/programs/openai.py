@@ -79,8 +79,8 @@ with openai.OpenAI(base_url=base_url) as client:
         assert events.get_final_response().output[0].arguments == call.arguments
     assert "response.function_call_arguments.delta" in kinds
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
-    told = [{"role": "user", "content": "How warm is it?"}, call, result]
-    assert client.responses.create(input=told, max_output_tokens=16, **asked).output_text
+    turns = [{"role": "user", "content": "How warm is it?"}, call, result]
+    assert client.responses.create(input=turns, max_output_tokens=16, **asked).output_text
 
     try:
         client.chat.completions.create(messages=messages, **{**asked, "temperature": -1})

@@ -1,4 +1,4 @@
-"""Ray nodes of a test's own, each with a pod's environment, on loopback addresses that tell them apart."""
+"""Ray nodes of a test's own, each with a pod's environment, on loopback addresses of their own."""
 
 from __future__ import annotations
 

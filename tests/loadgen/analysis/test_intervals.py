@@ -107,7 +107,7 @@ def test_bootstrap_of_percentiles_holds_the_truth(keep: float) -> None:
     assert (held >= 50).all(), held
 
 
-def test_bootstrap_of_means_is_as_wide_as_theory_says() -> None:
+def test_bootstrap_of_means_is_as_wide_as_in_theory() -> None:
     values = autoregressive(0.8, 6000, 5)
     bootstrap = BlockBootstrap(np.arange(6000.0), correlation_time(values), 1)
     spread = bootstrap.means(values).std()

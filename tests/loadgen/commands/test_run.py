@@ -62,10 +62,10 @@ def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
     assert invalid.code == 3
     assert "INVALID" in invalid.out
     assert "UNAVAILABLE" in invalid.out
-    nobody = loadgen("run", served.http, *common, "--out", str(tmp_path / "b"))
-    assert nobody.code == 2
-    assert nobody.err == f"loadgen: error: no answer from {served.http} (ConnectionRefusedError)\n"
-    assert nobody.out == ""
+    unreachable = loadgen("run", served.http, *common, "--out", str(tmp_path / "b"))
+    assert unreachable.code == 2
+    assert unreachable.err == f"loadgen: error: no answer from {served.http} (ConnectionRefusedError)\n"
+    assert unreachable.out == ""
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_an_open_loop_sends_on_time_whatever_the_server_does() -> None:
     records = by_time(records)
     assert [record.scheduled for record in records] == list(open_times(wanted.load))
     assert all(record.sent == pytest.approx(record.scheduled, abs=1e-6) for record in records)
-    assert memory.most_under_way == 500  # nobody waited for anybody
+    assert memory.most_under_way == 500  # no request waited for another
     assert {record.outcome for record in records} == {Outcome.OK}
 
 

@@ -15,7 +15,7 @@ MOUNT = "40 31 0:37 {root} {at} rw,relatime shared:9 - {system} {system} rw{opti
 
 
 class Kernel:
-    """A /proc/self and the hierarchies of groups that it tells of."""
+    """A /proc/self and the hierarchies of groups that it names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -149,7 +149,7 @@ def test_phases_come_in_their_order() -> None:
 
 
 def test_a_rate_that_does_not_hold_is_not_confirmed() -> None:
-    """A server that breaks once the search has settled: tried twice, and said so."""
+    """A server that breaks once the search has settled: tried twice, and reported."""
     found = Search(SearchPlan(0.9, 20.0, 200.0))
     confirming: list[float] = []
     while (trial := found.next()) is not None:

@@ -56,21 +56,21 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("text", ["40:5-50", "40:50-5", "40:5~50", "40:50~5", "40:20"])
-def test_a_stage_has_the_rate_it_says(text: str) -> None:
+def test_a_stage_has_its_rate(text: str) -> None:
     """Times mapped back through the integral of the rate are a Poisson process of rate 1."""
     stage = Stage.parse(text)
     times = np.array(list(arrivals([stage], 1.0, 5)))
     assert times[-1] < stage.seconds
     assert len(times) == pytest.approx(stage.expected, abs=4 * math.sqrt(stage.expected))
-    moments = np.linspace(0, stage.seconds, 20_001)
-    shape = moments / stage.seconds
+    times_of_rate = np.linspace(0, stage.seconds, 20_001)
+    shape = times_of_rate / stage.seconds
     rate = (
         stage.first * (stage.last / stage.first) ** shape
         if stage.exponential
         else stage.first + (stage.last - stage.first) * shape
     )
-    integral = np.concatenate([[0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(moments))])
-    gaps = np.diff(np.interp(times, moments, integral))
+    integral = np.concatenate([[0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(times_of_rate))])
+    gaps = np.diff(np.interp(times, times_of_rate, integral))
     assert stats.kstest(gaps, stats.expon.cdf).pvalue > SIGNIFICANCE
 
 

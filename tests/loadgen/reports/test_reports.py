@@ -114,7 +114,7 @@ def test_a_runs_page(tmp_path: Path) -> None:
         assert escape(formula) in html
 
 
-def test_an_invalid_runs_page_says_why(tmp_path: Path) -> None:
+def test_an_invalid_runs_page_has_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", failed=300)
     html = run_page(run)
     assert '<span class="verdict invalid">INVALID</span>' in html

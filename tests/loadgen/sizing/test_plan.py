@@ -25,7 +25,7 @@ RATES = Rates(
 LOAD = Load(input_tokens=1000, output_tokens=200, ttft_s=1.0, tpot_s=0.0125, attainment=0.9)
 
 
-def test_batch_is_what_littles_law_says() -> None:
+def test_batch_follows_littles_law() -> None:
     # batch = rate × output tokens × step; step = 4.9 ms + 0.1 ms × batch.
     rate = 20.0
     batch = mean_batch(RATES, LOAD, rate)
@@ -94,7 +94,7 @@ def test_long_prompts_go_on_with_the_last_slope() -> None:
         ({"input_tokens": 2_000_000.0, "ttft_s": 1e4, "tpot_s": 10.0}, "KV memory"),
     ],
 )
-def test_what_no_number_of_workers_reaches_is_said(changes: dict[str, float], words: str) -> None:
+def test_what_no_number_of_workers_reaches_is_reported(changes: dict[str, float], words: str) -> None:
     with pytest.raises(LoadgenError, match=words):
         plan(RATES, dataclasses.replace(LOAD, **changes), 1.0)
 

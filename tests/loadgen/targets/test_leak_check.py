@@ -119,6 +119,6 @@ def test_what_a_run_reports_of_it(serve: Serve, protocol: str, tmp_path: Path) -
             assert words in run_page(run)
         if protocol == "http":
             return
-        # Nothing is said of an admin port: loopback's default one is not this server's.
+        # No admin port is given: loopback's default one is not this server's.
         done = loadgen("run", getattr(served, protocol), *common, "--out", str(tmp_path / "none"))
         assert "leak check: not checked (" in done.out

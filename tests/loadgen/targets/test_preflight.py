@@ -44,7 +44,7 @@ async def test_a_very_wide_load_is_warmed_up_no_narrower() -> None:
         assert 300 <= before.warmups == server.arrived - 2
 
 
-async def test_as_many_as_the_user_says() -> None:
+async def test_as_many_as_the_user_asks_for() -> None:
     async with serving(Behaviour()) as (server, grpc_url, _):
         before = await preflight(settings(url=grpc_url, generator={"warmup": 1}))
         assert (before.warmups, server.arrived) == (1, 3)

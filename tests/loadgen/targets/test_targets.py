@@ -25,8 +25,8 @@ from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, Ru
 from tests.certificates import self_signed
 from tests.loadgen.fake_server import Behaviour, Server, serving
 
-DOORS = ("grpc", "http")
-# A machine that stands still for a moment is no failure.
+PROTOCOLS = ("grpc", "http")
+# A machine that stands still for a short time is no failure.
 LONG_TIMEOUT_S = 5.0
 
 
@@ -70,7 +70,7 @@ def url_of(protocol: str, urls: tuple[Server, str, str]) -> str:
     return urls[1] if protocol == "grpc" else urls[2]
 
 
-@pytest.mark.parametrize("protocol", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_tokens_are_recorded_when_they_arrive(protocol: str) -> None:
     async with serving(Behaviour(first_s=0.03, gap_s=0.02)) as served:
         (record,), (answer,), (failure,) = await ask(url_of(protocol, served))
@@ -86,7 +86,7 @@ async def test_tokens_are_recorded_when_they_arrive(protocol: str) -> None:
         assert 0.0 <= seen - sent < 1.0
 
 
-@pytest.mark.parametrize("protocol", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_tokens_of_one_message_share_their_time(protocol: str) -> None:
     async with serving(Behaviour(tokens_a_message=4)) as served:
         (record,), _, _ = await ask(url_of(protocol, served), tokens=6)
@@ -120,7 +120,7 @@ async def test_stages_of_the_server() -> None:
         ("late_reset", "UNAVAILABLE", "RESET"),
     ],
 )
-@pytest.mark.parametrize("protocol", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_each_failure_is_what_it_was(
     protocol: str, fault: str, grpc_outcome: str, http_outcome: str
 ) -> None:
@@ -136,7 +136,7 @@ async def test_each_failure_is_what_it_was(
     assert failures[1] is None
 
 
-@pytest.mark.parametrize("protocol", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_no_answer(protocol: str) -> None:
     async with serving(Behaviour()) as served:
         url = url_of(protocol, served)
@@ -193,7 +193,7 @@ async def test_http_request_as_it_travels() -> None:
     assert headers == {"x-request-id": "me", "x-tenant-id": "acme", "x-slo-ttft-ms": "200"}
 
 
-async def test_http_without_ids_usage_says_how_many_tokens_came() -> None:
+async def test_http_without_ids_usage_has_the_number_of_tokens() -> None:
     async with serving(Behaviour(tokens_a_message=2)) as (_, _grpc, url):
         settings = TargetSettings(url=url, model="m", extensions="no_ids")
         target = open_target(settings, RunClock())
@@ -283,7 +283,7 @@ def test_an_event_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
         EventReader().feed(b"data: " + b"x" * 200)
 
 
-@pytest.mark.parametrize("protocol", DOORS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
     """It leaves when its task is cancelled, and the server stops streaming."""
     async with serving(Behaviour(first_s=0.01, gap_s=0.05)) as served:
@@ -314,8 +314,8 @@ async def test_grpc_sends_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Aside(threading.Thread):
-    """A server in a thread of its own, which answers while this one's event loop stands still. It tells when
-    it sent each token."""
+    """A server in a thread of its own, which answers while this one's event loop stands still. It
+    records when it sent each token."""
 
     def __init__(self, sent_after: tuple[float, ...], tls: ssl.SSLContext | None = None) -> None:
         super().__init__(daemon=True)

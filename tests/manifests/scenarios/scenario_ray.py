@@ -49,8 +49,8 @@ async def test_strangers_get_nothing_of_ray(release: Site, tmp_path_factory: pyt
         "a router": calling_context(ray, release.authority.issue(f"router.{NAME}.baton.internal"), folder),
     }
     for who, context in strangers.items():
-        said = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
-        assert not any(said), f"{who} is answered: {said}"
+        answers = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
+        assert not any(answers), f"{who} is answered: {answers}"
     known = calling_context(ray, ray.issue("10.244.0.9"), folder)
     assert all(await asyncio.gather(*(answer(pod, port, known) for pod, port in asked)))
 

@@ -1,4 +1,4 @@
-"""Inputs that have broken other servers get the same verdict from both APIs, and no worker hears of them.
+"""Inputs that have broken other servers get the same verdict from both APIs, and reach no worker.
 
 The largest of them are tokenised in a helper process. `-s` prints how long the slowest answers took.
 """
@@ -62,7 +62,7 @@ def raw(text: str) -> bytes:
     return b'{"model": "fake", "prompt": "a", ' + text.encode() + b"}"
 
 
-# What is wrong, with a body for HTTP and a message for gRPC where it can be said there; the kind of refusal.
+# What is wrong, with a body for HTTP, and a message for gRPC where that can express it; the kind of refusal.
 CASES: dict[str, tuple[bytes, bytes | None, ErrorKind]] = {
     "truncated": (b'{"model": "fake", "pro', message()[:-1], ErrorKind.INVALID),
     "no document": (b"\xff\xfe\x00", b"\xff\xff\xff\xff", ErrorKind.INVALID),
@@ -161,7 +161,7 @@ _STATUS = {ErrorKind.INVALID: 400, ErrorKind.NOT_FOUND: 404}
 
 
 @dataclass
-class Doors:
+class Apis:
     """Both APIs of a site; `slowest` has the time of each refusal in milliseconds."""
 
     here: Site
@@ -190,7 +190,7 @@ class Doors:
 
 
 @asynccontextmanager
-async def doors(site: SiteMaker, **settings: Any) -> AsyncIterator[Doors]:
+async def both_apis(site: SiteMaker, **settings: Any) -> AsyncIterator[Apis]:
     async with (
         site(**settings) as here,
         http(here) as client,
@@ -198,7 +198,7 @@ async def doors(site: SiteMaker, **settings: Any) -> AsyncIterator[Doors]:
             here.addresses["grpc"], options=[("grpc.max_send_message_length", -1)]
         ) as channel,
     ):
-        yield Doors(here, client, channel)
+        yield Apis(here, client, channel)
 
 
 def kind_of(error: grpc.aio.AioRpcError) -> ErrorKind:
@@ -206,8 +206,8 @@ def kind_of(error: grpc.aio.AioRpcError) -> ErrorKind:
     return from_status(error.code(), error.details(), metadata).kind
 
 
-async def test_both_apis_refuse_alike_and_no_worker_hears_of_it(site: SiteMaker) -> None:
-    async with doors(site) as both:
+async def test_both_apis_refuse_alike_and_no_worker_is_called(site: SiteMaker) -> None:
+    async with both_apis(site) as both:
         for warm in (body(prompt="a" * 70_000), body()):  # starts the helper process
             await both.post("warm", warm)
         prompts = len(both.here.worker("prefill-0").prompts)
@@ -232,14 +232,14 @@ async def test_both_apis_refuse_alike_and_no_worker_hears_of_it(site: SiteMaker)
 
 async def test_a_prompt_that_just_fits_is_served(site: SiteMaker) -> None:
     ids = [1] * (CONTEXT - 1)
-    async with doors(site) as both:
+    async with both_apis(site) as both:
         assert (await both.post("fits", body(prompt=ids, max_tokens=1))).status_code == 200
         assert await both.generate("fits", ids_request(ids, 1).SerializeToString()) is None
 
 
 async def test_transports(site: SiteMaker) -> None:
     """Methods, content types, encodings and sizes."""
-    async with doors(site, max_body_bytes=70_000) as both:
+    async with both_apis(site, max_body_bytes=70_000) as both:
         assert (await both.client.get("/v1/completions")).status_code == 405
         unknown: Any = both.channel.unary_unary("/baton.v1.RouterService/Nothing", None, None)
         with pytest.raises(grpc.aio.AioRpcError) as missing:
@@ -262,7 +262,7 @@ async def test_transports(site: SiteMaker) -> None:
 
 async def test_keys(site: SiteMaker, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{KEY}\n")
-    async with doors(site, auth=Auth(api_keys_file=tmp_path / "keys")) as both:
+    async with both_apis(site, auth=Auth(api_keys_file=tmp_path / "keys")) as both:
         for headers in ({}, {"authorization": "Bearer wrong"}):
             assert (await both.post("key", body(), **headers)).status_code == 401
             error = await both.generate("key", message(), metadata=tuple(headers.items()))
@@ -273,16 +273,16 @@ async def test_keys(site: SiteMaker, tmp_path: Path) -> None:
 
 
 async def test_strict_fields(site: SiteMaker) -> None:
-    async with doors(site, strict_fields=True) as both:
+    async with both_apis(site, strict_fields=True) as both:
         assert (await both.post("odd", body(odd=1))).status_code == 400
         error = await both.generate("odd", message() + b"\xe8\x04\x01")
         assert error is not None
         assert kind_of(error) is ErrorKind.INVALID
 
 
-async def test_what_may_be_tried_again_says_so(site: SiteMaker) -> None:
+async def test_what_may_be_retried_is_marked(site: SiteMaker) -> None:
     """No worker alive, and a queue that is full."""
-    async with doors(site, slots=1, max_waiting=1, queue_timeout_s=5) as both:
+    async with both_apis(site, slots=1, max_waiting=1, queue_timeout_s=5) as both:
         here, waits = both.here, []
         here.worker("decode-0").behaviour.step_s = 0.05
         busy = body(prompt=[1, 2, 3], max_tokens=100, ignore_eos=True)
@@ -298,7 +298,7 @@ async def test_what_may_be_tried_again_says_so(site: SiteMaker) -> None:
         for one in waits:
             one.cancel()
         await asyncio.wait(waits)
-    async with doors(site, prefill=0, decode=0, queue_timeout_s=0.1) as none:
+    async with both_apis(site, prefill=0, decode=0, queue_timeout_s=0.1) as none:
         refused = await none.post("none", body())
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         error = await none.generate("none", message())
@@ -307,7 +307,7 @@ async def test_what_may_be_tried_again_says_so(site: SiteMaker) -> None:
 
 
 async def test_a_deadline_that_is_past(site: SiteMaker) -> None:
-    async with doors(site) as both:
+    async with both_apis(site) as both:
         error = await both.generate("late", message(), timeout=1e-6)
         assert error is not None
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -19,8 +19,8 @@ from tests.router.http_client import complete, events, http
 
 SCHEMAS = openapi_document()["components"]["schemas"]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-# Refused for what the schema cannot say: the meaning of values, and the size of vocabulary and context.
-UNSAID = {
+# Refused for what the schema cannot express: the meaning of values, and the size of vocabulary and context.
+BEYOND_SCHEMA = {
     "stop_token_ids",
     "prompt",
     "logit_bias",
@@ -125,7 +125,7 @@ async def test_what_the_schema_refuses_is_refused(site: SiteMaker) -> None:
     base: dict[str, Any] = {"model": MODEL, "prompt": [1, 2, 3]}
     assert is_valid("CompletionBody", base)
     for field, value in REFUSED:
-        if field not in UNSAID and value != 1e-60:  # which is 0 only as a float32
+        if field not in BEYOND_SCHEMA and value != 1e-60:  # which is 0 only as a float32
             assert not is_valid("CompletionBody", {**base, field: value}), (field, value)
     edges: dict[str, Any] = {
         "temperature": 100, "top_p": 1, "min_p": 1, "logprobs": 20, "n": 2, "stop": ["a" * 1024] * 16,

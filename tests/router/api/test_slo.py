@@ -46,7 +46,7 @@ async def test_limits_are_positive_numbers(site: SiteMaker, header: str, value: 
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_what_cannot_be_met_is_refused_early_where_told_to(site: SiteMaker) -> None:
+async def test_what_cannot_be_met_is_refused_early_where_configured(site: SiteMaker) -> None:
     async with site(refuse_late=True) as here:
         await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
         for header, value in (("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "40")):

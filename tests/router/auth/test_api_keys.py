@@ -57,7 +57,7 @@ def test_keys_and_other_lines(tmp_path: Path) -> None:
     assert known.refused == {"http": len(wrong) + 3}
 
 
-def test_callers_are_told_apart_without_their_keys(tmp_path: Path) -> None:
+def test_callers_are_distinguished_without_their_keys(tmp_path: Path) -> None:
     known = keys(tmp_path)
     first, second = (known.authenticate(f"Bearer sk-{name}", "grpc") for name in ("first", "second"))
     assert first.key_id != second.key_id

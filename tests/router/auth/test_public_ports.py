@@ -1,4 +1,4 @@
-"""With API keys, both public ports serve nobody without one, but for probes; the client sends its key."""
+"""With API keys, both public ports refuse callers without one, except probes; the client sends its key."""
 
 from __future__ import annotations
 

@@ -8,5 +8,5 @@ from services.router.http.server import HttpServer
 
 
 def test_an_idle_connection_is_the_clients_to_close() -> None:
-    """Load balancers keep one for 60 s, and may send a request at the last moment."""
+    """Load balancers keep one for 60 s, and may send a request just before that."""
     assert HttpServer(Starlette()).connections.limits.idle_timeout_s > 60

@@ -54,7 +54,7 @@ LENGTH = FinishReason.FINISH_REASON_LENGTH
 MOVED = FinishReason.FINISH_REASON_PREEMPTED
 CANCELLED = FinishReason.FINISH_REASON_CANCELLED
 OWN = logprobs_message(-1)
-SAID = OWN.SerializeToString()
+REPORTED = OWN.SerializeToString()
 # The output's first token, which is the text "a".
 FIRST = FirstToken(number=0, token_id=97)
 

@@ -101,7 +101,7 @@ async def test_decode_refuses(
     scene.calls.refused()
     assert scene.pair.claimed == FREE
     assert scene.pair.decode.outputs == {}
-    assert not scene.pair.decode.accepts_work, "it is left alone for a moment"
+    assert not scene.pair.decode.accepts_work, "it gets no work for a while"
     scene.calls.abandon()
     assert scene.pair.decode_peer.calls["Cancel"] == []
 

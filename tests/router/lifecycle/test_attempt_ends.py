@@ -143,10 +143,10 @@ async def test_waiting_for_prefills_end_has_a_timeout(scene: Scene) -> None:
 
 
 # Seconds left of the request -> how long prefill is waited for.
-HEARD = [(60.0, 0.5), (0.8, 0.4), (0.2, 0.1)]
+WAITS = [(60.0, 0.5), (0.8, 0.4), (0.2, 0.1)]
 
 
-@pytest.mark.parametrize(("left_s", "waits_s"), HEARD)
+@pytest.mark.parametrize(("left_s", "waits_s"), WAITS)
 async def test_prefill_is_awaited_for_the_cached_tokens(
     monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float
 ) -> None:

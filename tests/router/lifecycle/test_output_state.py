@@ -156,13 +156,15 @@ def test_a_token_is_delivered_within_its_report() -> None:
 CACHED = [(2, 0, 2), (0, 0, 0), (5, 0, 5), (7, 0, 5), (3, 1, None)]
 
 
-@pytest.mark.parametrize(("said", "number", "kept"), CACHED)
-def test_cached_tokens_are_those_of_the_prompts_first_run(said: int, number: int, kept: int | None) -> None:
+@pytest.mark.parametrize(("reported", "number", "kept"), CACHED)
+def test_cached_tokens_are_those_of_the_prompts_first_run(
+    reported: int, number: int, kept: int | None
+) -> None:
     """A later attempt finds what earlier ones computed: that was no saving. Nor is there more than the
     prompt has."""
     output, _ = an_output_of()
     output.accept(1, 0, [9] * number, RUNS)
-    output.accept_first_token(1, first_token(number, 10, cached_tokens=said))
+    output.accept_first_token(1, first_token(number, 10, cached_tokens=reported))
     assert output.cached_tokens == kept
     assert output.emitted == [9] * number + [10]
 

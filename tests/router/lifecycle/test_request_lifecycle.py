@@ -21,7 +21,7 @@ from tests.router.lifecycle.scripted_router import (
     OWN,
     PLACE,
     QUEUE_S,
-    SAID,
+    REPORTED,
     STOP,
     TICKET,
     QueueCall,
@@ -92,9 +92,9 @@ async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRo
     )
     usage = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=2)
     assert deltas == [
-        Delta(0, [97], "a", [SAID], [0], prompt_logprobs=[SAID] * 2, opening=True, resumable=True),
-        Delta(1, [98, 99], "bc", [SAID] * 2, [1, 2], resumable=True),
-        Delta(3, [100], "d", [SAID], [3], resumable=True, finish=Finish.STOP, usage=usage, trace=trace),
+        Delta(0, [97], "a", [REPORTED], [0], prompt_logprobs=[REPORTED] * 2, opening=True, resumable=True),
+        Delta(1, [98, 99], "bc", [REPORTED] * 2, [1, 2], resumable=True),
+        Delta(3, [100], "d", [REPORTED], [3], resumable=True, finish=Finish.STOP, usage=usage, trace=trace),
     ]
     assert ended(logged) == line_of(
         outcome="stop",
@@ -252,7 +252,7 @@ async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -
                 prefill.end()
                 await quiesced()
             delta = rest_of(outbox)
-    assert delta.prompt_logprobs == [SAID] * 2 * logprobs
+    assert delta.prompt_logprobs == [REPORTED] * 2 * logprobs
     assert (delta.text, delta.finish) == ("", Finish.LENGTH)
     assert delta.usage == Usage(prompt_tokens=3)
     reached = stages(admitted=10, prefilling=20, ended=30) if logprobs else stages(admitted=10, ended=10)

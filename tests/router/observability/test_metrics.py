@@ -163,7 +163,7 @@ async def test_status_of_a_cluster_that_cannot_serve(site: SiteMaker) -> None:
 
 
 async def test_one_log_line_a_request_and_no_content(site: SiteMaker) -> None:
-    secret = "a prompt that nobody may read"
+    secret = "a prompt that is never shown"
     async with site() as here, http(here) as client:
         with structlog.testing.capture_logs() as logged:
             answer = await complete(client, prompt=secret, max_tokens=8)

@@ -54,7 +54,7 @@ def test_a_limit_a_minute(limit: str, cost: CallCost) -> None:
     assert one.calls == 7
 
 
-def test_a_refusal_says_exactly_when_to_come_back() -> None:
+def test_a_refusal_has_the_exact_time_of_the_retry() -> None:
     clock, draw = Clock(), random.Random(7)
     one = account(clock, requests_per_minute=50, prompt_tokens_per_minute=3_000, output_tokens_per_minute=900)
     refusals = 0

@@ -16,7 +16,7 @@ from services.common.observability.admin_http import AdminHttp
 from services.common.observability.metrics import ScrapedCollector, process_metrics
 
 
-class Said:
+class ChosenProbes:
     """Probes whose answers a test chooses."""
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Said:
 
 
 @asynccontextmanager
-async def served(registry: CollectorRegistry | None = None) -> AsyncIterator[tuple[Said, str]]:
-    said = Said()
-    server = AdminHttp(said, registry or CollectorRegistry())
+async def served(registry: CollectorRegistry | None = None) -> AsyncIterator[tuple[ChosenProbes, str]]:
+    probes = ChosenProbes()
+    server = AdminHttp(probes, registry or CollectorRegistry())
     address = await server.start("127.0.0.1", 0)
     try:
-        yield said, address
+        yield probes, address
     finally:
         await server.stop()
 
@@ -60,10 +60,10 @@ async def get(address: str, path: str) -> tuple[int, bytes]:
 
 
 async def test_health_and_readiness_have_their_reasons() -> None:
-    async with served() as (said, address):
+    async with served() as (probes, address):
         assert await get(address, "/health") == (200, b'{"status": "ok"}')
         assert await get(address, "/ready?now=1") == (200, b'{"status": "ready"}')
-        said.health, said.ready = "starting", "the model is not loaded"
+        probes.health, probes.ready = "starting", "the model is not loaded"
         code, body = await get(address, "/health")
         assert (code, json.loads(body)) == (503, {"status": "starting"})
         code, body = await get(address, "/ready")

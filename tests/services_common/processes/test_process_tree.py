@@ -19,7 +19,7 @@ orphans = Orphans()
 here = {orphan, own.pid, living.pid}
 assert set(children(os.getpid())) == here, "they have not ended, or this sees nothing"
 orphans.reap()
-assert set(children(os.getpid())) == here, "too soon: it may be somebody's"
+assert set(children(os.getpid())) == here, "too soon: it may be another process's"
 assert own.wait() == 3
 orphans.reap()
 assert children(os.getpid()) == [living.pid]

@@ -1,4 +1,4 @@
-"""A gRPC server with mutual TLS answers peers with a certificate of an admitted role, and nobody else."""
+"""A gRPC server with mutual TLS answers peers with a certificate of an admitted role, and no others."""
 
 from __future__ import annotations
 
