@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from services.common.observability.histogram import EXPORTED_SECONDS
-from tests.deploy.chart import CHART, Object, case, render
+from tests.deploy.chart import CHART, Object, case, render, render_with
 from tools.metrics_page import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -109,8 +109,11 @@ def test_monitors_are_off_by_default() -> None:
     assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 
-def test_service_monitors_select_one_service_a_role() -> None:
-    rendered = case("monitoring")
+@pytest.mark.parametrize(
+    ("ray", "roles"), [(False, {"router", "workers"}), (True, {"router", "workers", "supervisor"})]
+)
+def test_service_monitors_select_one_service_a_role(ray: bool, roles: set[str]) -> None:
+    rendered = render_with("monitoring", ray__enabled=ray)
     services = rendered.of_kind("Service").values()
     for name, monitor in rendered.of_kind("ServiceMonitor").items():
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -118,8 +121,8 @@ def test_service_monitors_select_one_service_a_role() -> None:
         ports = {port["name"] for port in service["spec"]["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
-        assert name in ("demo-baton-router", "demo-baton-workers")
-    assert len(rendered.of_kind("ServiceMonitor")) == 2
+        assert wanted >= service["spec"]["selector"].items(), name
+    assert set(rendered.of_kind("ServiceMonitor")) == {f"demo-baton-{role}" for role in roles}
 
 
 @pytest.mark.parametrize("name", ["scaling-node", "ray"])

@@ -92,6 +92,11 @@ def exported(pages: Iterable[str]) -> dict[str, list[dict[str, str]]]:
     return found
 
 
+def series_of(page: str) -> dict[str, set[str]]:
+    """The labels of each metric on a page, all of whose series have the same."""
+    return {name: {*series[0]} for name, series in exported([page]).items() if series}
+
+
 def group_page() -> str:
     """The metrics page of a worker group with one worker."""
     worker = WorkerConfig(name="group-decode-0", role="decode", model="m")

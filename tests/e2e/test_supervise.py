@@ -19,6 +19,7 @@ import pytest
 from baton.cluster.local_ray import free_ports
 from services.common.processes.run_folder import RunFolder
 from tests.cluster.detached.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
+from tests.e2e.prometheus_names import group_page, series_of
 from tests.e2e.redis_server import RedisServer
 from tests.support.checkpoints import FAMILIES
 
@@ -142,6 +143,7 @@ def test_start_loss_of_a_worker_and_drain(nodes: RayNodes, supervisor: Superviso
     assert supervisor.answers("/health")
     until(lambda: supervisor.answers("/ready"), supervisor)
     assert supervisor.metric('restarts_total{group="pod-supervisor",model="m",worker="decode-0"}') == 1
+    assert series_of(supervisor.get("/metrics").text) == series_of(group_page())
     again = workers(nodes, "pod-a")
     assert again["pod-a-prefill-0"] == running["pod-a-prefill-0"]
     assert again["pod-a-decode-0"] != running["pod-a-decode-0"]

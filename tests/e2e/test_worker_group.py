@@ -22,6 +22,7 @@ from baton.state.embedded import _free_port
 from services.common.config.router import RouterConfig
 from services.common.processes.process_tree import descendants
 from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster
+from tests.e2e.prometheus_names import group_page, series_of
 from tests.e2e.redis_server import RedisServer, redis_server
 from tests.e2e.workers import ROUTER, _ready, _start, _stop
 
@@ -177,6 +178,7 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
         await group.until("/ready", 200, 30)
         assert await group.restarts() == 1
         assert (await group.get("/health")).status_code == 200
+        assert series_of((await group.get("/metrics")).text) == series_of(group_page())
 
         left = [group.process.pid, *descendants(group.process.pid)]
         running = asyncio.create_task(cluster.generate(stub, PROMPT, **asked | {"max_tokens": 300}))

@@ -1,4 +1,5 @@
-"""Which ports of a pod listen, which of them are for other processes of the cluster, and whom they answer."""
+"""Which ports of a pod listen, which of them are for other processes of the cluster, and whom they
+answer."""
 
 from __future__ import annotations
 
@@ -41,12 +42,15 @@ def internal(pod: Pod) -> set[int]:
     return listening(pod) - others
 
 
-def strangers(authority: Authority, name: str, folder: Path) -> Iterator[tuple[str, ssl.SSLContext | None]]:
-    """Clients that get nothing; `name`: the DNS name in their certificates, which a router would have."""
+def strangers(
+    servers: Authority, clients: Authority, name: str, folder: Path
+) -> Iterator[tuple[str, ssl.SSLContext | None]]:
+    """Clients that get nothing. `servers`: the authority that they trust; `clients`: that of those who are
+    answered; `name`: the DNS name in their certificates, which one that is answered would have."""
     yield "plaintext", None
-    yield "no certificate", calling_context(authority, None, folder)
-    yield "a foreign certificate", calling_context(authority, Authority("foreign").issue(name), folder)
-    yield "an expired certificate", calling_context(authority, authority.issue(name, days=-1), folder)
+    yield "no certificate", calling_context(servers, None, folder)
+    yield "a foreign certificate", calling_context(servers, Authority("foreign").issue(name), folder)
+    yield "an expired certificate", calling_context(servers, clients.issue(name, days=-1), folder)
 
 
 def calling_context(authority: Authority, issued: Issued | None, folder: Path) -> ssl.SSLContext:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -25,10 +25,12 @@ from tests.manifests.internal_ports import (
     strangers,
 )
 from tests.manifests.load import Endpoint, refusals, steady_load
+from tests.manifests.notes import Notes
 from tests.manifests.pod import Pod
 from tests.manifests.releases import NAME, TEST, OwnCertificates, Topology, rendered
 
 _COMMAND_S = 60.0
+_COMMANDS_S = 300.0
 _FOLLOWED_S = 60.0  # A process looks at its certificates every 5 s.
 _DOMAIN = f"{NAME}.baton.internal"
 
@@ -77,7 +79,18 @@ class Site:
                 assert all("Read-only file system" in line for line in refused), output
 
     async def commands_of_the_notes_work(self) -> None:
-        """Those that `kubectl exec` runs in a router; `top` needs a terminal."""
+        """Those that ask from outside, and those that `kubectl exec` runs in a router; `top` needs a
+        terminal."""
+        folder = self._folder / "notes"
+        folder.mkdir()
+        if self.endpoint.certificates is not None:
+            files = {"ca.crt": "ca.crt", "tls.crt": "client.crt", "tls.key": "client.key"}
+            for name, copy in files.items():
+                (folder / copy).write_bytes((self.endpoint.certificates / name).read_bytes())
+        notes = Notes(self.release.notes, folder)
+        output = await notes.run(self.cluster.services[NAME], self.cluster.store, _COMMANDS_S)
+        for wanted in ('"text_completion"', '{"status": "SERVING"}', "20 requests, failed: none"):
+            assert wanted in output, output
         (router,) = self.cluster.pods[f"{NAME}-router"]
         found = re.findall(r"exec deployment/\S+-router -c router -- (.*)$", self.release.notes, re.M)
         assert found == ["baton status"], found
@@ -96,16 +109,30 @@ class Site:
                 assert not unreachable, f"{pod.name} listens at {unreachable}, which no policy opens"
 
     async def strangers_get_nothing(self) -> None:
-        """On each internal port of each worker; while a router's certificate is answered."""
-        router = f"router.{_DOMAIN}"
-        asked = [(pod, port) for pod in self.workers() for port in sorted(internal(pod))]
-        assert {pod.name for pod, _ in asked} == {pod.name for pod in self.workers()}
-        for who, context in strangers(self.authority, router, self._folder):
+        """On each internal port of each worker and on the bundled Valkey's, while a router's certificate is
+        answered; on the public ports, while a client's is."""
+        assert self.certificates is not None
+        workers = [(pod, port) for pod in self.workers() for port in sorted(internal(pod))]
+        assert {pod.name for pod, _ in workers} == {pod.name for pod in self.workers()}
+        inside = workers + self._ports("redis", "redis")
+        await self._know_only(inside, self.authority, self.authority, f"router.{_DOMAIN}")
+        public = self._ports("router", "http", "grpc")
+        await self._know_only(public, self.certificates.servers, self.certificates.clients, "a client")
+
+    def _ports(self, component: str, *names: str) -> list[tuple[Pod, int]]:
+        pods = self.cluster.pods[f"{NAME}-{component}"]
+        return [(pod, pod.template.container.ports[name]) for pod in pods for name in names]
+
+    async def _know_only(
+        self, asked: Sequence[tuple[Pod, int]], servers: Authority, clients: Authority, name: str
+    ) -> None:
+        """These ports answer a client with a certificate by `clients`, and nobody else."""
+        for who, context in strangers(servers, clients, name, self._folder):
             answers = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
             assert not any(answers), f"{who} is answered: {answers}"
-        known = calling_context(self.authority, self.authority.issue(router), self._folder)
+        known = calling_context(servers, clients.issue(name), self._folder)
         answers = await asyncio.gather(*(answer(pod, port, known) for pod, port in asked))
-        assert all(answers), f"a router is not answered: {answers}"
+        assert all(answers), f"{name} is not answered: {answers}"
 
     async def keys_are_followed(self) -> None:
         """Calls without an API key or with a wrong one are refused; a new one is known without a restart."""

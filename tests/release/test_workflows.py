@@ -15,12 +15,30 @@ import yaml
 
 from deploy.release.version import _FORM
 from tests.deploy import tools
+from tests.deploy.chart import case
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
-NAMES = ("ci", "release")
+NAMES = ("ci", "kind", "release")
 # On GitHub's runners, besides what a step of the same job sets up.
-OF_RUNNERS = {"echo", "gh", "helm", "jq", "make", "python", "rm", "sed", "sudo", "tee"}
+OF_RUNNERS = {
+    *(
+        "ct",
+        "docker",
+        "echo",
+        "gh",
+        "helm",
+        "jq",
+        "kind",
+        "kubectl",
+        "make",
+        "python",
+        "rm",
+        "sed",
+        "sudo",
+        "tee",
+    )
+}
 # What jobs may write; all others read at most.
 MAY_WRITE = {
     ("release", "build"): {"packages", "id-token", "attestations"},
@@ -85,7 +103,8 @@ def test_targets_modules_and_paths_exist(name: str) -> None:
             assert (ROOT / f"{arguments[1].replace('.', '/')}.py").is_file(), arguments[1]
         for path in re.findall(r"(?<![\w/.])(?:tests|tools|deploy|baton)/[\w/.-]+", " ".join(arguments)):
             assert (ROOT / path).exists(), path
-    assert seen == {"ci": {"prove"}, "release": {"release", "deploy.release.version"}}[name]
+    wanted = {"ci": {"prove"}, "kind": set(), "release": {"release", "deploy.release.version"}}
+    assert seen == wanted[name]
     for about in workflow(name)["jobs"].values():
         if "uses" in about:
             assert (ROOT / about["uses"]).is_file()
@@ -98,6 +117,20 @@ def test_ci_runs_all_that_must_pass() -> None:
     assert {"pull_request", "push", "workflow_call"} == set(ci[True])
     assert release["jobs"]["build"]["needs"] == "ci"
     assert release["jobs"]["publish"]["needs"] == "build"
+
+
+def test_kind_runs_the_chart_of_the_tests() -> None:
+    """The images that are built are those that the chart names, and its own test is run."""
+    rendered = case("cpu")
+    for pod in ("router", "workers"):
+        image = rendered.container(f"demo-baton-{pod}")["image"].rpartition(":")[0]
+        assert any(f"{image}:$VERSION" in words for words in commands("kind") if words[0] == "docker"), image
+        assert any(f"{image}:$VERSION" in words for words in commands("kind") if words[0] == "kind"), image
+    (installed,) = [words for words in commands("kind") if words[:2] == ["helm", "install"]]
+    assert "deploy/helm/baton/ci/cpu-values.yaml" in installed
+    assert ["helm", "test"] in [words[:2] for words in commands("kind")]
+    (linted,) = [words for words in commands("kind") if words[0] == "ct"]
+    assert linted[1:4] == ["lint", "--charts", "deploy/helm/baton"]
 
 
 def test_a_tag_of_a_version_makes_a_release() -> None:
