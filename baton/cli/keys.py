@@ -29,7 +29,7 @@ from services.common.config.files import KeysFile
 
 _PREFIX = "sk-baton-"
 _RANDOM_BYTES = 32
-# Of a key that somebody else has made. A weak one could be found from its hash.
+# A key that was not generated here has at least 32 characters: a weak one could be found from its hash.
 _KEY = re.compile(r"[\x21-\x7e]{32,512}")
 _SCOPES: tuple[str, ...] = get_args(KeyScope)
 

@@ -27,7 +27,7 @@ WORKLOADS = {
         Workload("1k-256", _lengths(1024, 256), 1280),
         Workload("4k-256", _lengths(4096, 256), 4352),
         Workload("256-512", _lengths(256, 512), 768),
-        # Five turns that share a system prompt; each turn's prompt is all that was said before.
+        # Five turns that share a system prompt; each turn's prompt is the whole conversation so far.
         Workload(
             "chat",
             (

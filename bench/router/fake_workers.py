@@ -87,7 +87,7 @@ class FakeWorkers:
 
     def _server(self, name: str, role: WorkerRole.ValueType) -> GrpcServer:
         server = GrpcServer(["baton.v1.WorkerService"])
-        self._servers.append(server)  # one that nobody refers to is stopped
+        self._servers.append(server)  # a server without references is stopped
         identity = WorkerIdentity(name=name, incarnation=secrets.token_bytes(16), role=role)
 
         async def describe(request: bytes, context: Any) -> bytes:

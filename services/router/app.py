@@ -175,7 +175,7 @@ class Router:
         self.readiness = Readiness(self.placement, self.dispatcher)
 
     def _assemble_siblings(self, registry: CollectorRegistry) -> None:
-        """What this process tells the router's other processes, where there are any."""
+        """Reports to the router's other processes, where there are any."""
         member = self._config.member
         self._view = None
         relay = None

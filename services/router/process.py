@@ -2,7 +2,7 @@
 
 Lines of stdin that follow the configuration report changes of what the parent runs:
 `{"workers": ["host:port", …]}` replaces its list of workers, `{"store_restarts": n}` counts restarts of the
-embedded Redis; of several processes those are told what operators have changed (`processes.operator_state`).
+embedded Redis; several processes also receive what operators have changed (`processes.operator_state`).
 """
 
 from __future__ import annotations

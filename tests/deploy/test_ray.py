@@ -106,18 +106,18 @@ def test_raycluster_has_fault_tolerance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "given"),
     [
         ("redis.data:6380", "redis://redis.data:6380"),
         ("redis://redis.data:6380", "redis://redis.data:6380"),
         ("rediss://redis.data:6380", "rediss://redis.data:6380"),
     ],
 )
-def test_a_redis_of_ones_own_for_the_control_store(address: str, told: str) -> None:
+def test_a_redis_of_ones_own_for_the_control_store(address: str, given: str) -> None:
     fault = {"redisAddress": address, "existingSecret": "r", "username": "ray"}
     cluster = render_with("kuberay", kuberay__gcsFaultTolerance=fault).one("RayCluster")
     options = cluster["spec"]["gcsFaultToleranceOptions"]
-    assert options["redisAddress"] == told
+    assert options["redisAddress"] == given
     assert options["redisUsername"] == {"value": "ray"}
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "r"
 

@@ -217,8 +217,8 @@ class RouterConfig(RouterSettings):
 
 
 def check_public_access(host: str, auth: Auth | None) -> None:
-    """Raises BatonError(INVALID) where other machines reach the public ports on `host` and it is not said
-    whether they need an API key."""
+    """Raises BatonError(INVALID) where other machines reach the public ports on `host` and `auth` does not
+    state whether they need an API key."""
     if auth is None and not is_loopback(host):
         raise BatonError(
             ErrorKind.INVALID,

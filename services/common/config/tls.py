@@ -47,7 +47,7 @@ class Auth(StrictModel):
         3600.0, gt=0, description="how long keys in Redis stay valid while Redis cannot be read"
     )
 
-    none: bool = Field(False, description="no keys, said explicitly")
+    none: bool = Field(False, description="explicitly no keys")
 
     @model_validator(mode="before")
     @classmethod

@@ -65,12 +65,12 @@ class Verified:
     hash: str
 
 
-def line_of(last: Link, moment: float, record: AuditRecord, dropped: int) -> tuple[bytes, Link]:
-    """The line that follows `last`, without its end, and its link. Empty fields are left out. `moment`:
+def line_of(last: Link, at: float, record: AuditRecord, dropped: int) -> tuple[bytes, Link]:
+    """The line that follows `last`, without its end, and its link. Empty fields are left out. `at`:
     seconds since 1970."""
     fields: dict[str, object] = {
         "line": last.number + 1,
-        "time": datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
     }
     given = {name: getattr(record, name) for name in AuditRecord.__slots__}
     fields |= {name: value for name, value in given.items() if value not in ("", None)}

@@ -123,11 +123,11 @@ class AuditFile(AuditLog):
             self._file, self._last = self._open(self._last)
             os.close(old)
 
-    def _write(self, moment: float, record: AuditRecord) -> None:
+    def _write(self, at: float, record: AuditRecord) -> None:
         """Appends one line, or nothing."""
         with self._count_lock:
             unreported = self._unreported
-        line, link = line_of(self._last, moment, record, unreported)
+        line, link = line_of(self._last, at, record, unreported)
         size = os.fstat(self._file).st_size
         try:
             if os.write(self._file, line + b"\n") != len(line) + 1:

@@ -62,7 +62,7 @@ class HttpRules:
         self._patterns: list[tuple[re.Pattern[str], tuple[str, Rule]]] = []
         for route in routes:
             if not isinstance(route, Route) or route.path not in HTTP_RULES:
-                raise LookupError(f"no rule in auth.scopes says which API keys may use {route}")
+                raise LookupError(f"auth.scopes has no rule for {route}")
             found = route.path, HTTP_RULES[route.path]
             if route.param_convertors:
                 self._patterns.append((route.path_regex, found))
@@ -70,7 +70,7 @@ class HttpRules:
                 self._exact[route.path] = found
 
     def of(self, path: str) -> tuple[str, Rule]:
-        """The route of a request's path, and its rule. Where there is none, a key is needed to be told so."""
+        """The route of a path, and its rule. Where there is none, it takes a key to get that answer."""
         if (found := self._exact.get(path)) is not None:
             return found
         found = next((found for pattern, found in self._patterns if pattern.match(path)), None)
@@ -83,9 +83,9 @@ def check_grpc_rules(services: Sequence[ServiceDescriptor]) -> None:
         for method in service.methods:
             name = f"/{service.full_name}/{method.name}"
             if name not in GRPC_RULES:
-                raise LookupError(f"no rule in auth.scopes says which API keys may call {name}")
+                raise LookupError(f"auth.scopes has no rule for {name}")
 
 
 def grpc_rule(method: str) -> Rule:
-    """The rule of a method. One that is not listed is not served: a key is needed to be told so."""
+    """The rule of a method. One that is not listed is not served, and it takes a key to get that answer."""
     return GRPC_RULES.get(method, Access.ANY_KEY)

@@ -1,8 +1,8 @@
 """Runs the router as several processes: starts them, replaces those that end, stops all together.
 
 It speaks the protocol of a child process to its own parent, as a single router does, and to its children.
-What the parent says goes to all of them; what process 0 has been told by operators (`operator_state`) goes to
-the others, and to those that are started later.
+Messages of the parent go to all of them; what operators changed at process 0 (`operator_state`) goes to the
+others, and to those that are started later.
 
 A process that is killed takes its connections along: their clients get a connection error and may retry.
 All stop together, since the kernel resets what waits in the backlog of a listener that closes.
@@ -66,18 +66,18 @@ class RouterGroup:
 
     async def _follow_parent(self) -> None:
         async for message in messages_from_parent():
-            self._tell(message)
+            self._broadcast(message)
 
-    def _tell(self, message: Mapping[str, Any], but: int | None = None) -> None:
+    def _broadcast(self, message: Mapping[str, Any], but: int | None = None) -> None:
         self._messages |= message
         for index, child in self._children.items():
             if index != but:
                 child.send(message)
 
-    def _told(self, index: int, message: Mapping[str, Any]) -> None:
+    def _relay(self, index: int, message: Mapping[str, Any]) -> None:
         """A process has something for the others."""
         if isinstance(relayed := message.get("relay"), dict):
-            self._tell(relayed, but=index)
+            self._broadcast(relayed, but=index)
 
     async def _keep(self, index: int) -> None:
         """Starts a process, and starts it again whenever it ends."""
@@ -104,7 +104,7 @@ class RouterGroup:
             self._configs[index].model_dump_json(),
             keep_stdin=True,
             error_prefix="",
-            on_message=partial(self._told, index),
+            on_message=partial(self._relay, index),
         )
         self._children[index] = child
         if self._messages:

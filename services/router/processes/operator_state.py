@@ -38,7 +38,7 @@ class OperatorState:
         self._drained: frozenset[str] = frozenset()
 
     def begin(self) -> None:
-        """The parent has been told that this process is ready, and takes messages."""
+        """The parent knows that this process is ready, and takes messages."""
         self._relays = True
         self.review()
 

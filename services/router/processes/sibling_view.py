@@ -1,10 +1,10 @@
-"""Router processes tell each other what they have at the workers, by datagrams over Unix sockets.
+"""Router processes report to each other what they have at the workers, by datagrams over Unix sockets.
 
     c  claims    everything that a process has at any worker now, so that a lost datagram does no harm: sent
                  soon after a change, and a few times a second
     p  prompt    block hashes of a prompt that was sent to a worker
 
-Nobody waits for a datagram, and one for which a receiver has no room is lost.
+No process waits for a datagram, and one for which a receiver has no room is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SILENT_S = 1.0
 # Read at once, so that siblings cannot hold up the event loop.
 _MOST_READ = 64
 _DATAGRAM_BYTES = 192 * 1024
-# Of the beginning of a prompt; others are not worth telling.
+# Hashes of the beginning of a prompt; later ones are not sent.
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
@@ -43,7 +43,7 @@ _CLAIMS, _PROMPT = b"c", b"p"
 
 @dataclass(frozen=True, slots=True)
 class SiblingReport:
-    """What one sibling has said of itself. `claims`: by the incarnation of the worker."""
+    """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
 
     running: int
     waiting: int
@@ -78,12 +78,12 @@ class SiblingView:
         return sum(report.running for _, report in self._reports.values())
 
     def start(self) -> None:
-        """Binds the socket and begins to tell; call it on the event loop."""
+        """Binds the socket and begins to send; call it on the event loop."""
         path = _path(self._member, self._member.index)
         Path(path).unlink(missing_ok=True)  # of the process that this one replaces
         self._socket.bind(path)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
-        self._prefixes.on_sent = self._tell_prompt
+        self._prefixes.on_sent = self._send_prompt
         self._beating = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
@@ -98,11 +98,11 @@ class SiblingView:
         self._socket.close()
 
     def changed(self) -> None:
-        """Counters of this process have changed: siblings are told soon."""
+        """Counters of this process have changed: they are sent to siblings soon."""
         if self._soon is None and self._beating is not None:
-            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._tell_changes)
+            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._send_changes)
 
-    def _tell_changes(self) -> None:
+    def _send_changes(self) -> None:
         self._soon = None
         if (claims := self._claims()) != self._sent:
             self._send(claims)
@@ -127,7 +127,7 @@ class SiblingView:
                 parts.append(_CLAIM.pack(incarnation, *has, worker.backlog.own_wait_s))
         return b"".join(parts)
 
-    def _tell_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
+    def _send_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
         incarnation = worker.identity.incarnation
         if len(incarnation) == _HASH_BYTES:
             head = _HEAD.pack(_PROMPT, self._member.index)

@@ -115,7 +115,7 @@ async def _end(responses: object) -> grpc.StatusCode:
 
 
 async def _answers(stub: RouterServiceAsyncStub, code: grpc.StatusCode) -> None:
-    """Returns once a call ends like this: a process has then heard of what operators did."""
+    """Returns once a call ends like this: a process has then received what operators changed."""
     request = ids_request([1, 2], 2)
     async with asyncio.timeout(5):
         while await _end(stub.Generate(request, timeout=0.5)) is not code:  # noqa: ASYNC110
@@ -123,7 +123,7 @@ async def _answers(stub: RouterServiceAsyncStub, code: grpc.StatusCode) -> None:
 
 
 def test_ports_are_reserved_and_must_be_free() -> None:
-    """Whoever listens with SO_REUSEPORT already would share our connections without an error."""
+    """A process that already listens with SO_REUSEPORT would share our connections without an error."""
     settings = RouterConfig(model="m", served_model_name="m", http_port=0, grpc_port=0, processes=2)
     with reserved_ports(settings) as bound:
         ports = (bound.http_port, bound.grpc_port, bound.admin_grpc_port, bound.admin_http_port)

@@ -115,7 +115,7 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
 
 
 async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) -> None:
-    """One answer may count a slot of which the sibling has not told yet."""
+    """One answer may count a slot that the sibling has not reported yet."""
     async with pair(tmp_path) as (one, other):
         assert one.claim() is not None
         await until(lambda: other.decode.siblings.slots == 1)

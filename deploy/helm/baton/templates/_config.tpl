@@ -66,7 +66,7 @@ tls:
 {{- $file := empty .Values.auth.tenantsSecret | ternary "api-keys" "tenants" -}}
 {{- $_ := set $own "auth" (dict (printf "%s_file" (snakecase $file)) (printf "/run/baton/secrets/%s" $file)) -}}
 {{- else -}}
-{{- /* Without keys a router that other machines reach starts only if told so. */ -}}
+{{- /* Without keys a router that other machines reach starts only with `auth: none`. */ -}}
 {{- $_ := set $own "auth" "none" -}}
 {{- end -}}
 {{- mergeOverwrite $common $own | toYaml -}}

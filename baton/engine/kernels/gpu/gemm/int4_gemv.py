@@ -21,7 +21,8 @@ from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 _HALF_SPAN = INT4_SPAN // 2
-# Of the code at bit 16, and of 128 as float32. Arguments, since as constants each use would take a move.
+# The mask of a code at bit 16, and the bits of 128 as float32. Arguments, since as constants each use would
+# take a move.
 _MASK, _EXPONENT = 0x000F0000, 0x43000000
 
 
