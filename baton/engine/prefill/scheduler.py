@@ -3,9 +3,9 @@
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
 arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
-it is in. While no short prompt waits and none has come lately, steps are longer, since a long prompt takes
-less time in fewer steps. The oldest, once it has waited longer than the age cap, is guaranteed a share of the
-steps, so that none starves.
+it is in. While no short prompt waits, none has come lately and nothing is decoded beside, steps are longer,
+since a long prompt takes less time in fewer steps. The oldest, once it has waited longer than the age cap, is
+guaranteed a share of the steps, so that none starves.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
 starts; and once it has waited for the age cap none starts before it.
@@ -67,7 +67,8 @@ class Chunk:
 class StepBounds:
     """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
     chunks that are longer, and not their sequence's last, end at a multiple of it. `alone_seconds`: of a step
-    while no short prompt waits and none has come lately; at least `seconds` in any case."""
+    while no short prompt waits, none has come lately and nothing is decoded; at least `seconds` in any
+    case."""
 
     tokens: int
     seconds: float = 0.025
@@ -100,6 +101,8 @@ class PrefillScheduler:
         self._max_sequences = max_sequences
         self._clock = clock
         self.cost = cost or PrefillCost()
+        # Whether this worker decodes sequences too: each of their steps takes longer beside a prefill step.
+        self.beside_decode = False
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
@@ -191,8 +194,10 @@ class PrefillScheduler:
             needed = self.cost.of(sequence.reached, sequence.length - sequence.reached)
             if is_new and needed <= short < math.inf:
                 self._short_came = max(self._short_came, self._sequences[sequence])
-        crowded = self._clock() - self._short_came < LATELY_S
-        return _Step(self.cost, self._bounds, crowded=crowded)
+        crowded, seconds = self._clock() - self._short_came < LATELY_S, self._bounds.seconds
+        if not (crowded or self.beside_decode):
+            seconds = max(seconds, self._bounds.alone_seconds)
+        return _Step(self.cost, self._bounds, seconds, crowded=crowded)
 
     def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
         """The sequences that have blocks or can be given them, the shortest remaining first."""
@@ -238,14 +243,14 @@ class PrefillScheduler:
 
 
 class _Step:
-    """A step that is being filled with chunks. `crowded`: short prompts wait or have come lately."""
+    """A step of up to `seconds` that is being filled with chunks. `crowded`: short prompts wait or have come
+    lately."""
 
-    def __init__(self, cost: PrefillCost, bounds: StepBounds, *, crowded: bool) -> None:
+    def __init__(self, cost: PrefillCost, bounds: StepBounds, seconds: float, *, crowded: bool) -> None:
         self._cost = cost
         self._tokens = bounds.tokens
         self._alignment = bounds.alignment
         self._crowded = crowded
-        seconds = bounds.seconds if crowded else max(bounds.seconds, bounds.alone_seconds)
         self._whole = max(cost.units_within(seconds), LEAST_UNITS)
         self._used = 0.0
         self.given: dict[Sequence, int] = {}

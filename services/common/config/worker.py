@@ -104,8 +104,8 @@ class EngineConfig(StrictModel):
     prefill_alone_step_ms: float | None = Field(
         None,
         gt=0,
-        description="longest expected duration of a prefill step while none do; unset: 50 on a GPU, on a CPU "
-        "prefill_step_ms",
+        description="longest expected duration of a prefill step while none do and the worker decodes "
+        "nothing; unset: 50 on a GPU, on a CPU prefill_step_ms",
     )
     tpot_slo_ms: float | None = Field(
         None,

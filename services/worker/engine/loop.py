@@ -84,7 +84,9 @@ class EngineLoop:
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
         worked |= self.prefill.poll(self.pieces_a_turn)
         ring = self.decode.loop.ring
-        self.prefill.pacing.look(ring.steps, decoding=self.decode.allocation.running > 0)
+        decoding = self.decode.allocation.running > 0
+        self.prefill.pacing.look(ring.steps, decoding=decoding)
+        self.prefill.loop.scheduler.beside_decode = decoding
         steps_ended = self.prefill.loop.steps_ended
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended

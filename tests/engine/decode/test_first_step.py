@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_loop import QUEUED, GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
 from tests.engine.local_engine import LocalEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPT = [5, 6, 7]
+# Clock cycles of a GPU: some 0.3 s.
+SLEEP = 500_000_000
 
 
 def engine_of(folder: Path, slots: int = 4) -> tuple[LocalEngine, GraphDecodeLoop]:
@@ -86,3 +88,25 @@ def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> N
         assert engine.step()
         settle(engine)
         assert used[-1] == bucket
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_sequence_admitted_behind_queued_steps_is_in_the_first_of_them(tmp_path: Path) -> None:
+    engine, loop = engine_of(tmp_path)
+    running = engine.start(PROMPT, max_tokens=50)
+    assert engine.step()
+    settle(engine)
+    assert len(engine.output[running]) == 2, "it is in the first step of an idle worker"
+    with torch.cuda.stream(loop._queue._stream):
+        torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
+    loop.expect_admissions(1)
+    queued = 0
+    while engine.step():
+        queued += 1
+    assert queued >= QUEUED
+    ended = loop._look().replays
+    joined = engine.start([9, 8, 7], max_tokens=20)
+    assert loop._look().replays == ended, "the queued steps began too early for this test"
+    settle(engine)
+    assert len(engine.output[running]) == 2 + queued
+    assert len(engine.output[joined]) == 1 + queued

@@ -191,6 +191,9 @@ def test_steps_are_long_while_no_short_prompt_comes() -> None:
     assert counts() == [500], "one has come lately"
     clock.now += LATELY_S
     assert counts() == [3000]
+    scheduler.beside_decode = True
+    assert counts() == [1000], "each step that is decoded beside it takes longer"
+    scheduler.beside_decode = False
     cached.computed = cached.cached = 4900
     scheduler.add(cached)
     assert counts() == [100, 400], "what is cached of a prompt does not make it long"

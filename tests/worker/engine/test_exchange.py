@@ -98,3 +98,21 @@ def test_measured_rates_are_published(pair: Pair) -> None:
     assert source.rates.decode_step_s == 0
     assert target.rates.decode_step_s > 0
     assert target.context_tokens == 0
+
+
+def test_prefill_knows_whether_sequences_are_decoded_beside_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = pair.target.engine, list[bool]()
+    turn = engine.turn
+
+    def watched() -> bool:
+        worked = turn()
+        seen.append(engine.prefill.loop.scheduler.beside_decode)
+        return worked
+
+    monkeypatch.setattr(engine, "turn", watched)
+    assert own(pair.target, PROMPT, b"one")
+    assert not seen[0]
+    assert any(seen)
+    assert not seen[-1]
