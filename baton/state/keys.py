@@ -9,6 +9,8 @@ and one script can access them together.
     {NS.prefix}:blocks:HOLDER     set     hashes of the blocks that this incarnation has cached
     {NS.api-keys}:entries         hash    id -> signature:API key as JSON
     {NS.api-keys}:version         string  random, new with each change of the entries
+    {NS.quotas}:routers           zset    router -> when its leases end, ms on the clock of Redis
+    {NS.quotas}:tenant:NAME       hash    level and limit of each bucket, what each router holds of it; slots
     {NS.journal}:open             zset    request id -> when it ends, ms on the clock of Redis
     {NS.journal}:entry:ID         hash    body (sealed), attempt
 """
@@ -32,6 +34,9 @@ ABANDONED_S = 24 * 3600.0
 # A worker refreshes its prefix index every PREFIX_TOUCH_S; without that it expires after PREFIX_S.
 PREFIX_TOUCH_S = 5.0
 PREFIX_S = 30.0
+
+# A router that has not settled for so long has ended; what it held is free again.
+QUOTA_LEASE_S = 5.0
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -61,6 +66,15 @@ class Keys:
     def api_keys(self) -> list[str]:
         """The keys of the entries of API keys, and of their version."""
         return [f"{{{self.namespace}.api-keys}}:{part}" for part in ("entries", "version")]
+
+    @property
+    def quota_routers(self) -> str:
+        """The key of the routers that hold leases."""
+        return f"{{{self.namespace}.quotas}}:routers"
+
+    def quota(self, tenant: str) -> str:
+        """The key of what is left of one tenant's limits."""
+        return f"{{{self.namespace}.quotas}}:tenant:{tenant}"
 
     @property
     def journal_open(self) -> str:

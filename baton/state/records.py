@@ -82,3 +82,48 @@ class JournalWrite:
     attempt: int = 0
     body: bytes = b""
     ttl_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAsk:
+    """Of a limit of a minute. `balance`: what the router holds; negative: what it has used beyond that.
+    `wanted`: what it would need to hold for a call that it has refused; 0: none."""
+
+    per_minute: int
+    balance: float
+    wanted: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAsk:
+    """Of a limit of what runs at a time. `running`: at this router. `wanted`: how many it would run."""
+
+    most: int
+    running: int
+    wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaAsk:
+    """One tenant's. Limits that it does not have are None."""
+
+    tenant: str
+    buckets: tuple[BucketAsk | None, ...]
+    slots: SlotAsk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaGrant:
+    """`changes`: of what the router holds of each bucket, by which it may be negative. `slots`: how many
+    may run there."""
+
+    changes: tuple[float, ...]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """`routers`: how many hold leases. `grants`: in the order of what was asked."""
+
+    routers: int
+    grants: tuple[QuotaGrant, ...]

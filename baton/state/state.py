@@ -29,9 +29,10 @@ from baton.state.records import Member
 from baton.state.redis_journal import RedisJournalStore
 from baton.state.redis_keys import RedisKeyStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
+from baton.state.redis_quotas import RedisQuotas
 from baton.state.redis_registry import RedisRegistry
 from baton.state.seal import Seal, new_journal_key
-from baton.state.stores import JournalStore, PrefixIndex, Registry
+from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry
 from baton.state.view import View
 
 NAMESPACE = "baton"
@@ -46,6 +47,7 @@ class State:
 
     registry, prefix_index                the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
+    quotas                                what is left of tenants' limits
     api_keys(secret)                      the API keys, for direct calls
     lease(member), watch(), watch_api_keys(secret), publish_prefixes(holder)    run until `close`
     """
@@ -159,6 +161,13 @@ class State:
         view = KeyView(self.api_keys(cluster_secret), on_change)
         self._start_task(view.run)
         return view
+
+    @property
+    def quotas(self) -> Quotas:
+        """What is left of tenants' limits, for direct calls in the background."""
+        assert self._connection is not None  # made by `at`
+        assert self._keys is not None
+        return RedisQuotas(self._connection, self._keys)
 
     def publish_prefixes(self, holder: str) -> PrefixPublisher:
         """Publishes the cached blocks of the incarnation `holder` until `close`."""

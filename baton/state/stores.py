@@ -1,4 +1,4 @@
-"""Protocols of the three stores. Each has a Redis implementation, and one in memory for tests, under one
+"""Protocols of the stores. Each has a Redis implementation, and one in memory for tests, under one
 contract suite.
 
 Every method raises BatonError(UNAVAILABLE) where the store does not answer in time, so none may be called on
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.state.records import JournalWrite, Listing, Member
+from baton.state.records import JournalWrite, Listing, Member, QuotaAsk, Settlement
 
 # Most changes of one `apply`, and most blocks and holders of one lookup.
 MAX_DELTA = 1024
 MAX_LOOKUP_BLOCKS = 1024
 MAX_LOOKUP_HOLDERS = 256
+MAX_SETTLED = 64
 
 
 class Registry(Protocol):
@@ -55,6 +56,23 @@ class PrefixIndex(Protocol):
 
     async def forget(self, holder: str) -> None:
         """Removes all blocks of `holder`."""
+
+
+class Quotas(Protocol):
+    """What is left of the tenants' limits, of which routers hold leases: each judges calls by what it holds,
+    and settles in the background."""
+
+    async def settle(self, router: str, asks: Sequence[QuotaAsk]) -> Settlement:
+        """Reports what a router holds of some tenants' limits, and changes it to what it may hold now.
+
+        A limit of a minute is a bucket that is full at first. All that routers hold and what is left is never
+        more than one minute's amount. A router gets half of an equal share of it, all if it is alone, and
+        more if it wants more and more is left. Of slots, routers together never hold more than there are.
+        At most MAX_SETTLED tenants per call.
+        """
+
+    async def withdraw(self, router: str) -> None:
+        """Ends a router's leases: what it held by its last settlement is free again."""
 
 
 class JournalStore(Protocol):

@@ -29,6 +29,7 @@ from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.scopes import HttpRules, check_grpc_rules
+from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
@@ -49,6 +50,7 @@ from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.processes.sibling_view import SiblingView
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
+from services.router.tenants.leases import QuotaLeases
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization.helper_processes import HelperProcesses, helper_settings
@@ -84,6 +86,7 @@ class Router:
         check_public_access(config.host, config.auth)
         self.audit = _audit_log(config)
         self._keys = configured_keys(config, self.audit)
+        self._leases: QuotaLeases | None = None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
@@ -177,6 +180,10 @@ class Router:
     def _assemble_siblings(self, registry: CollectorRegistry) -> None:
         """Reports to the router's other processes, where there are any."""
         member = self._config.member
+        if isinstance(self._keys, TenantKeys | RedisKeys) and (self.store.quotas or member):
+            count = 1 if member is None else member.count
+            keys = self._keys
+            self._leases = QuotaLeases(self.store.quotas, lambda: keys.accounts, time.monotonic, count)
         self._view = None
         relay = None
         if member is not None:
@@ -292,6 +299,8 @@ class Router:
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._window.run()),
         ]
+        if self._leases is not None:
+            self._background.append(asyncio.create_task(self._leases.run()))
         return dict(self._addresses)
 
     async def stop(self, drain_s: float) -> None:
@@ -309,6 +318,8 @@ class Router:
         for task in self._background:
             task.cancel()
         await self.prefixes.close()
+        if self._leases is not None:
+            await self._leases.close()
         if self._view is not None:
             await self._view.stop()
         await asyncio.gather(

@@ -12,6 +12,7 @@ from baton.errors import BatonError
 from baton.state import Journal, Member, State
 from baton.state.api_keys import ApiKey
 from baton.state.key_view import KeyView
+from baton.state.stores import Quotas
 from baton.v1.admin_pb2 import StoreStatus
 from services.common.config.state import StateConfig
 
@@ -45,6 +46,11 @@ class Store:
     def journal(self) -> Journal | None:
         """The journal of admitted requests."""
         return self.state.journal if self.state else None
+
+    @property
+    def quotas(self) -> Quotas | None:
+        """What is left of tenants' limits, which routers share."""
+        return self.state.quotas if self.state else None
 
     @property
     def registered_workers(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
+from baton.state.records import QuotaAsk, QuotaGrant, SlotAsk
+from services.router.tenants.leased_bucket import LeasedBucket
 from services.router.tenants.tenants_file import TenantLimits
 from services.router.tenants.token_bucket import TokenBucket
 
@@ -52,7 +54,14 @@ class TenantAccount:
         """`clock`: monotonic seconds."""
         self.name = name
         self._clock = clock
-        self._buckets: dict[str, TokenBucket] = {}
+        self._buckets: dict[str, TokenBucket | LeasedBucket] = {}
+        # How many routers share the limits; None: this one has them alone.
+        self._routers: int | None = None
+        # How many outputs may run here, and need to; of shared limits.
+        self._slots: int | None = None
+        self._slots_wanted = 0
+        # Whether something has happened since `ask`.
+        self.touched = False
         self.set_limits(limits)
         self.running = 0
         self.calls = 0
@@ -70,8 +79,52 @@ class TenantAccount:
                 self._buckets.pop(name, None)
             elif name in self._buckets:
                 self._buckets[name].resize(per_minute)
-            else:
+            elif self._routers is None:
                 self._buckets[name] = TokenBucket(per_minute, self._clock)
+            else:
+                self._buckets[name] = LeasedBucket(per_minute, self._clock, self._routers)
+
+    @property
+    def limited(self) -> bool:
+        """Whether it has any limit."""
+        return bool(self._buckets) or self._limits.concurrent_requests is not None
+
+    def lease(self, routers: int) -> None:
+        """From now on several routers share the limits. What was used stays used."""
+        if self._routers is not None:
+            return
+        self._routers = routers
+        for name, bucket in self._buckets.items():
+            if isinstance(bucket, TokenBucket):
+                per_minute = getattr(self._limits, name)
+                self._buckets[name] = LeasedBucket(per_minute, self._clock, routers, bucket.used)
+        if (most := self._limits.concurrent_requests) is not None:
+            self._slots = max(1, most // routers)
+
+    def ask(self) -> QuotaAsk:
+        """What is to be settled of shared limits."""
+        self.touched = False
+        buckets = (self._buckets.get(name) for name in _LEAST.per_minute)
+        most = self._limits.concurrent_requests
+        return QuotaAsk(
+            self.name,
+            tuple(one.ask() if isinstance(one, LeasedBucket) else None for one in buckets),
+            None if most is None else SlotAsk(most, self.running, self._slots_wanted),
+        )
+
+    def settled(self, grant: QuotaGrant, routers: int) -> None:
+        """Takes what it may use from now on."""
+        for name, change in zip(_LEAST.per_minute, grant.changes, strict=True):
+            if isinstance(bucket := self._buckets.get(name), LeasedBucket):
+                bucket.settled(change, routers)
+        self._slots = grant.slots
+        self._slots_wanted = 0
+
+    def store_away(self) -> None:
+        """Redis does not answer: rates go on by this router's part, slots stay as they are."""
+        for bucket in self._buckets.values():
+            if isinstance(bucket, LeasedBucket):
+                bucket.store_away()
 
     def check(self, cost: CallCost = _LEAST) -> None:
         """Raises BatonError(RATE_LIMITED) where a call of this cost would exceed a limit, with the time after
@@ -79,13 +132,16 @@ class TenantAccount:
 
         Takes nothing. Without a cost: whether the smallest call would be refused.
         """
+        self.touched = True
         waits = {name: self._buckets[name].wait_s(cost.per_minute[name]) for name in self._buckets}
         most = self._limits.concurrent_requests
         if most is not None:
             if cost.outputs > most:
                 message = f"{cost.outputs} outputs in a call; the tenant {self.name} may run {most} at a time"
                 raise BatonError(ErrorKind.INVALID, message)
-            if self.running + cost.outputs > most:
+            allowed = most if self._slots is None else min(most, self._slots)
+            if self.running + cost.outputs > allowed:
+                self._slots_wanted = max(self._slots_wanted, self.running + cost.outputs)
                 waits["concurrent_requests"] = _CONCURRENT_RETRY_S
         if not any(waits.values()):
             return
@@ -107,6 +163,7 @@ class TenantAccount:
         try:
             yield permit
         finally:
+            self.touched = True
             self.running -= cost.outputs
             self.output_tokens += permit.output_tokens
             if (reserved := self._buckets.get("output_tokens_per_minute")) is not None:

@@ -20,6 +20,11 @@ class TokenBucket:
         self._clock = clock
         self._filled_at = clock()
 
+    @property
+    def used(self) -> float:
+        """What was taken and is not refilled yet."""
+        return self._capacity - self._filled()
+
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` may be taken, if nothing else is taken or given back; 0: now."""
         lacking = min(amount, self._capacity) - self._filled()

@@ -1,0 +1,135 @@
+"""Leases of tenants' limits: in Redis, and in the memory of other tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.errors import BatonError
+from baton.state.records import BucketAsk, QuotaAsk, SlotAsk
+from baton.state.stores import MAX_SETTLED, Quotas
+from tests.state.memory_quotas import MemoryQuotas
+from tests.state.opened import open_state
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """Where the store is; None in memory."""
+    if request.param == "memory":
+        return None
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture
+async def quotas(url: str | None) -> AsyncIterator[Quotas]:
+    if url is None:
+        yield MemoryQuotas(time.monotonic)
+        return
+    state = await open_state(url, namespace=uuid.uuid4().hex)
+    yield state.quotas
+    await state.close()
+
+
+class Router:
+    """What one router holds of one limit."""
+
+    def __init__(self, quotas: Quotas, name: str, limit: int = 60_000) -> None:
+        self._quotas = quotas
+        self._name = name
+        self.limit = limit
+        self.holds = 0.0
+        self.routers = 0
+
+    async def settle(self, wanted: float = 0.0) -> float:
+        ask = QuotaAsk("acme", (None, BucketAsk(self.limit, self.holds, wanted), None))
+        settlement = await self._quotas.settle(self._name, [ask])
+        self.routers = settlement.routers
+        (grant,) = settlement.grants
+        assert grant.changes[0] == grant.changes[2] == 0
+        self.holds += grant.changes[1]
+        return self.holds
+
+
+async def test_one_router_holds_everything(quotas: Quotas) -> None:
+    """What it uses is refilled at the limit's rate, by the store's clock, and no further than the limit."""
+    router = Router(quotas, "one")
+    assert await router.settle() == pytest.approx(60_000)
+    router.holds -= 10_000
+    began = time.monotonic()
+    await asyncio.sleep(0.05)
+    await router.settle()
+    passed_ms = (time.monotonic() - began) * 1000
+    assert 50_000 + 40 <= router.holds <= 50_000 + passed_ms + 2  # one a millisecond
+    router.limit = 30_000
+    await router.settle()
+    assert router.holds == pytest.approx(20_000, abs=passed_ms + 2000)
+    assert router.routers == 1
+
+
+async def test_routers_never_hold_more_than_there_is(quotas: Quotas) -> None:
+    """The second comes when the first holds everything; then both hold half of their shares."""
+    one, two = Router(quotas, "one"), Router(quotas, "two")
+    await one.settle()
+    assert await two.settle() == pytest.approx(0, abs=1)
+    for _ in range(3):
+        await one.settle()
+        await two.settle()
+        assert one.holds + two.holds <= 60_001
+    assert one.holds == pytest.approx(15_000, rel=0.01)
+    assert two.holds == pytest.approx(15_000, rel=0.01)
+    assert await two.settle(wanted=40_000) == pytest.approx(40_000, rel=0.01)
+    assert await one.settle(wanted=60_000) == pytest.approx(20_000, rel=0.01)
+    assert one.routers == 2
+
+
+async def test_debts_are_everybodys(quotas: Quotas) -> None:
+    one, two = Router(quotas, "one"), Router(quotas, "two")
+    for router in (one, two, one, two):
+        await router.settle()
+    one.holds -= 100_000
+    assert await one.settle() == 0
+    assert await two.settle() < 15_001
+    two.holds = 0
+    assert await two.settle(wanted=1) == 0
+
+
+async def test_what_a_router_held_that_has_ended_is_free(quotas: Quotas) -> None:
+    one, two = Router(quotas, "one"), Router(quotas, "two")
+    await one.settle()
+    assert await two.settle() == pytest.approx(0, abs=1)
+    one.holds -= 20_000
+    await one.settle()
+    await quotas.withdraw("one")
+    assert await two.settle() == pytest.approx(40_000, rel=0.01)
+    assert two.routers == 1
+
+
+async def _slots(quotas: Quotas, router: str, running: int, wanted: int = 0, most: int = 10) -> int:
+    ask = QuotaAsk("acme", (None, None, None), SlotAsk(most, running, wanted))
+    return (await quotas.settle(router, [ask])).grants[0].slots
+
+
+async def test_slots(quotas: Quotas) -> None:
+    """All for one; with two a part of what is free, more for who wants more, and no more than there are."""
+    assert await _slots(quotas, "one", 0) == 10
+    assert await _slots(quotas, "two", 0) == 0
+    assert await _slots(quotas, "one", 2) == 6
+    assert await _slots(quotas, "two", 0) == 2
+    assert await _slots(quotas, "two", 2, wanted=9) == 4
+    assert await _slots(quotas, "one", 6, most=3) == 6  # what runs, runs on
+    await quotas.withdraw("two")
+    assert await _slots(quotas, "one", 6) == 10
+
+
+async def test_most_tenants_of_a_settlement(quotas: Quotas) -> None:
+    asks = [QuotaAsk(f"t{n}", (BucketAsk(60, 0.0), None, None)) for n in range(MAX_SETTLED + 1)]
+    settlement = await quotas.settle("one", asks[:MAX_SETTLED])
+    assert [grant.changes[0] for grant in settlement.grants] == [60] * MAX_SETTLED
+    if not isinstance(quotas, MemoryQuotas):
+        with pytest.raises(BatonError, match="more than 64 tenants"):
+            await quotas.settle("one", asks)
