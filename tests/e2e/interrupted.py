@@ -103,7 +103,7 @@ async def all_go_on(streams: list[Stream], since: float, within_s: float = 20.0)
         await eventually(lambda: all(goes_on(stream) for stream in streams), within_s)
     except AssertionError:
         gap = max(stream.longest_gap_s for stream in streams)
-        raise AssertionError(f"a stream stands still for {gap:.1f} s") from None
+        raise AssertionError(f"a stream was silent for {gap:.1f} s") from None
 
 
 def right(model: Path, streams: list[Stream]) -> None:

@@ -295,7 +295,7 @@ def error_of(body: dict[str, Any], response: httpx.Response | None = None) -> Ba
             if response is not None:
                 assert ("retry-after" in response.headers) == kind.retryable
             return BatonError(kind, error["message"], tokens_sent=response is None)
-    raise AssertionError(f"no error of ours: {body}")
+    raise AssertionError(f"not one of Baton's errors: {body}")
 
 
 def _choice(choice: dict[str, Any]) -> Part:

@@ -250,7 +250,7 @@ async def frozen_engine_while_decoding(model: Path, loose: Loose, stub: RouterSe
         began, began_at = time.monotonic(), datetime.now(UTC)
         freeze(audit.engine_pid)
         after_s = await noticed_after_s(loose, victim, began_at)
-        assert not await health_of(victim), "its health says SERVING while its engine stands still"
+        assert not await health_of(victim), "its health says SERVING while its engine is stopped"
         await all_go_on(streams, began + after_s)
         gap = max(stream.longest_gap_s for stream in streams)
         assert await state_of(loose.cluster, victim) == "lost"
@@ -275,7 +275,7 @@ async def frozen_engine_while_prefilling(
     step_s = audit.recent_prefill.p99_ms / 1e3
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")
-    assert not await health_of(victim), "its health says SERVING while its engine stands still"
+    assert not await health_of(victim), "its health says SERVING while its engine is stopped"
     assert await state_of(loose.cluster, victim) in ("unreachable", "lost")
     await asyncio.gather(*runs)
     print(f"\nPROOF prefill, engine frozen: noticed after {after_s:.2f} s, steps of {step_s:.2f} s")

@@ -1,4 +1,4 @@
-"""A worker's engine and front by themselves, no supervisor, no router: the front stands still under load.
+"""A worker's engine and front by themselves, no supervisor, no router: the front is stopped under load.
 
 What is injected: SIGSTOP to the front for seconds, while slots run. The ring fills up; the engine, which
 goes on, may write nothing more. Let go, the front reads what stands there: every token comes, exact, in its

@@ -279,5 +279,5 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
 
 def ray_folder(commands: dict[int, str]) -> Path:
     """The private folder of a cluster's own Ray."""
-    (warden,) = [command for command in commands.values() if "baton.cluster.ray_reaper" in command]
-    return Path(warden.split("baton.cluster.ray_reaper ")[1].split()[0])
+    (reaper,) = [command for command in commands.values() if "baton.cluster.ray_reaper" in command]
+    return Path(reaper.split("baton.cluster.ray_reaper ")[1].split()[0])

@@ -170,8 +170,8 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
 
 
 def test_between_devices(between: Between) -> None:
-    """The very windows, over a link that writes where the cache lies; then all accounts are right, and a
-    bit that flips in the cache afterwards does not go unseen."""
+    """The measured windows, over a link that writes into the cache. Then the accounting is consistent, and a
+    bit that flips in the cache afterwards is found."""
     windows: list[Window] = []
     setting, end, engine = between.setting, between.end, between.engine
 

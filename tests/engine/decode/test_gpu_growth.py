@@ -48,7 +48,7 @@ class Case:
             if self.engine.reader.steps >= wanted or not self.engine.decode.has_work:
                 return
             self.engine.step()
-        raise AssertionError("the steps stand still")
+        raise AssertionError("the steps do not advance")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -49,7 +49,7 @@ def test_a_transfer_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRi
         end.send(rig, (1, *place), piece, staging)
     assert end.scattered == [(1, *place, piece) for place, piece in zip(places, data, strict=True)]
     assert (end.counters.bytes_received, end.counters.blocks_received) == (20, [1, 1])
-    assert rig.take_sent() == [Credit((0, 1))], "credits go home in batches"
+    assert rig.take_sent() == [Credit((0, 1))], "credits are returned in batches"
     assert rig.staging.count(Owner.SENDER) == WINDOW
     assert not end.transfers.has_commits
     record = end.commit(rig, 1, [1, 1])
