@@ -53,6 +53,8 @@ class Sampling(TypedDict, total=False):
     logprobs: int
     echo: bool
     n: int
+    # Requests with lower ones are placed first; below 0 counts as 0.
+    priority: int
     # What the output must match, one of these: a JSON schema (as a mapping, or its text), a regular
     # expression, one of some texts, a context-free grammar.
     json_schema: str | Mapping[str, Any]

@@ -76,10 +76,9 @@ class GrpcTarget:
                 if metric in limits:
                     setattr(message, name, limits[metric])
         _set_prompt(message, request.prompt)
-        headers = headers_of(request, settings)
         if request.klass.priority is not None:
-            headers += (("x-priority", str(request.klass.priority)),)
-        return Payload(message.SerializeToString(), headers)
+            message.priority = request.klass.priority
+        return Payload(message.SerializeToString(), headers_of(request, settings))
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One Generate call. Raises Failure with gRPC's code."""

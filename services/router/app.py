@@ -49,6 +49,7 @@ from services.router.plaintext import check_plaintext
 from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.processes.sibling_view import SiblingView
+from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.tenants.leases import QuotaLeases
 from services.router.text.model_info import ModelInfo
@@ -64,7 +65,6 @@ from services.router.workers.discovery import Discovery
 from services.router.workers.placement import Placement
 from services.router.workers.pools import Pools
 from services.router.workers.prefix_affinity import PrefixAffinity
-from services.router.workers.waiting_queue import WaitingQueue
 
 _STOP_GRACE_S = 1.0
 # How long a stopping router still takes requests over connections that clients have kept.

@@ -62,6 +62,7 @@ class TenantKeys(Keys):
             if account is None:
                 account = TenantAccount(tenant.name, tenant.limits, self._clock)
             account.set_limits(tenant.limits)
+            account.weight, account.priority = tenant.weight, tenant.priority
             accounts[tenant.name] = account
             self._by_hash.update((bytes.fromhex(key.sha256), (key, account)) for key in tenant.grants)
         self.accounts = accounts

@@ -62,10 +62,10 @@ _GENERATION: FieldTable = {
     **_used(
         *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "min_tokens"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop"),
-        *("stop_token_ids", "ignore_eos", "skip_special_tokens", "structured_outputs"),
+        *("stop_token_ids", "ignore_eos", "skip_special_tokens", "structured_outputs", "priority"),
     ),
     **_no_effect(
-        *("metadata", "moderation", "priority", "prompt_cache_key", "prompt_cache_options"),
+        *("metadata", "moderation", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "session_id"),
         *("stream_interval", "user", "watermarking"),
     ),

@@ -27,6 +27,7 @@ from services.router.request.request import ClientCall, Echo, ParsedRequest, Req
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
 from services.router.tenants.current import check_model, current_caller
+from services.router.tenants.priority import priority_of
 from services.router.text.model_info import ModelInfo
 from services.router.text.stop_strings import automaton_of
 from services.router.tokenization.request_reader import Body, RequestReader
@@ -177,6 +178,7 @@ class Admission:
             await self.tokenizer.run(lambda: automaton_of(fields.stop))
         prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
+        parsed.call.priority = priority_of(parsed.call.tenant, fields.priority)
         structure = await self._structure(parsed, prompt_ids) if parsed.structured else None
         echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [

@@ -49,7 +49,7 @@ def _workers(router: Status) -> Samples:
     return sorted(counts.items())
 
 
-def _by_tenant(router: Status, read: Callable[[TenantAccount], int]) -> Samples | None:
+def _by_tenant(router: Status, read: Callable[[TenantAccount], float]) -> Samples | None:
     """A metric that exists only with tenants: those of the file, of which there are at most a thousand."""
     if not isinstance(router.keys, TenantKeys | RedisKeys):
         return None
@@ -155,10 +155,18 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: router.audit_log.dropped if router.audit_log is not None else None),
     Metric("baton_router_tenant_calls_total", "Calls that were admitted; absent without tenants.",
            lambda router: _by_tenant(router, lambda tenant: tenant.calls), ("tenant",)),
-    Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit.",
+    Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit; "
+           "requests, where it has its share of the places in the queue (queue_places) or before tokenizers "
+           "(tokenizer_places).",
            _refused_by_tenant, ("tenant", "limit")),
     Metric("baton_router_tenant_running_requests", "Requests that run or wait for workers.",
            lambda router: _by_tenant(router, lambda tenant: tenant.running), ("tenant",)),
+    Metric("baton_router_tenant_waiting_requests", "Requests that wait for workers.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.waiting), ("tenant",)),
+    Metric("baton_router_tenant_placed_requests_total", "Requests that were placed on workers.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.placed), ("tenant",)),
+    Metric("baton_router_tenant_waited_seconds_total", "Time that those waited for workers.",
+           lambda router: _by_tenant(router, lambda tenant: tenant.waited_s), ("tenant",)),
     Metric("baton_router_tenant_prompt_tokens_total", "Prompt tokens of calls that were admitted.",
            lambda router: _by_tenant(router, lambda tenant: tenant.prompt_tokens), ("tenant",)),
     Metric("baton_router_tenant_output_tokens_total", "Output tokens of calls that ended.",

@@ -31,10 +31,10 @@ from services.router.lifecycle.readiness import Readiness
 from services.router.observability.store import Store
 from services.router.observability.window import LONGEST_S, Recent, Window, status_of
 from services.router.processes.sibling_questions import SiblingQuestions
+from services.router.queue.waiting_queue import WaitingQueue
 from services.router.workers.cancels import Cancels
 from services.router.workers.directory import Directory
 from services.router.workers.pools import Pools
-from services.router.workers.waiting_queue import WaitingQueue
 from services.router.workers.worker import Peer, state_of
 
 DEFAULT_WINDOW_S = 10

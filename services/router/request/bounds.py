@@ -44,6 +44,7 @@ NUMBERS: Mapping[str, Bounds] = {
     "max_tokens": Bounds(1, U32),
     "min_tokens": Bounds(0, U32, 0),
     "logprobs": Bounds(0, MAX_LOGPROBS),
+    "priority": Bounds(-(2**31), 2**31 - 1, 0),
 }
 # Field → the most items of its list or object.
 LENGTHS: Mapping[str, int] = {

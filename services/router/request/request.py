@@ -50,6 +50,8 @@ class ClientCall:
     pool: str | None = None
     # The weight format of each role that was used (key: whether it decodes).
     formats: dict[bool, str] = field(default_factory=dict)
+    # Lower ones are placed first; see `tenants.priority`.
+    priority: int = 0
     # The earliest turn in the waiting queue that its next request may have.
     next_turn: int = 0
     # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
@@ -112,6 +114,8 @@ class ParsedRequest:
     structured: bool = False
     tools: ToolUse | None = None
     slo: Slo | None = None
+    # Lower ones are placed first; 0 is what the tenant has.
+    priority: int | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
     # Shared by the prompts of one client call.
@@ -136,6 +140,7 @@ OPTIONAL_FIELDS: tuple[Any, ...] = (
     "min_tokens",
     "skip_special_tokens",
     "n",
+    "priority",
 )
 
 

@@ -54,6 +54,7 @@ class Fields:
     stop: tuple[str, ...]
     max_tokens: int
     min_tokens: int
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
         stop=_stop_strings(parsed),
         max_tokens=_max_tokens(parsed),
         min_tokens=_min_tokens(parsed),
+        priority=_whole("priority", parsed.priority, 0),
     )
     if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
         raise _empty_prompt(parsed)

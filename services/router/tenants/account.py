@@ -53,6 +53,9 @@ class TenantAccount:
     def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float]) -> None:
         """`clock`: monotonic seconds."""
         self.name = name
+        # Its share of the waiting queue, relative to others', and the priority of its requests.
+        self.weight = 1.0
+        self.priority = 0
         self._clock = clock
         self._buckets: dict[str, TokenBucket | LeasedBucket] = {}
         # How many routers share the limits; None: this one has them alone.
@@ -65,6 +68,10 @@ class TenantAccount:
         self.set_limits(limits)
         self.running = 0
         self.calls = 0
+        # Requests that wait for workers now; those that were placed, and seconds that they waited.
+        self.waiting = 0
+        self.placed = 0
+        self.waited_s = 0.0
         self.prompt_tokens = 0
         self.output_tokens = 0
         # Calls that a limit refused, by its name.

@@ -15,6 +15,8 @@ from services.common.config.types import StrictModel
 _MOST_TENANTS = 1_000
 _MOST_KEYS = 10_000
 _MOST_PER_MINUTE = 10**12
+# Priorities, the most and the least urgent.
+MOST_URGENT, LEAST_URGENT = -8, 8
 # Built on libyaml, if PyYAML is: the file is read on the event loop.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -41,6 +43,15 @@ class Tenant(StrictModel):
     name: str = Field(pattern=TENANT_NAME)
     keys_sha256: tuple[KeyHash, ...] = Field((), description="hex digests of API keys that may do everything")
     keys: tuple[KeyGrant, ...] = Field((), description="API keys with what they may do, and until when")
+    weight: float = Field(
+        1.0, ge=0.001, le=1000, description="its share where tenants wait, relative to others' weights"
+    )
+    priority: int = Field(
+        0,
+        ge=MOST_URGENT,
+        le=LEAST_URGENT,
+        description="lower goes first; the most urgent that its requests may have",
+    )
     limits: TenantLimits = TenantLimits()
 
     @property

@@ -23,6 +23,8 @@ from baton.errors import BatonError, ErrorKind, FieldError
 from baton.parent_death import tied
 from services.common.observability.logs import get_log
 from services.router.request.validate import RequestLimits
+from services.router.tenants.current import current_tenant
+from services.router.tenants.places import Places
 from services.router.tokenization.helper_frames import receive_frame, send_frame
 
 _MODULE = "services.router.tokenization.helper_process"
@@ -38,6 +40,8 @@ LARGE_JOB_BYTES = 1024 * 1024
 # Memory of a process beyond what it has after loading. Tokenising takes up to 140 bytes for a byte of text.
 _MEMORY_BYTES = 512 * 1024 * 1024
 _MEMORY_PER_BYTE = 192
+
+_PLACES = "tokenizer_places"
 
 _log = get_log("router")
 
@@ -62,8 +66,8 @@ class HelperProcesses:
     ) -> list[bytearray]:
         """Runs the job of this name, and returns the parts of its answer (see `helper_jobs`).
 
-        Raises what the job raises; BatonError: OVERLOADED if too many wait, INVALID if the job takes too
-        long, INTERNAL if the process died.
+        Raises what the job raises; BatonError: OVERLOADED if too many wait, RATE_LIMITED if too many of
+        the call's tenant do, INVALID if the job takes too long, INTERNAL if the process died.
         """
         process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._normal
         return await process.run({"job": job, "limits": asdict(limits), "options": options}, parts)
@@ -82,8 +86,8 @@ class HelperProcess:
         self._job_s = job_s
         # Lives longer than the process, which the kernel kills when the thread that started it ends.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-helper")
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._jobs = Places(MAX_JOBS, _PLACES, "large requests wait to be tokenised")
+        self._bytes = Places(MAX_WAITING_BYTES, _PLACES, "bytes of requests wait to be tokenised")
         # Guards `_process` and `_socket` against `close`; never held while waiting.
         self._lock = threading.Lock()
         self._closed = False
@@ -97,22 +101,15 @@ class HelperProcess:
 
     async def run(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
         """Runs one job; see `HelperProcesses.run`."""
-        size = sum(map(len, parts))
-        full = self._waiting_bytes + size > MAX_WAITING_BYTES and self._waiting
-        if full or self._waiting >= MAX_JOBS:
-            raise BatonError(ErrorKind.OVERLOADED, f"{self._waiting} large requests wait to be tokenised")
-        self._waiting += 1
-        self._waiting_bytes += size
-        try:
-            async with asyncio.timeout(WAIT_S):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, self._exchange, header, parts)
-        except TimeoutError:
-            message = f"the request was not tokenised within {WAIT_S:g} s: too many large ones come"
-            raise BatonError(ErrorKind.OVERLOADED, message) from None
-        finally:
-            self._waiting -= 1
-            self._waiting_bytes -= size
+        tenant, size = current_tenant(), max(1, sum(map(len, parts)))
+        with self._jobs.hold(tenant), self._bytes.hold(tenant, size):
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._thread, self._exchange, header, parts)
+            except TimeoutError:
+                message = f"the request was not tokenised within {WAIT_S:g} s: too many large ones come"
+                raise BatonError(ErrorKind.OVERLOADED, message) from None
 
     def close(self) -> None:
         """Kills the process and waits for its end; a running job fails."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from baton.errors import BatonError, ErrorKind
 from services.router.request.request import ParsedRequest, Request
 from services.router.request.sizes import LARGE_TOKENS
 from services.router.request.validate import RequestLimits
+from services.router.tenants.current import current_tenant
+from services.router.tenants.places import Places
 from services.router.text.output_text import OutputText
 from services.router.text.token_texts import TokenTexts
 from services.router.text.tokenizer import ModelTokenizer
@@ -34,8 +35,7 @@ class TokenizerPool:
         self.processes = processes
         self.token_texts = TokenTexts(tokenizer.tokenizer)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        self._max_pending = max_pending
-        self._pending = 0
+        self._places = Places(max_pending, "tokenizer_places", "prompts wait to be tokenised")
 
     async def encode(self, parsed: ParsedRequest) -> tuple[int, ...]:
         """Token ids of a short prompt; see ModelTokenizer.encode."""
@@ -67,14 +67,10 @@ class TokenizerPool:
         return OutputText(request, detokenizer)
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Runs a job of at most a few milliseconds in a thread; BatonError(OVERLOADED) if too many wait."""
-        if self._pending >= self._max_pending:
-            raise BatonError(ErrorKind.OVERLOADED, f"{self._pending} prompts wait to be tokenised")
-        self._pending += 1
-        try:
+        """Runs a job of at most a few milliseconds in a thread. BatonError: OVERLOADED if too many wait,
+        RATE_LIMITED if too many of the call's tenant do."""
+        with self._places.hold(current_tenant()):
             return await asyncio.get_running_loop().run_in_executor(self._threads, job)
-        finally:
-            self._pending -= 1
 
     def close(self) -> None:
         """Stops the threads, without waiting for running jobs, and the helper processes."""

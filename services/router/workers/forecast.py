@@ -22,6 +22,8 @@ SAFETY = 0.95
 _NEAR = 0.8
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
+# A token of output, in prompt tokens, where rates are not known.
+USUAL_OUTPUT_TOKEN_COST = 4.0
 # Released slots are counted over so many seconds.
 _TURNOVER_S = 2.0
 
@@ -171,6 +173,15 @@ class MissRisk(NamedTuple):
 
     misses: int = 0
     pressure: float = 0.0
+
+
+def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:
+    """How many prompt tokens take as long to compute as one token of output: its part of a step of all slots.
+    `context_tokens`: of its sequence, on average."""
+    prompt_token_s, rates = prefill.described.load.rates.prefill_token_s, decode.described.load.rates
+    shared_s = rates.decode_step_s / max(1, decode.described.load.slots)
+    token_s = shared_s + rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+    return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
 def miss_risk(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> MissRisk:

@@ -38,6 +38,7 @@ from services.router.workers.forecast import (
     MissRisk,
     first_token_s,
     miss_risk,
+    output_token_cost,
     prefill_delay_s,
     prefill_misses,
     prefill_s,
@@ -67,9 +68,10 @@ class PrefillOrder(NamedTuple):
 class PrefillClaim:
     """A prompt's tokens in this router's counters of a prefill worker. Every method is idempotent."""
 
-    def __init__(self, prefill: Worker, tokens: int, seconds: float = 0.0) -> None:
-        """`seconds`: predicted, to compute them."""
+    def __init__(self, prefill: Worker, tokens: int, seconds: float = 0.0, cost: float = 0.0) -> None:
+        """`seconds`: predicted, to compute them. `cost`: of the whole request, in prompt tokens."""
         self.prefill = prefill
+        self.cost = cost or float(tokens)
         self._tokens = tokens
         prefill.queued_tokens += tokens
         self._in_backlog = prefill.backlog.add(seconds)
@@ -103,10 +105,11 @@ class Claim(PrefillClaim):
         context: int = 0,
         tpot_s: float | None = None,
         reason: str = "",
+        cost: float = 0.0,
     ) -> None:
         """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
         this prefill worker, where decode could compute the prompt too."""
-        super().__init__(prefill, tokens, seconds)
+        super().__init__(prefill, tokens, seconds, cost)
         self.decode = decode
         self.reason = reason
         self._reserved = reserved
@@ -220,6 +223,7 @@ class Placement:
                     decode = _nearest(prefill, ordered[place:], order, may_use)
                 bind(call, prefill, decode)
                 self.placed["own" if prefill is decode else "other"] += 1
+                output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
                 claim = Claim(
                     prefill,
                     decode,
@@ -229,6 +233,7 @@ class Placement:
                     context=context,
                     tpot_s=tpot_s,
                     reason=_reason(decode, prefill, self._prefills(decode, hits), order_of),
+                    cost=max(1, tokens - hits[prefill]) + output_cost,
                 )
                 self.on_claim()
                 return claim
@@ -299,7 +304,12 @@ def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bo
 
 def mean_context(tokens: int, max_tokens: int) -> int:
     """Tokens that a request has on average while it decodes; few outputs are as long as they may be."""
-    return tokens + min(max_tokens, _USUAL_OUTPUT) // 2
+    return tokens + usual_output(max_tokens) // 2
+
+
+def usual_output(max_tokens: int) -> int:
+    """Tokens of a request's output, as far as its `max_tokens` tells."""
+    return min(max_tokens, _USUAL_OUTPUT)
 
 
 def _prefill_order(

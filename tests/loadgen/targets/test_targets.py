@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.v1.router_pb2 import GenerateRequest
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import RequestClass, TargetSettings
@@ -297,7 +298,7 @@ async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
     assert record.token_times
 
 
-async def test_grpc_sends_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grpc_sends_metadata_and_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret")
     klass = RequestClass(name="a", tenant="acme", priority=2, goodput={"ttft": 200.0})
     settings = TargetSettings(url="grpc://127.0.0.1:1", model="m", slo_headers=True, api_key_env="A_KEY")
@@ -307,10 +308,10 @@ async def test_grpc_sends_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(payload.metadata) == {
         "x-request-id": "me",
         "x-tenant-id": "acme",
-        "x-priority": "2",
         "x-slo-ttft-ms": "200",
         "authorization": "Bearer secret",
     }
+    assert GenerateRequest.FromString(payload.data).priority == 2
 
 
 class Aside(threading.Thread):

@@ -22,11 +22,11 @@ from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.lifecycle.request_lifecycle import LifecycleDeps
+from services.router.queue.entry import QueueEntry
 from services.router.request.request import Delta, Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
 from services.router.workers.cancels import Cancels
-from services.router.workers.waiting_queue import QueueEntry
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import (
@@ -104,7 +104,7 @@ class ScriptedQueue:
 
     async def _asked(self, call: QueueCall) -> Any:
         self.asked.append(call)
-        call.entry.returning = True
+        call.entry.number = 1
         return await self._placed()
 
     async def _placed(self) -> Any:

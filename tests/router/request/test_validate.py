@@ -44,6 +44,7 @@ def test_unset_fields_have_neutral_values() -> None:
         stop=(),
         max_tokens=16,
         min_tokens=0,
+        priority=0,
     )
     assert not fields.sampling.HasField("repetition_penalty")
     assert not fields.sampling.HasField("logprobs")
@@ -152,6 +153,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": 100.5}, "repetition_penalty", "repetition_penalty must be from 0.01 to 100"),
     ({"seed": -1}, "seed", f"seed must be from 0 to {U64}"),
     ({"seed": 2**64}, "seed", f"seed must be from 0 to {U64}"),
+    ({"priority": -(2**31) - 1}, "priority", f"priority must be from -{2**31} to {2**31 - 1}"),
+    ({"priority": 2**31}, "priority", f"priority must be from -{2**31} to {2**31 - 1}"),
     ({"logprobs": -1}, "logprobs", "logprobs must be from 0 to 20"),
     (
         {"logprobs": 21, "api_names": {"logprobs": "top_logprobs"}},

@@ -22,6 +22,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
+from services.router.tenants.places import Places
 from services.router.tokenization import helper_processes, tokenizer_pool
 from services.router.tokenization.helper_processes import HelperProcess, helper_settings
 from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
@@ -246,16 +247,16 @@ async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: p
 async def test_requests_that_wait_are_bounded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(model_folder) as one:
         await tokenize(one, "a")
-        monkeypatch.setattr(helper_processes, "MAX_JOBS", 2)
+        monkeypatch.setattr(one, "_jobs", Places(2, "tokenizer_places", "large requests wait"))
         monkeypatch.setattr(helper_processes, "WAIT_S", 0.5)
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
         jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(3)]
         ends = await asyncio.gather(*jobs, return_exceptions=True)
         assert [end.kind for end in ends if isinstance(end, BatonError)] == [ErrorKind.OVERLOADED] * 3
-        monkeypatch.setattr(helper_processes, "MAX_WAITING_BYTES", 10)
+        monkeypatch.setattr(one, "_bytes", Places(10, "tokenizer_places", "bytes wait"))
         jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(2)]
-        with pytest.raises(BatonError, match="1 large requests wait"):
+        with pytest.raises(BatonError, match=r"\d+ bytes wait"):
             await jobs[1]
         jobs[0].cancel()
         os.kill(one.pid, signal.SIGCONT)

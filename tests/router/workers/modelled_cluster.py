@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeResponse, Rates
+from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.workers.forecast import Backlog, PrefillShare, Turnover
 from services.router.workers.placement import Claim, Placement
-from services.router.workers.waiting_queue import WaitingQueue
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.workers.bare_workers import Found, bare_worker
@@ -138,7 +138,13 @@ class Cluster:
     """Machines behind `routers` routers, each of which has its own view of them."""
 
     def __init__(
-        self, machines: list[Machine], make: Make, *, routers: int = 1, heartbeat_s: float = 0.5
+        self,
+        machines: list[Machine],
+        make: Make,
+        *,
+        routers: int = 1,
+        heartbeat_s: float = 0.5,
+        max_waiting: int = 10_000,
     ) -> None:
         self.machines = machines
         self._heartbeat_s = heartbeat_s
@@ -154,7 +160,7 @@ class Cluster:
                 worker.backlog, worker.turnover = Backlog(loop.time), Turnover(loop.time)
                 worker.prefill_share = PrefillShare(loop.time)
                 workers.append(worker)
-            queue = WaitingQueue(make(Found(workers), workers), 10_000, 60.0)
+            queue = WaitingQueue(make(Found(workers), workers), max_waiting, 60.0)
             for worker in workers:
                 worker.changed = queue.place_waiting
             self.queues.append(queue)
@@ -168,15 +174,22 @@ class Cluster:
                     worker.update(machine.describe(worker), worker.claimed_slots, 0.0)
             await asyncio.sleep(self._heartbeat_s)
 
-    async def serve(self, router: int, slo: Slo | None, prompt: int = PROMPT, output: int = OUTPUT) -> Served:
+    async def serve(
+        self,
+        router: int,
+        slo: Slo | None,
+        prompt: int = PROMPT,
+        output: int = OUTPUT,
+        call: ClientCall | None = None,
+    ) -> Served:
         """One request from its arrival to its end."""
         loop, queue = asyncio.get_running_loop(), self.queues[router]
         arrived = loop.time()
-        entry = queue.enter(ClientCall(), slo)
+        entry = queue.enter(call or ClientCall(), slo)
         try:
             claim = await queue.claim(entry, prompt, output, arrived + 60, lambda worker: 0)
         except BatonError as error:
-            if error.kind is not ErrorKind.RATE_LIMITED:
+            if error.kind not in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED):
                 raise
             return Served(refused_s=loop.time() - arrived, arrived_s=arrived)
         queue.ended(entry)

@@ -99,6 +99,7 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: dict[str, Any] | None = None
+    priority: int | None = None
 
     def sampling(self) -> ParsedRequest:
         """Converts these fields; the caller adds the prompt and the fields of its API."""

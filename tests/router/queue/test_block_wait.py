@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from services.router.workers.block_wait import BlockWait
+from services.router.queue.block_wait import BlockWait
 from services.router.workers.worker import Worker
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
@@ -80,31 +80,31 @@ def worker(*, alive: bool = True, blocks: int = 0) -> Worker:
 def test_the_oldest_waits_and_younger_ones_go_elsewhere() -> None:
     kept, other, roomy = worker(), worker(), worker(blocks=50)
     waits = BlockWait()
-    waits.refused((0, 5), kept)
-    waits.refused((0, 7), other)  # a younger one has no worker kept for it
-    assert waits.holds((0, 5))
-    assert not waits.holds((0, 7))
-    assert [waits.may_use((0, 5), one, 40) for one in (kept, other, roomy)] == [True, False, True]
-    assert [waits.may_use((0, 7), one, 40) for one in (kept, other, roomy)] == [False, True, True]
-    assert waits.may_use((0, 4), kept, 40)
-    waits.refused((0, 4), other)
-    assert waits.may_use((0, 5), kept, 40)
-    assert not waits.may_use((0, 5), other, 40)
-    waits.ended((0, 5))  # it waits no more in this sense
-    assert waits.holds((0, 4))
-    waits.ended((0, 4))
-    assert waits.may_use((1, 9), other, 40)
+    waits.refused(5, kept)
+    waits.refused(7, other)  # a younger one has no worker kept for it
+    assert waits.holds(5)
+    assert not waits.holds(7)
+    assert [waits.may_use(5, one, 40) for one in (kept, other, roomy)] == [True, False, True]
+    assert [waits.may_use(7, one, 40) for one in (kept, other, roomy)] == [False, True, True]
+    assert waits.may_use(4, kept, 40)
+    waits.refused(4, other)
+    assert waits.may_use(5, kept, 40)
+    assert not waits.may_use(5, other, 40)
+    waits.ended(5)  # it waits no more in this sense
+    assert waits.holds(4)
+    waits.ended(4)
+    assert waits.may_use(19, other, 40)
 
 
 def test_an_unreachable_worker_is_not_reserved() -> None:
     kept, other = worker(), worker()
     waits = BlockWait()
-    waits.refused((0, 5), kept)
+    waits.refused(5, kept)
     kept.alive = False  # type: ignore[misc]
-    assert waits.may_use((0, 5), other, 40)
-    assert waits.may_use((0, 7), other, 40)
-    waits.refused((0, 7), other)
-    assert waits.holds((0, 7))
+    assert waits.may_use(5, other, 40)
+    assert waits.may_use(7, other, 40)
+    waits.refused(7, other)
+    assert waits.holds(7)
 
 
 def test_a_reservation_is_logged_once_with_its_worker() -> None:
@@ -112,22 +112,22 @@ def test_a_reservation_is_logged_once_with_its_worker() -> None:
     other.name = "other"  # type: ignore[misc]
     waits = BlockWait()
     with structlog.testing.capture_logs() as logs:
-        waits.refused((0, 5), kept)
+        waits.refused(5, kept)
         for one in (kept, other):
-            waits.refused((0, 5), one)
-        assert not waits.may_use((0, 7), kept, 40)  # it waits where it was refused first
-        assert waits.may_use((0, 7), other, 40)
+            waits.refused(5, one)
+        assert not waits.may_use(7, kept, 40)  # it waits where it was refused first
+        assert waits.may_use(7, other, 40)
         kept.alive = False  # type: ignore[misc]
-        waits.refused((0, 5), other)
-        assert not waits.may_use((0, 7), other, 40)
-        waits.refused((0, 4), other)
+        waits.refused(5, other)
+        assert not waits.may_use(7, other, 40)
+        waits.refused(4, other)
     reported = {"event": "request_waits_for_blocks", "part": "block_wait", "log_level": "info"}
     assert logs == [{**reported, "worker": "w"}, {**reported, "worker": "other"}]
 
 
 def test_nothing_waits_at_first() -> None:
     waits = BlockWait()
-    assert not waits.holds((0, 5))
-    assert waits.may_use((0, 5), worker(), 40)
-    waits.ended((0, 5))
-    assert not waits.holds((0, 5))
+    assert not waits.holds(5)
+    assert waits.may_use(5, worker(), 40)
+    waits.ended(5)
+    assert not waits.holds(5)

@@ -1,0 +1,45 @@
+"""A request's entry in the waiting queue, which it keeps from attempt to attempt."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from services.router.queue.block_wait import PlacedNumber
+from services.router.request.request import ClientCall
+from services.router.request.slo import Slo
+
+_NOT_PLACED: PlacedNumber = sys.maxsize
+# Turn of its call, and order of arrival: lower ones go first among those of one tenant and priority.
+Position = tuple[int, int]
+
+
+@dataclass(eq=False)
+class QueueEntry:
+    """One request. `tokens`: about what it takes of workers, in prompt tokens; 0 until it waits."""
+
+    call: ClientCall
+    position: Position
+    # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
+    slo: Slo | None = None
+    first_token_by: float | None = None
+    tokens: float = 0.0
+    # Predicted seconds of its prompt on one worker; 0 where that is not needed.
+    prefill_s: float = 0.0
+    # Its number among the requests that were placed, in the order in which they were placed first.
+    number: PlacedNumber = _NOT_PLACED
+
+    @property
+    def returning(self) -> bool:
+        """Whether it was placed before. The queue's bound and its order apply to its first wait only."""
+        return self.number != _NOT_PLACED
+
+    @property
+    def tenant(self) -> str:
+        """The name of its tenant; empty without tenants."""
+        return "" if self.call.tenant is None else self.call.tenant.name
+
+    @property
+    def weight(self) -> float:
+        """Its tenant's."""
+        return 1.0 if self.call.tenant is None else self.call.tenant.weight
