@@ -20,11 +20,13 @@ BLOCK = 4
 NUMBERS = itertools.count(1)
 
 
-def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[int], int]:
+def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4, tenant: str = "") -> tuple[list[int], int]:
     """The tokens of a request, and how many tokens of its prompt were cached."""
     name = next(NUMBERS).to_bytes(2, "little")
-    ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
-    command = prefill(ticket, name=name, tokens=len(prompt), most=most)
+    asked = reserve(name=name, tokens=len(prompt), most=most)
+    asked.tenant = tenant
+    ticket = stepped.ask(reserve=asked).reserved.ticket
+    command = prefill(ticket, name=name, tokens=len(prompt), most=most, tenant=tenant)
     command.token_ids[:] = prompt
     number = stepped.send(prefill=command)
     stepped.records.clear()

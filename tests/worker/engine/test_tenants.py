@@ -1,0 +1,38 @@
+"""An engine finds of a prompt what its tenant has sent, and nothing that another has: counts, not times.
+With a whole cluster: tests/e2e/test_tenant_isolation.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.shared_prompts import OwnCache, prompts
+from tests.worker.engine.stepped_engine import SteppedEngine
+from tests.worker.engine.test_prefix_cache import BLOCK, ask, audit
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_requests_of_eight_tenants_find_only_their_own(tmp_path: Path, *, apart: bool) -> None:
+    """Or, without tenants, what the others have left: so there was something to find."""
+    names = [f"tenant-{number}" for number in range(8)]
+    stepped = SteppedEngine(tmp_path, chunk_tokens=64, kv_blocks=600)
+    caches = {name: OwnCache() for name in names}
+    hits = exposed = more = 0
+    for turn in zip(*(prompts(seed, 20, BLOCK, 60) for seed in range(8)), strict=True):
+        for name, prompt in zip(names, turn, strict=True):
+            predicted = caches[name].held(prompt)
+            exposed += any(other.held(prompt) > predicted for other in caches.values())
+            _, cached = ask(stepped, prompt.token_ids, 2, name if apart else "")
+            assert cached == predicted * BLOCK or not apart
+            more += cached > predicted * BLOCK
+            hits += predicted
+            caches[name].add(prompt)
+    found = audit(stepped)
+    assert found.evicted_blocks == 0
+    assert hits > 100
+    assert exposed > 50
+    assert more == (0 if apart else exposed)
+    assert (found.hit_tokens == hits * BLOCK) == apart
+    stepped.assert_free()
+    stepped.close()
