@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 E2E = "tests/e2e/"
 E2E_UNTIMED = "tests/e2e/ untimed"
-# Of these, what may run beside a cluster of another test: nothing in them is due at a time. All that share
+# Those that may run beside a cluster of another test: nothing in them has a deadline. All that share
 # the cluster of tests/e2e/conftest.py are among them, so that one process alone starts it.
 UNTIMED = tuple(
     f"{E2E}test_{name}.py"

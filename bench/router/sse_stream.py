@@ -11,7 +11,7 @@ from bench.router.counts import Counts
 from bench.router.fake_workers import TOKEN
 
 _TEXT = re.compile(rb'"text":"([a-zA-Z0-9]*)"')
-# Of the text of a token (`fake_model_folder`).
+# Bytes of a token's text (`fake_model_folder`).
 _TOKEN_BYTES = 3
 _EVENT_END = b"\n\n"
 # The last chunk, after the end of the one before.

@@ -111,7 +111,7 @@ def _needs(requirement: Requirement, version: str) -> list[Requirement] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     lines = map(Requirement, importlib.metadata.requires(requirement.name) or ())
-    # Of the images' Python, whichever runs the test: the latest 3.11.
+    # The images' Python, not the one that runs the test: the latest 3.11.
     python = {"python_version": "3.11", "python_full_version": "3.11.14"}
     environments = [{**python, "extra": extra} for extra in ("", *requirement.extras)]
     return [one for one in lines if one.marker is None or any(map(one.marker.evaluate, environments))]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.chart import case, render, render_with
 
-# Of the same values: what is in the pods must not differ by who makes them.
+# Pods that the chart and KubeRay make of the same values; their contents must not differ.
 PODS = ("ray-head", "workers")
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the class is in the stub file only
 START_S = 90.0
 STOP_S = 35.0
 MODEL = "test-model"
-# Of every cluster and loose worker here, so that a test can call a worker itself.
+# The secret of every cluster and single worker here, so that a test can call a worker itself.
 CLUSTER_SECRET = "the secret of a test's cluster"
 
 

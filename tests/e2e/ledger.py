@@ -30,7 +30,7 @@ from tests.e2e.proc import tcp_table
 if TYPE_CHECKING:
     pass
 
-# Of the router's /metrics: 0 where no request runs.
+# Values of the router's /metrics that are 0 where no request runs.
 _ROUTER_COUNTS = (
     "running_requests",
     "waiting_requests",

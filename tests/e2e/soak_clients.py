@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Of all its outputs together."""
+        """Number of tokens of all its outputs."""
         return sum(len(output.token_ids) for output in self.choices)
 
 

@@ -169,7 +169,7 @@ def questions(size: Size, seed: int) -> list[Turn]:
 
 
 def harm_of(fault: Fault, prompt: Sequence[int], turn: Turn, *, checked: bool) -> Harm:
-    """Of the blocks where the value stands in the list."""
+    """Damage to the blocks in which the list has the value."""
     key, value = turn.answer.removeprefix("The value of ").removesuffix(".").split(" is ")
     entry = MAKER.encode(f"- {key}: {value}")[1:]
     (start,) = (i for i in range(len(prompt)) if list(prompt[i : i + len(entry)]) == entry)

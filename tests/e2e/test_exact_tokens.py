@@ -105,9 +105,9 @@ class Ask:
     ignore_eos: bool
 
 
-# Of these a cluster each in `make test`, of one worker and of one worker of each role: caches of two shapes
-# and lifetimes. What else a family is, it is within an engine (tests/engine); two workers of each role answer
-# with exact tokens in test_soak.py.
+# The families that have clusters in `make test`, of one combined worker and of one worker of each role:
+# caches of two shapes and lifetimes. All else about a family is within an engine (tests/engine); two workers
+# of each role answer with exact tokens in test_soak.py.
 FEW = (6, 9)
 
 

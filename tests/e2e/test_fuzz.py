@@ -25,7 +25,7 @@ from tests.e2e.proc import tcp_sockets
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 FLAGS = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--slots", "32", "--block-tokens", "16")
-# Of the control run's ITL p99; and what a router's memory may grow by.
+# How many times the control run's ITL p99 is allowed; and how much a router's memory may grow.
 MOST_SLOWER = 3.0
 MOST_MIB = 200.0
 # Below this a p99 is the machine's own scheduling.

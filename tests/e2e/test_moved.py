@@ -30,7 +30,7 @@ DRAWN: dict[str, Any] = {
     "presence_penalty": 0.3,
     "ignore_eos": True,
 }
-# Of every output with this grammar each token is one to four characters, so that all end by length.
+# In every output with this grammar each token is one to four characters, so that all end by length.
 GUIDED: dict[str, Any] = {"temperature": 0.9, "grammar": Grammar(regex="[a-z ]{400}")}
 
 

@@ -194,7 +194,7 @@ async def test_the_old_workers_of_an_upgrade_are_drained(models: dict[str, Path]
 async def test_workers_that_tokenise_or_compute_otherwise_get_no_work(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of one checkpoint all of them: one has another chat template than the router, one mode fast."""
+    """All have the same checkpoint; one has another chat template than the router, one runs in mode fast."""
     template = shutil.copytree(models["old"], tmp_path / "template")
     (template / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     each: dict[str, dict[str, Any]] = {

@@ -160,7 +160,7 @@ def test_a_sampler_that_is_wrong_in_one_thing_is_noticed(known: Known, name: str
 
 
 def test_logprobs_of_other_logits_are_noticed(known: Known) -> None:
-    """Of edited or scaled ones, of another token, of one alternative less: none passes for the raw."""
+    """Logprobs of edited or scaled logits, of another token, or with one alternative less do not pass."""
     noticed = dict.fromkeys(("edited", "scaled", "another token", "fewer"), 0)
     for ask, answer, outputs in zip(known.asks, known.answers, known.outputs, strict=True):
         if ask.logprobs is None or not {"logit_bias", "temperature"} <= ask.features:

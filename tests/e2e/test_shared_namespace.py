@@ -43,7 +43,7 @@ async def until_ready(cluster: Cluster, workers: int) -> None:
 
 
 async def ask(clusters: tuple[Cluster, Cluster], requests: int, at_once: int) -> list[Answer | Exception]:
-    """Of both routers in turn."""
+    """Sends requests to both routers in turn."""
     turn = asyncio.Semaphore(at_once)
     async with clusters[0].stub() as first, clusters[1].stub() as second:
         apis = ((clusters[0], first), (clusters[1], second))

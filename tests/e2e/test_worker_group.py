@@ -56,7 +56,7 @@ class Group:
             await asyncio.sleep(0.05)
 
     async def restarts(self) -> float:
-        """Of all its workers."""
+        """Number of restarts of all its workers."""
         lines = (await self.get("/metrics")).text.splitlines()
         return sum(
             float(line.split()[-1]) for line in lines if line.startswith("baton_group_worker_restarts")

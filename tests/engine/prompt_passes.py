@@ -59,7 +59,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def scattered_sequences(lengths: Run[int], blocks: Run[int], groups: int, vocab_size: int) -> list[Sequence]:
-    """Of random tokens, so long each; their blocks, so many each, lie at random in every cache group."""
+    """Sequences of random tokens with these lengths and numbers of blocks; the blocks are at random places in
+    every cache group."""
     generator = torch.Generator().manual_seed(1)
     shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in range(groups)]
     sequences = []

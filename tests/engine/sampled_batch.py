@@ -38,7 +38,7 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Of the token to be drawn."""
+        """Position of the token to be sampled."""
         return len(self.prompt) + len(self.output)
 
 
@@ -158,7 +158,7 @@ class SampledBatch:
         return edited, scaled, left
 
     def kept(self, edited: Tensor, scaled: Tensor) -> Tensor:
-        """Of these, which tokens the kernels' thresholds leave."""
+        """Which tokens the kernels' thresholds keep."""
         space, rows = self.sampler.space, edited.shape[0]
         cuts, floors = space.cuts[:rows, None], space.floors[:rows, None]
         return (edited >= cuts) & (scaled >= floors) & (edited > -torch.inf)

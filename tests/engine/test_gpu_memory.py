@@ -29,7 +29,7 @@ class Load:
     flat: Flat
 
 
-# Of a few hundred requests no slope can be reported, only a leak of whole blocks.
+# A few hundred requests show no slope, only a leak of whole blocks.
 REDUCED = Load(Size(40, 6, 22, 16, 12, 4, graph=False), 2, 5, Flat(kib_a_request=20, growth=0.05))
 FULL = Load(Size(500, 64, 300, 24, 16, 4, graph=True), 3, 20, Flat())
 

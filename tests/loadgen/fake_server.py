@@ -65,7 +65,7 @@ class Behaviour:
     tokens_a_word: int = 1
     tokens_a_prompt: int = 1
     log: str | None = None
-    # Of the gRPC and the HTTP protocol (0: any); servers that share theirs are given connections by chance.
+    # Ports of gRPC and HTTP (0: any); servers that share theirs are given connections by chance.
     ports: tuple[int, int] = (0, 0)
     share_ports: bool = False
     # The processor that it runs on; None: any.

@@ -54,7 +54,7 @@ def strangers(
 
 
 def calling_context(authority: Authority, issued: Issued | None, folder: Path) -> ssl.SSLContext:
-    """Of a client of gRPC with this certificate."""
+    """The TLS context of a gRPC client with this certificate."""
     context = client_context(authority.pem, issued, folder)
     context.set_alpn_protocols(["h2"])
     return context

@@ -18,7 +18,7 @@ from tests.manifests.services import ServiceProxy
 from tests.manifests.volumes import Store
 
 _START_S = 30.0
-# Of loadgen, the last command: all were answered, but this machine was too busy for a measurement.
+# Exit code of loadgen, the last command: all were answered, but this machine was too busy for a measurement.
 _INVALID = 3
 
 

@@ -52,7 +52,7 @@ class Pod:
 
     @property
     def pid(self) -> int:
-        """Of its process 1, as this machine numbers it."""
+        """This machine's pid of the pod's process 1."""
         assert self._process is not None
         pid = inner_pid(self._process.pid)
         assert pid is not None, self.why(f"{self.name} has no process")

@@ -36,7 +36,7 @@ class ServiceProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def pod_addresses(self) -> list[str]:
-        """Of the Service's pods that are ready, or of all where it publishes those that are not."""
+        """Addresses of the Service's ready pods, or of all where it publishes those that are not ready."""
         return [
             pod.address
             for pod in self._pods()

@@ -53,7 +53,7 @@ class Site:
 
     @property
     def authority(self) -> Authority:
-        """Of the certificates between processes."""
+        """The authority of the certificates between processes."""
         return self.cluster.issuer.authorities[f"{NAME}-authority"]
 
     def workers(self) -> list[Pod]:

@@ -114,7 +114,7 @@ def unmount(folder: Path) -> None:
 
 
 def bytes_of(quantity: str) -> int:
-    """Of `512Mi` and the like."""
+    """The number of bytes of a quantity such as `512Mi`."""
     number = quantity.rstrip("KMGi")
     return int(number) * _UNITS[quantity[len(number) :]]
 

@@ -34,7 +34,7 @@ def logprobs_of(token: int, others: int) -> Logprobs:
 
 
 def with_logprobs(sampling: Sampling, tokens: Sequence[int]) -> list[Logprobs]:
-    """Of each token, where the request asks for them."""
+    """The logprobs of each token, where the request asks for them."""
     if not sampling.HasField("logprobs"):
         return []
     return [logprobs_of(token, sampling.logprobs) for token in tokens]

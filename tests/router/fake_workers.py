@@ -86,7 +86,7 @@ class FakeWorker(
         self.cancels = 0
         self.most_slots_used = 0
         self.follows_opened = 0
-        # Of prefills that run and wait for theirs.
+        # Tickets that running prefills wait for.
         self._given: dict[bytes, asyncio.Future[decode_pb2.Ticket]] = {}
         self._followers: dict[bytes, int] = {}
         self._step = asyncio.Condition()
@@ -116,7 +116,7 @@ class FakeWorker(
 
     @property
     def reserved_tokens(self) -> int:
-        """Of the prompts and outputs that tickets are for."""
+        """Tokens of the prompts and outputs of live tickets."""
         return sum(ticket.token_count + ticket.max_tokens for ticket in self.tickets.values() if ticket.live)
 
     def ledger(self) -> dict[str, int]:

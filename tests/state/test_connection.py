@@ -128,7 +128,7 @@ async def test_a_silent_or_dripping_server_ends_no_later_than_the_deadline(
         assert counters.clients_dropped == 1
         assert connection.down_s is not None
         between.delay_s, between.piece = lambda: 0.0, None
-        # Of one outage, however many more calls a busy machine lets end by their deadlines.
+        # It was one outage, however many more calls end by their deadlines on a busy machine.
         await until(lambda: _is_right(connection, 2), 10)
         assert connection.down_s is None
         assert counters.outages == 1

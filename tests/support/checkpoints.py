@@ -78,7 +78,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 256,
 }
 _PHI3 = {"pad_token_id": 0, "original_max_position_embeddings": 2048}
-# Of heads of 16 dimensions, all of them rotated but 4.
+# For heads of 16 dimensions, all of them rotated but 4.
 LONGROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 2048,
@@ -196,7 +196,7 @@ def _randomise(model: Any, seed: int) -> None:
 
 
 def _mean_of_norm(name: str, *, gemma: bool) -> float:
-    """Of a stored gain. Gemma stores gains less 1; here they are large where that makes greedy text vary:
+    """The mean of a stored gain. Gemma stores gains less 1; here they are large where greedy text needs it:
     sharper attention, and a residual stream in which the embedding is a small part."""
     if not gemma:
         return 1.0

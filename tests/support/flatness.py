@@ -46,6 +46,6 @@ def slope(samples: Sequence[Sample]) -> float:
 
 
 def growth(samples: Sequence[Sample]) -> float:
-    """Of all, as a share of the first sample."""
+    """Growth over all samples, as a share of the first."""
     last = statistics.median(sample.kib for sample in samples[-max(1, len(samples) // 5) :])
     return last / samples[0].kib - 1

@@ -35,7 +35,7 @@ class Ended:
 
 
 class TextTruth:
-    """Of a byte-level tokenizer: whole texts decoded anew for every question."""
+    """The reference for a byte-level tokenizer: decodes the whole text anew for every question."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -36,7 +36,7 @@ class Gpu:
     few_rows: float = 1.0
 
     def seconds(self, runs: Run[tuple[int, int]]) -> float:
-        """Of a step of chunks (start, rows)."""
+        """Duration of a step of chunks (start, rows)."""
         rows = sum(count for _, count in runs)
         return _STEP_S + max(_LEAST_S, rows * _ROW_S) + LAYERS * self._attention(runs)
 

@@ -127,7 +127,7 @@ def test_a_private_model(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_the_command(hub: FakeHub, tmp_path: Path) -> None:
-    """Of a router's file, with a home that cannot be written to; two at once download once."""
+    """With a router's file and a read-only home directory; two commands at once download once."""
     (tmp_path / "home").mkdir(mode=0o500)
     folder, file = tmp_path / "ours", tmp_path / "router.yaml"
     source = {"hub_id": "owner/model", "files": "tokenizer"}

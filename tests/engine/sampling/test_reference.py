@@ -117,7 +117,7 @@ def test_top_p_counts_only_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
     assert sum(kept(logits, top_k=2, top_p=0.57)) == 1
     assert sum(kept(logits, top_p=0.57)) == 2
-    # Of the three left the last one's share counts too: 4/9 and 3/9 do not reach 0.85.
+    # With three left, all are needed: 4/9 and 3/9 do not reach 0.85.
     assert sum(kept(logits, top_k=3, top_p=0.85)) == 3
 
 

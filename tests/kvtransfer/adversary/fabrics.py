@@ -29,7 +29,7 @@ from tests.kvtransfer.support.owned_blocks import Sink, Source
 from tests.kvtransfer.support.peers import FakeClock
 from tests.kvtransfer.support.wrapped import CorruptedWire
 
-# Of every link of an adversary's.
+# Piece size and window of every link of the adversary.
 PIECE_BYTES = 1024
 WINDOW = 10
 

@@ -26,7 +26,7 @@ def described(peers: Peers, transfer_id: int = 1) -> Transfer:
 
 
 def committed(peers: Peers) -> CommitRecord:
-    """Of the last event."""
+    """The record of the last event."""
     last = peers.received[-1]
     assert isinstance(last, Committed)
     return last.record

@@ -106,7 +106,7 @@ def test_cancelled_before_its_bytes_arrive_a_piece_writes_nothing(scatter: Scatt
 
 
 def end_of(scatter: DeviceScatter) -> Event:
-    """Of the kernel of the piece that is announced."""
+    """The end event of the announced piece's kernel."""
     (announced,) = scatter._announced
     assert announced.done is not None
     return announced.done

@@ -21,7 +21,7 @@ KEY = LinkKey((Endpoint("grpc", "address"),), b"incarnation")
 
 
 def pauses(falls: Fallbacks, now: float, count: int) -> list[float]:
-    """Of so many retries that fail, one as soon as it is due after the other."""
+    """Pauses before `count` retries that fail, each made as soon as it is due."""
     found = []
     for _ in range(count):
         falls.fall_back(KEY, 1, "broken", now)

@@ -113,7 +113,7 @@ def test_ends_that_do_not_fit_are_refused_over_the_first_route(peers: Peers) -> 
 
 
 def links(device: LinkDevice | None = None) -> NcclEndpoint:
-    """Of a process; their NCCL is the double."""
+    """A process's NCCL links, over the test double of NCCL."""
     return WatchedEndpoint(device or FakeDevice(Pump(None)))
 
 

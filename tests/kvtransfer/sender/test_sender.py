@@ -231,7 +231,7 @@ def test_many_frames_of_a_receiver_are_handled_in_several_polls(one: OneSender) 
 
 
 def test_returned_credits_are_spent_within_the_polls_bound(one: OneSender) -> None:
-    """Of a window of eight one transfer has four at most."""
+    """One transfer uses at most four pieces of a window of eight."""
     one.begin(7, 6)
     one.sender.poll(MANY)
     assert one.pieces() == 4

@@ -64,7 +64,7 @@ def outgoing() -> Outgoing:
 
 
 def places(pieces: Sequence[PieceSource]) -> list[tuple[tuple[int, ...], int, int, int, int, bool]]:
-    """Of each piece: blocks, group, ordinal, offset, length, and whether it ends with its block."""
+    """For each piece: blocks, group, ordinal, offset, length, and whether it ends with its block."""
     return [(piece.blocks, *piece[1:]) for piece in pieces]
 
 

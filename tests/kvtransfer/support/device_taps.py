@@ -133,7 +133,7 @@ class Taps:
         self._links = itertools.count()
         # The sender's, with the taps' own as last group.
         self.blocks = DeviceBlocks(rig.sender, [rig.tensor(a, rig.sender) for a in (*groups, self.scratch)])
-        # Of the link that this thread opens.
+        # The state of the link that this thread opens.
         self._opening = threading.local()
 
     def bottom(self, plain: Connector) -> WrappedConnector:

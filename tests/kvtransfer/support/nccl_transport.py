@@ -89,7 +89,7 @@ class NcclTransport:
 def nccl_connector(
     wake: Callable[[], None], rig: DeviceRig | None, blocks: DeviceBlocks | None, timeout_s: float
 ) -> Connector:
-    """Of an end in a process of its own."""
+    """The connector of an end in a process of its own."""
     assert blocks is not None, "links by NCCL are between devices"
     return NcclTransport(wake, rig, timeout_s).connect(wake, blocks)
 

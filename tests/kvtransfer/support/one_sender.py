@@ -49,7 +49,7 @@ class OneSender:
         self.wakes += 1
 
     def begin(self, transfer: int, blocks: int = 0, link: int = 0) -> Transfer:
-        """Of so many blocks, which are pushed."""
+        """Begins a transfer and pushes this many blocks."""
         begun = self.sender.begin(*self.ways[link].peers.ticket(transfer, [blocks]))
         for block in range(blocks):
             self.source.pin(0, block)

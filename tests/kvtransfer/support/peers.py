@@ -102,7 +102,7 @@ class Shape:
     piece_bytes: int = 4096
     window_pieces: int = 8
     blocks: int = 64
-    # Of a link that is opened, and of its peer: ample, for hardly a test waits until it has passed.
+    # Timeout of opening a link, and of its peer: ample, since hardly any test waits until it has passed.
     timeout_s: float = 3.0
 
 
@@ -158,7 +158,7 @@ class Peers:
 
     @property
     def address(self) -> str:
-        """Of the receiver's only endpoint."""
+        """The address of the receiver's only endpoint."""
         (endpoint,) = self.endpoints
         return endpoint.address
 

@@ -167,7 +167,7 @@ class ReceivingEnd:
         return CommitRecord(attempt=body.attempt, ticket_body=signed.body, ticket_signature=signed.signature)
 
     def commit(self, rig: LinkRig, transfer: int, sent: list[int]) -> CommitRecord:
-        """Of so many blocks that were sent."""
+        """Handles a commit that states these numbers of sent blocks."""
         record = CommitRecord(attempt=self.ticket(transfer, []).attempt, block_counts=sent, first_token_id=7)
         self.handle(rig, Commit(transfer, record.SerializeToString()))
         return record

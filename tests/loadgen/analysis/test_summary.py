@@ -196,7 +196,7 @@ def test_invalid_the_generator_was_throttled() -> None:
 
 
 def test_invalid_the_generator_read_late() -> None:
-    """Of one token in fifty the sender knows better; of one in a thousand that says nothing."""
+    """One token in fifty was read late, which invalidates the run; one in a thousand does not."""
     late = [
         dataclasses.replace(one, first_late=0.004 if n % 25 == 0 else 0.0001, last_late=0.0001)
         for n, one in enumerate(steady_run())

@@ -31,7 +31,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def status(held: int = 0, *, grpc_address: str = TARGET, error: str = "") -> AdminServiceGetStatusResponse:
-    """Of a router with one decode worker that holds so many slots."""
+    """The status of a router with one decode worker that has `held` slots in use."""
     answer = AdminServiceGetStatusResponse(grpc_address=grpc_address)
     worker = answer.workers.add().worker
     worker.identity.name = "decode-0"

@@ -99,7 +99,7 @@ HERMES_OUTPUT = (
 LLAMA3_OUTPUT = ('{"name": "weather", "par', 'ameters": {"city": "Bern", "days": [1, 2]}}')
 MISTRAL_OUTPUT = ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": ', '"Ber')
 _NAMES = frozenset({"weather", "f"})
-# Of the cases whose outputs have structure.
+# Structures of the cases whose outputs have one.
 STRUCTURES = {
     "tools-hermes": OutputStructure(HERMES, _NAMES),
     "tools-llama3": OutputStructure(LLAMA3, _NAMES),

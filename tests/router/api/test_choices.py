@@ -128,7 +128,7 @@ async def test_a_deadline_frees_everything(site: SiteMaker) -> None:
 
 
 async def test_an_error_reports_that_another_output_sent_tokens(site: SiteMaker) -> None:
-    """Of two outputs for one slot the second never begins, and its error ends the call."""
+    """Two outputs need one slot: the second never begins, and its error ends the call."""
     async with site(slots=1, queue_timeout_s=0.3) as here:
         here.worker("decode-0").behaviour.step_s = 0.02
         with pytest.raises(grpc.aio.AioRpcError) as late:

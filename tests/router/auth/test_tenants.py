@@ -40,7 +40,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """Of the tenants' metrics: by the rest of the name, and tenant."""
+    """Values of the tenants' metrics, by the rest of the name and the tenant."""
     return {
         (one.name.removeprefix("baton_router_"), one.labels["tenant"]): one.value
         for family in text_string_to_metric_families(text)

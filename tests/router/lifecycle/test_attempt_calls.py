@@ -57,7 +57,7 @@ async def test_initial_state(scene: Scene) -> None:
 async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_HASHES + 3))
     scene = Scene(monkeypatch, names)
-    # Of a prompt ahead of its ticket the first token may be there already.
+    # If the prompt was sent ahead of its ticket, the first token may be there already.
     scene.output.accept_first_token(3, NEXT)
     scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET, kv_bytes=640)
     assert not scene.output.reserved

@@ -40,7 +40,7 @@ FRESH: dict[str, Any] = {
 def an_output_of(
     *, logprobs: bool = False, echo: bool = False, attempt: int = 1
 ) -> tuple[OutputState, Outbox]:
-    """Of a request for four tokens after a prompt of five."""
+    """The output of a request for four tokens after a prompt of five."""
     sampling = Sampling(logprobs=2) if logprobs or echo else Sampling()
     request = Request(
         id=REQUEST_ID,

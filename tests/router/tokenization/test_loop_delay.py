@@ -49,7 +49,7 @@ class Beating:
     record: Path
 
     def longest_delay_s(self, since: float) -> float:
-        """Of those that ended since that monotonic time."""
+        """The longest delay that ended since that monotonic time."""
         delays = [tuple(map(float, line.split())) for line in self.record.read_text().splitlines()]
         return max((min(end - begin, cpu) for begin, end, cpu in delays if end > since), default=0.0)
 

@@ -67,7 +67,8 @@ def queued(tokens: int) -> Change:
     return change
 
 
-# Of two decoding workers: what differs from an idle one, what they have of the prompt. The second wins.
+# Two decoding workers: how they differ from an idle one, and what they have cached of the prompt; the second
+# wins.
 SECOND_WINS: list[tuple[str, str, list[Change], list[Change], tuple[int, int]]] = [
     ("decode-0", "decode-1", [free(3)], [free(4), promised(90)], (9, 0)),
     ("decode-0", "decode-1", [promised(91)], [promised(90)], (9, 0)),

@@ -108,7 +108,7 @@ async def test_a_view_has_at_most_the_workers_blocks_and_ends_with_the_worker() 
 
 
 def placement_among(workers: list[Worker]) -> Placement:
-    """Of these workers, which are one pool."""
+    """Placement among these workers, which are one pool."""
     pools = Pools("", b"", None, lambda: workers)
     pools.review()
     return Placement(Workers(workers), pools, prefill_ahead_tokens=1000)

@@ -32,7 +32,7 @@ class Text:
         self._full: list[bytes] = []
 
     def contents(self, group: int, end: int) -> bytes:
-        """Of a block whose last token is the `end`-th."""
+        """Contents of a block whose last token is the `end`-th."""
         while len(self._full) < (end - 1) // BLOCK:
             self._full.append(self._hash((len(self._full) + 1) * BLOCK))
         return hashlib.blake2b(self._hash(end), digest_size=BLOCK_BYTES, key=bytes([group])).digest()

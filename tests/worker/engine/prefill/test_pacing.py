@@ -42,7 +42,7 @@ class Worker:
 def test_the_mean_step_keeps_the_limit_and_prompts_get_what_it_leaves(limit_ms: float) -> None:
     step, share = Worker(limit_ms / 1e3).run(20)
     assert step <= limit_ms / 1e3 * 1.01
-    # Of the steps, those beside prefill; a prefill step ends within one, so a share more of the time is lost.
+    # The share of steps beside prefill; a prefill step ends within a decode step, so a little more is lost.
     most = (limit_ms / 1e3 - ALONE) / (BESIDE - ALONE) * BESIDE / (limit_ms / 1e3)
     assert 0.8 * most <= share <= 1.02 * most
 

@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def cache(dtype: str, seed: int | None = None, dims: tuple[int, ...] = (24,)) -> KVCache:
-    """Of noise, or zeros; a cache group a dim."""
+    """A cache of noise, or of zeros, with a cache group for each dimension."""
     groups = tuple(
         CacheGroup((0, 1), (Plane("k", dtype, 2, dim), Plane("v", dtype, 2, dim)), 4) for dim in dims
     )
