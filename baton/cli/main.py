@@ -1,6 +1,6 @@
 """The `baton` command: `up`, `demo`, `router`, `worker`, `worker-group`, `supervise`, `stop-workers`,
 `ray-certificate`, `status`, `top`, `fetch-model`, `check`, `drain`, `pool`, `keys`, `audit`,
-`version`.
+`warm-kernels`, `version`.
 
 Exit codes: 0 success, 1 a failure at run time, 2 wrong arguments, configuration or model.
 """
@@ -26,6 +26,7 @@ from baton.cli import (
     router,
     stop_workers,
     supervise,
+    warm_kernels,
     worker,
 )
 from baton.cli.check import command as check
@@ -114,6 +115,9 @@ def _parser() -> Parser:
     )
     ray_certificate.add_flags(
         add("ray-certificate", ray_certificate.run, "make the certificate of a Ray node for its address")
+    )
+    warm_kernels.add_flags(
+        add("warm-kernels", warm_kernels.run, "compile the kernels of workers into a folder, for their image")
     )
     add("version", _version, "print the version")
     return parser

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, call, cuda_driver
+from baton.device.kernel_cache import cached_code
 from baton.device.nvidia_libraries import load_library
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -60,6 +61,19 @@ def compile_source(source: str, architecture: str) -> bytes:
         return code.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def cached_source(source: str, architecture: str) -> bytes:
+    """As `compile_source`, from the kernel cache where it is there. Raises OSError where that cannot be
+    used."""
+    key = f"{architecture} {_compiler_version()}\n{source}".encode()
+    return cached_code("baton-cuda", key, lambda: compile_source(source, architecture))
+
+
+def _compiler_version() -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    call(_compiler(), "nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
 
 
 def tensor_map(tensor: Tensor, rows: int, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.device.kernel_manifest import MANIFEST
+
 _VARIABLE = "TRITON_CACHE_DIR"
-SHIPPED_VARIABLE = "BATON_KERNELS"
-"""Environment variable with a folder of compiled kernels, such as that of a container image."""
 # Triton's list of a kernel's files begins so; a process that finds it takes the files as complete.
 _LIST_PREFIX = "__grp__"
 
@@ -30,7 +31,7 @@ def copy_shipped_kernels(source: Path, cache: Path) -> int:
     Several processes may do so at the same time: each file appears whole, the list of a kernel's files last.
     Raises OSError.
     """
-    files = (path for path in source.rglob("*") if path.is_file())
+    files = (path for path in source.rglob("*") if path.is_file() and path.name != MANIFEST)
     copied = 0
     for path in sorted(files, key=lambda path: (path.parent, path.name.startswith(_LIST_PREFIX))):
         target = cache / path.relative_to(source)
@@ -73,6 +74,31 @@ def kernel_cache() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"{folder} is not writable")
     return folder
+
+
+def cached_code(folder: str, key: bytes, compile_code: Callable[[], bytes]) -> bytes:
+    """Code that another compiler than Triton made, from a file of this folder of the cache, or compiled and
+    put there. `key`: of all that decides on it. Counted as Triton's own kernels are (`counted_kernels`).
+
+    Raises what `compile_code` raises, and OSError where the cache cannot be used.
+    """
+    path = kernel_cache() / folder / hashlib.sha256(key).hexdigest()
+    found = path.is_file()
+    code = path.read_bytes() if found else compile_code()
+    if not found:
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(code)
+        os.replace(part.name, path)
+    _report(cache_hit=found)
+    return code
+
+
+def _report(*, cache_hit: bool) -> None:
+    import triton
+
+    if (listener := triton.knobs.compilation.listener) is not None:
+        listener(src=None, metadata={}, metadata_group={}, times=None, cache_hit=cache_hit)
 
 
 @dataclass(slots=True)

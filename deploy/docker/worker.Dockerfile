@@ -1,9 +1,12 @@
 # Image of workers, of the supervisor and of Ray: torch with CUDA, NCCL and Triton from their wheels; the driver comes
 # from the node. `make images` builds it.
-# PYTHON_DIGEST has no default: a build names the base that it was checked with. A folder of kernels that were compiled
-# beforehand is taken from KERNELS (a folder of the build context, such as one that a worker filled on the same GPUs).
+# PYTHON_DIGEST has no default: a build names the base that it was checked with. Kernels that were compiled beforehand
+# (`baton warm-kernels`) come with `--build-context kernels=DIR`, which takes the place of the stage of that name.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG PYTHON_DIGEST
+
+FROM scratch AS kernels
+COPY deploy/docker/kernels /
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
@@ -23,8 +26,6 @@ RUN python -m venv /tmp/build \
     && /opt/baton/bin/pip install --no-deps --no-index /tmp/wheel/*.whl \
     && /opt/baton/bin/pip check \
     && /opt/baton/bin/baton version
-ARG KERNELS=deploy/docker/kernels
-COPY ${KERNELS} /opt/kernels
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG VERSION=0.0.0
@@ -42,7 +43,7 @@ RUN apt-get update \
     && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin baton
 COPY --from=build /opt/baton /opt/baton
 # A worker copies them into the kernel cache of its configuration where that has none.
-COPY --from=build --chown=10001:10001 /opt/kernels /opt/kernels
+COPY --from=kernels --chown=10001:10001 / /opt/kernels
 ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility BATON_KERNELS=/opt/kernels
 USER 10001:10001

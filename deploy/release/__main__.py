@@ -24,7 +24,9 @@ from deploy.release.images import DIST
 from deploy.release.version import ROOT, checked, set_version
 
 
-def release(version: str, out: Path, push: str | None, *, with_images: bool) -> None:
+def release(
+    version: str, out: Path, push: str | None, kernels: Path | None = None, *, with_images: bool
+) -> None:
     """Makes a release in a folder: dist/, which is emptied first, or an empty one. Raises ReleaseError; what
     can be known to fail fails before anything is changed.
     """
@@ -32,6 +34,7 @@ def release(version: str, out: Path, push: str | None, *, with_images: bool) -> 
     if out != DIST and out.exists() and any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty")
     if with_images:
+        images.check_kernels(kernels, version)
         images.need_builder()
     digest = images.base_digest(os.environ) if with_images else ""
     set_version(version)
@@ -46,7 +49,7 @@ def release(version: str, out: Path, push: str | None, *, with_images: bool) -> 
         for image in images.NAMES:
             artifacts.bill_of_materials(source, image, version, out, time)
     if with_images:
-        images.build_all(images.Build(version, out, push, digest))
+        images.build_all(images.Build(version, out, push, digest, kernels=kernels))
     wrong = {name: found for name, found in artifacts.versions(out).items() if found != version}
     if wrong:
         raise ReleaseError(f"not {version}: {wrong}")
@@ -62,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     def work() -> None:
-        release(arguments.version, arguments.out, arguments.push, with_images=not arguments.without_images)
+        given = (arguments.version, arguments.out, arguments.push, arguments.kernels)
+        release(*given, with_images=not arguments.without_images)
         for file in sorted(arguments.out.iterdir()):
             print(file.name)
 

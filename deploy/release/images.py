@@ -2,6 +2,7 @@
 
     make images                             dist/baton-{router,worker}-VERSION.oci.tar
     make images ARGS='--push ghcr.io/you'   ghcr.io/you/baton-{router,worker}:VERSION
+    make images ARGS='--kernels DIR'        with kernels that `baton warm-kernels --out DIR` compiled
 
 Needs docker with buildx and a builder of its own (docker buildx create --use), since the one that is built in
 writes no attestations. PYTHON_DIGEST=sha256:… names the base image; without it the one that its tag has now
@@ -29,6 +30,8 @@ NAMES = ("router", "worker")
 # The platform of the locked packages.
 PLATFORM = "linux/amd64"
 DIGESTS = "values-digests.yaml"
+# Of a folder of compiled kernels: baton.device.kernel_manifest names it too.
+MANIFEST = "baton-kernels.json"
 DIST = ROOT / "dist"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _BASE = re.compile(r"^ARG PYTHON_IMAGE=(\S+)$", re.MULTILINE)
@@ -44,6 +47,7 @@ class Build:
     push: str | None  # registry with the path before the image's name; None: archives in `out`
     base_digest: str
     root: Path = ROOT
+    kernels: Path | None = None  # folder of compiled kernels for the workers' image
 
 
 def need_builder() -> None:
@@ -115,6 +119,8 @@ def _build(build: Build, name: str) -> str:
         "VERSION": build.version,
         "REVISION": git.revision(build.root),
     }
+    if build.kernels is not None and name == "worker":
+        command += ["--build-context", f"kernels={build.kernels.absolute()}"]
     for key, value in arguments.items():
         command += ["--build-arg", f"{key}={value}"]
     command += ["--provenance=mode=max", "--sbom=true", "--metadata-file", str(facts)]
@@ -155,6 +161,18 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no reason given"])[-1]
 
 
+def check_kernels(folder: Path | None, version: str) -> None:
+    """Raises ReleaseError where a folder of compiled kernels is not one of this version."""
+    if folder is None:
+        return
+    try:
+        stated = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["baton"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ReleaseError(f"{folder} was not made by baton warm-kernels: no {MANIFEST}") from None
+    if stated != version:
+        raise ReleaseError(f"{folder} has kernels of Baton {stated}, and this is {version}")
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that images have."""
     parser.add_argument(
@@ -167,6 +185,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of what is built (default dist)",
     )
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="DIR",
+        help="compiled kernels for the workers' image, by baton warm-kernels",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,8 +201,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         version = stated()
+        check_kernels(arguments.kernels, version)
         need_builder()
-        build = Build(version, arguments.out, arguments.push, base_digest(os.environ))
+        digest = base_digest(os.environ)
+        build = Build(version, arguments.out, arguments.push, digest, kernels=arguments.kernels)
         for name, digest in build_all(build).items():
             print(f"{_reference(build, name)} {digest}")
 

@@ -44,6 +44,8 @@ def locked(name: str) -> dict[NormalizedName, str]:
 def test_bases_are_pinned_by_a_digest_that_each_build_names(image: str) -> None:
     lines = _lines(image)
     bases = [line for line in lines if line.startswith("FROM ")]
+    if image == "worker":
+        bases.remove("FROM scratch AS kernels")
     assert len(bases) == 2
     assert all(base.split()[1] == "${PYTHON_IMAGE}@${PYTHON_DIGEST}" for base in bases)
     assert "ARG PYTHON_DIGEST" in lines
@@ -160,9 +162,8 @@ def test_context_has_what_is_copied(image: str) -> None:
         line.split()[1:-1] for line in _lines(image) if line.startswith("COPY ") and "--from" not in line
     ]
     for source in (part for parts in copied for part in parts):
-        path = source.replace("${KERNELS}", "deploy/docker/kernels")
-        assert (ROOT / path).exists()
-        assert any(Path(path).match(pattern) for pattern in kept), path
+        assert (ROOT / source).exists()
+        assert any(Path(source).match(pattern) for pattern in kept), source
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import pytest
 
 from baton.state import Member, State
 from baton.state.embedded import _free_port
+from models.demo_training.evaluate import DEMO_MODEL
 from services.common.config.router import RouterConfig
 from services.common.processes.process_tree import descendants
 from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster
@@ -29,6 +30,8 @@ from tests.e2e.workers import ROUTER, _ready, _start, _stop
 BATON = (sys.executable, "-m", "baton.cli.main")
 NAMESPACE = "group-test"
 DRAIN_S = 12.0
+# Of workers that compile their kernels.
+_GPU_START_S = 180.0
 PROMPT = [(number * 7) % 50 + 1 for number in range(40)]
 
 
@@ -119,6 +122,13 @@ def group(model: Path, redis: RedisServer, log: Path, tmp_path: Path) -> Iterato
 @pytest.fixture
 def cluster(model: Path, redis: RedisServer, log: Path) -> Iterator[Cluster]:
     """The router alone."""
+    with router(model, redis, log) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def router(model: Path, redis: RedisServer, log: Path) -> Iterator[Cluster]:
+    """A router that finds its workers in Redis."""
     config = RouterConfig.model_validate(
         {
             "http_port": 0,
@@ -253,3 +263,49 @@ async def test_a_second_signal_ends_a_group_at_once(group: Group, cluster: Clust
     while alive(left):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.multigpu
+@pytest.mark.timeout(600)
+async def test_a_group_on_two_gpus(redis: RedisServer, log: Path, tmp_path: Path) -> None:
+    """Each worker has the GPU of its place and KV goes from GPU to GPU, after a lost engine too."""
+    port = _free_port()
+    engine = {"device": "cuda", "numerics": "exact"}
+    config = write_config(tmp_path, DEMO_MODEL, redis, port, engine=engine)
+    command = ["worker-group", "--prefill", "1", "--decode", "1", "--config", str(config)]
+    asked = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    with (
+        log.open("a") as stderr,
+        started(command, stderr) as process,
+        router(DEMO_MODEL, redis, log) as cluster,
+    ):
+        group = Group(process, f"127.0.0.1:{port}", log)
+        await group.until("/ready", 200, _GPU_START_S)
+        async with cluster.stub() as stub:
+            first = await cluster.generate(stub, PROMPT, **asked)
+            await assert_gpu_to_gpu(cluster)
+            for name in ("pod-7-prefill-0", "pod-7-decode-0"):
+                os.kill((await cluster.audits())[name].engine_pid, signal.SIGKILL)
+                await group.until("/ready", 503, 10)
+                await group.until("/ready", 200, _GPU_START_S)
+                again = await cluster.generate(stub, PROMPT, **asked)
+                assert again.token_ids == first.token_ids, name
+                await assert_gpu_to_gpu(cluster)
+            assert await group.restarts() == 2
+        left = [process.pid, *descendants(process.pid)]
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, DRAIN_S) == 0
+    assert alive(left) == []
+
+
+async def assert_gpu_to_gpu(cluster: Cluster) -> None:
+    """Prefill is on the first GPU, decode on the second, and their link is what `auto` prefers."""
+    audits = await cluster.audits()
+    assert {name: audit.device for name, audit in audits.items()} == {
+        "pod-7-prefill-0": "cuda:0",
+        "pod-7-decode-0": "cuda:1",
+    }
+    links = [link.transport for audit in audits.values() for link in audit.links]
+    assert links
+    assert set(links) == {"ipc"}
+    assert [audit.link_fallbacks for audit in audits.values()] == [0, 0]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from helm_python import Chart
 
+from baton.device.kernel_manifest import KernelManifest
 from deploy.release import __main__ as command
 from deploy.release import artifacts, images, version
 from deploy.release.errors import ReleaseError
@@ -165,6 +166,34 @@ def test_images_are_archives_with_attestations(
     assert facts["worker"]["digest"] == "sha256:" + "2" * 64
     assert [file.name for file in out.iterdir()] == ["images.json"]
     assert capsys.readouterr().out.splitlines()[0] == f"baton-router:{VERSION} sha256:{'1' * 64}"
+
+
+def test_compiled_kernels_are_a_context_of_the_workers_image_alone(
+    docker: FakeDocker, tmp_path: Path
+) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    KernelManifest(VERSION, "2.11.0", "3.6.0", "9.0").write(kernels)
+    assert images.main(["--out", str(tmp_path / "out"), "--kernels", str(kernels)]) == 0
+    (router, _), (worker, _) = docker.builds()
+    assert worker[worker.index("--build-context") + 1] == f"kernels={kernels}"
+    assert "--build-context" not in router
+    stages = images.dockerfile("worker").read_text(encoding="utf-8")
+    assert "AS kernels\n" in stages
+    assert "COPY --from=kernels " in stages
+
+
+@pytest.mark.parametrize(
+    ("baton", "refusal"), [(None, "was not made by"), ("0.0.9", "has kernels of Baton 0.0.9")]
+)
+def test_kernels_of_another_version_are_refused(
+    docker: FakeDocker, tmp_path: Path, baton: str | None, refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if baton is not None:
+        KernelManifest(baton, "2.11.0", "3.6.0", "9.0").write(tmp_path)
+    assert images.main(["--out", str(tmp_path / "out"), "--kernels", str(tmp_path)]) == 2
+    assert refusal in capsys.readouterr().err
+    assert docker.builds() == []
 
 
 def test_pushed_images_come_with_values_for_the_chart(

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from baton.device.kernel_cache import SHIPPED_VARIABLE, copy_shipped_kernels, keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import keep_freed_memory, sharpen_timers
@@ -28,6 +25,7 @@ from services.common.observability.logs import configure_logs, get_log
 from services.worker.engine.assembly import build_engine
 from services.worker.engine.startup.link_setup import check_transport
 from services.worker.engine.startup.model_loader import LoadedModel, load
+from services.worker.engine.startup.shipped_kernels import use_kernel_cache
 
 log = get_log(__name__)
 
@@ -45,9 +43,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     torch.set_grad_enabled(False)
     channel = EngineEnd(socket.socket(fileno=launch.channel_fd))
     try:
-        if launch.worker.engine.kernel_cache is not None:
-            keep_kernels_in(launch.worker.engine.kernel_cache)
-            _copy_shipped_kernels(Path(launch.worker.engine.kernel_cache).expanduser())
+        use_kernel_cache(launch.worker.engine)
         check_transport(launch.worker)
         model = load_model(launch.worker.model, _engine_settings(launch.worker))
         engine = build_engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
@@ -71,15 +67,6 @@ def _engine_settings(worker: WorkerConfig) -> EngineConfig:
     if worker.role == "prefill":
         return worker.engine.model_copy(update={"tune": "off"})
     return worker.engine
-
-
-def _copy_shipped_kernels(cache: Path) -> None:
-    """Adds the kernels of the image to the cache; without them they are compiled."""
-    if shipped := os.environ.get(SHIPPED_VARIABLE):
-        try:
-            log.info("kernels_copied", files=copy_shipped_kernels(Path(shipped), cache))
-        except OSError as error:
-            log.warning("kernels_not_copied", folder=shipped, reason=error.strerror)
 
 
 def _as_baton_error(error: Exception) -> BatonError:

@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.device.cuda_source import CudaFunction, can_compile, compile_source, tensor_map
+from baton.device.cuda_source import CudaFunction, cached_source, can_compile, tensor_map
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
@@ -151,7 +151,7 @@ def _refuse_tuning(tuning: WideTuning, epilogue: Epilogue, k: int) -> None:
 
 @cache
 def _function(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype, device: int) -> CudaFunction:
-    code = compile_source(_source(tuning, epilogue, dtype), "sm_90a")
+    code = cached_source(_source(tuning, epilogue, dtype), "sm_90a")
     with torch.cuda.device(device):
         return CudaFunction(code, "wide_product", tuning.tile_bytes(epilogue) + 1024)
 

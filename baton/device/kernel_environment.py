@@ -1,0 +1,40 @@
+"""What kernels are compiled with in this environment.
+
+python -m baton.device.kernel_environment GPU     prints a KernelManifest, or why there is none
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+import triton
+
+from baton.device.kernel_manifest import KernelManifest
+from baton.errors import BatonError, ErrorKind
+
+_DISTRIBUTION = "baton-serve"
+
+
+def kernels_here(device_index: int) -> KernelManifest:
+    """That of this process on a GPU. Raises BatonError(INVALID) where there is none."""
+    if not torch.cuda.is_available():
+        raise BatonError(ErrorKind.INVALID, "kernels are compiled for a GPU, and torch finds none")
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return KernelManifest(_baton(), str(torch.__version__), triton.__version__, f"{major}.{minor}")
+
+
+def _baton() -> str:
+    """The installed version; "unknown" in a checkout on PYTHONPATH."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    try:
+        print(kernels_here(int(sys.argv[1])).text())
+    except BatonError as error:
+        sys.exit(error.message)
