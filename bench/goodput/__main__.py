@@ -3,20 +3,26 @@
     python -m bench.goodput --arm vllm --arm 'vllm-8k=vllm --max-num-batched-tokens 8192' --arm 2both
         --arm 1p1d --workload 1k-256 --rates 4,8,12,16,20 [--tpot 6,8,12,20,30] [--ttft 500]
         [--attainment 0.9] [--seconds 60] [--ideal 8b-h200] [--at-once] [--seed 0] [--shape llama-3.1-8b]
-        [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PROGRAM] [--slo-headers MS] [--out DIR]
+        [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers MS]
+        [--overload RATE] [--protocol http|grpc] [--images DIR] [--out DIR]
 
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
 `loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
+Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps.
 The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
 goodput.json, goodput.html with one plot a limit, and each run's folder.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
                     `baton up` or to `vllm serve`. An arm that needs more GPUs than there are, or does not
                     come up, is skipped, and the table says why
-    --ideal RATES   adds, for each arm of prefill and decode workers, what the same arrivals would get from
+    --ideal RATES   adds, for each arm of Baton, what the same arrivals would get from
                     the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them
     --slo-headers   requests state --ttft and this TPOT as their limits
+    --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
+                    goodput before and during, time until latencies are as before, refusals
+    --vllm-site     folder with vLLM's packages, where PYTHON has them not
+    --images        writes each plot as an SVG file into this folder too
 
 Random weights; vLLM with dummy ones.
 """
@@ -25,23 +31,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
 from bench.goodput.gpus import GpuPool, visible_gpus
-from bench.goodput.ideal import ideal_probe
+from bench.goodput.ideal_probe import ideal_probe
+from bench.goodput.overload import Overload, overload
 from bench.goodput.report import Comparison, Curve
 from bench.goodput.runs import Limits, Load, judged, measure
-from bench.goodput.servers import NotServedError, Setup, serve
+from bench.goodput.servers import NotServedError, Setup, Target, serve
+from bench.goodput.streams import stream_figures
 from bench.goodput.workloads import WORKLOADS, Workload
 from bench.shapes import SHAPES
 from loadgen.analysis.run_folder import Run
@@ -66,6 +75,8 @@ class Plan:
     slo: Limits | None
     ideal: Rates | None
     out: Path
+    overload: float | None = None
+    overload_s: float = 60.0
 
 
 def main() -> None:
@@ -79,15 +90,19 @@ def main() -> None:
     out = Path(arguments.out or f"goodput-{datetime.now():%Y%m%d-%H%M%S}")
     out.mkdir(parents=True, exist_ok=True)
     workload = WORKLOADS[arguments.workload]
-    plan = Plan(workload, tuple(arguments.rates), arguments.seconds, arguments.seed, limits, slo, ideal, out)
+    plan = Plan(
+        workload, tuple(arguments.rates), arguments.seconds, arguments.seed, limits, slo, ideal, out,
+        arguments.overload, arguments.overload_seconds,
+    )  # fmt: skip
     comparison = Comparison(workload.name, about(arguments))
     with tempfile.TemporaryDirectory() as folder:
         tokens = workload.tokens + 2
         setup = Setup(
-            arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, Path(folder)
-        )
+            arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, Path(folder),
+            arguments.vllm_site, arguments.protocol,
+        )  # fmt: skip
         asyncio.run(compare(plan, arguments.arm, setup, comparison, gpus_of(arguments), arguments.at_once))
-    comparison.write(out)
+    comparison.write(out, Path(arguments.images) if arguments.images else None)
     print(comparison.table())
 
 
@@ -112,7 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpus", type=int, help="how many to use (default: all; on a CPU 1)")
-    parser.add_argument("--vllm", default="vllm", metavar="PROGRAM")
+    parser.add_argument("--vllm", default="python3", metavar="PYTHON", help="a Python that has vLLM")
+    parser.add_argument("--vllm-site", default="", metavar="DIR", help="folder with vLLM's packages")
+    parser.add_argument("--protocol", default="http", choices=("http", "grpc"), help="that Baton is asked by")
+    parser.add_argument(
+        "--overload", type=float, metavar="RATE", help="rate a GPU that is doubled for a while"
+    )
+    parser.add_argument("--overload-seconds", type=float, default=60.0)
+    parser.add_argument("--images", metavar="DIR", help="for the plots as SVG files")
     parser.add_argument("--out", metavar="DIR")
     return parser
 
@@ -182,8 +204,10 @@ async def compare(
 
 
 async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -> list[Curve]:
-    """The arm's curve under each limit, and the ideal ones. Raises NotServedError."""
+    """The arm's curve under each limit, and the ideal ones; writes what its streams and the overload showed.
+    Raises NotServedError."""
     runs: list[tuple[float, Run]] = []
+    streams: dict[str, Any] = {}
     async with serve(arm, setup, gpus) as target:
         for number, each in enumerate(plan.rates):
             rate = each * arm.gpus
@@ -191,16 +215,38 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
             shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
-            print(f"bench.goodput: {arm.name} at {each:g}/s/GPU: {' '.join(shown)}", file=sys.stderr)
+            told = stream_figures(run.records)
+            _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {told or 'no streams'}")
+            streams[f"{each:g}"] = None if told is None else asdict(told)
+        overloads = await _overloads(plan, arm, target)
     curves = [
         Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))
         for limits in plan.limits
     ]
-    if plan.ideal is not None and arm.prefill and arm.decode:
+    found = {"streams_ms": streams, "overloads": [one.as_dict() for one in overloads]}
+    (plan.out / f"{arm.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    if plan.ideal is not None and arm.kind == "baton":
         for limits in plan.limits:
             probes = [ideal_probe(run.records, rate, limits, plan.ideal, arm) for rate, run in runs]
             curves.append(Curve(f"{arm.name}, ideal", arm.gpus, limits, tuple(probes)))
     return curves
+
+
+async def _overloads(plan: Plan, arm: Arm, target: Target) -> list[Overload]:
+    """What the overload showed, by each limit; empty where none is asked for."""
+    if plan.overload is None:
+        return []
+    seed = plan.seed + _SEED_STEP * len(plan.rates)
+    load = Load(plan.workload, plan.overload * arm.gpus, plan.overload_s, seed, plan.slo)
+    seen = await overload(load, target, plan.out / arm.name / "overload", _VOCAB)
+    found = [seen.judged(limits) for limits in plan.limits]
+    for one in found:
+        _say(f"{arm.name}, twice {plan.overload:g}/s/GPU: {one}")
+    return found
+
+
+def _say(words: str) -> None:
+    print(f"bench.goodput: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from bench.goodput.arms import Arm
-from bench.goodput.runs import Limits
 from loadgen.common.record import Record
-from loadgen.goodput.probe import Probe
 from loadgen.sizing.rates import Rates
 
 
@@ -59,18 +54,6 @@ def simulate(arrivals: Sequence[Arrival], rates: Rates, prefill: int, decode: in
         Ideal(begun - arrival.at, (end - begun) / (arrival.output - 1) if arrival.output > 1 else 0.0)
         for arrival, begun, end in zip(arrivals, first, ended, strict=True)
     ]
-
-
-def ideal_probe(records: Sequence[Record], rate: float, limits: Limits, rates: Rates, arm: Arm) -> Probe:
-    """The probe of a run's arrivals at an arm of separate prefill and decode workers."""
-    arrivals = arrivals_of(records)
-    found = simulate(arrivals, rates, arm.prefill, arm.decode)
-    scheduled = np.array([arrival.at for arrival in arrivals])
-    spent = [
-        one.ttft_s + one.tpot_s * (arrival.output - 1) for one, arrival in zip(found, arrivals, strict=True)
-    ]
-    good = [one.ttft_s * 1e3 <= limits.ttft_ms and one.tpot_s * 1e3 <= limits.tpot_ms for one in found]
-    return Probe.of(rate, limits.goal, scheduled, scheduled + np.array(spent), np.array(good, np.bool_))
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from loadgen.reports.scales import Scale
 from loadgen.reports.svg import Chart
 
 _STYLES = ("teal", "orange", "purple", "blue", "red", "grey")
+
+
+def standalone(chart: Chart) -> str:
+    """The chart as an SVG file of its own, with the styles that a page has."""
+    style = resources.files("loadgen.reports").joinpath("style.css").read_text()
+    head, _, rest = chart.render().partition(">")
+    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return f"{head}><style>{style}</style>{rest}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,8 @@ class Comparison:
             chart.dots(points, style, curve.arm, radius=3.5)
         return chart
 
-    def write(self, folder: Path) -> None:
-        """Writes goodput.json, goodput.md and goodput.html."""
+    def write(self, folder: Path, images: Path | None = None) -> None:
+        """Writes goodput.json, goodput.md and goodput.html; into `images` each plot as a file of its own."""
         document = {
             "workload": self.workload,
             "about": self.about,
@@ -105,3 +114,8 @@ class Comparison:
         title = f"Goodput of {self.workload}"
         parts = [heading(title, "", "", lines), section("Over the rate", charts(self.charts()))]
         (folder / "goodput.html").write_text(page(title, parts))
+        if images is not None:
+            images.mkdir(parents=True, exist_ok=True)
+            for limit in sorted({curve.limits.tpot_ms for curve in self.curves}):
+                name = f"goodput-{self.workload}-{limit:g}ms.svg"
+                (images / name).write_text(standalone(self._chart(limit)))

@@ -17,12 +17,11 @@ import httpx
 
 from bench.cluster.baton_up import baton_up, write_model
 from bench.goodput.arms import Arm
+from bench.goodput.word_tokenizer import write_word_tokenizer
 
 MODEL = "random"
 # The longest that a server takes to be ready, and to end.
 _START_S, _STOP_S, _POLL_S = 900.0, 30.0, 0.5
-# vLLM wants a tokenizer, whatever the prompts are.
-_TOKENIZER = Path(__file__).parents[2] / "baton" / "demo_model"
 
 
 class NotServedError(Exception):
@@ -39,7 +38,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all arms have in common. `vllm`: the program; `tokens`: the longest sequence."""
+    """What all arms have in common. `vllm`: a Python that has vLLM, or finds it in the folder `vllm_site`;
+    `tokens`: the longest sequence; `protocol`: that Baton is asked by, http or grpc."""
 
     shape: str
     dtype: str
@@ -47,6 +47,8 @@ class Setup:
     tokens: int
     vllm: str
     folder: Path
+    vllm_site: str = ""
+    protocol: str = "http"
 
 
 @contextlib.asynccontextmanager
@@ -56,6 +58,7 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     folder = setup.folder / arm.name
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(folder, setup.shape, setup.tokens)
+    write_word_tokenizer(model)
     if arm.kind == "vllm":
         async with _vllm(arm, setup, model, visible) as target:
             yield target
@@ -70,7 +73,7 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     except (RuntimeError, TimeoutError) as error:
         raise NotServedError(str(error) or "it was not ready in time") from error
     try:
-        yield Target(f"grpc://{addresses['grpc']}", addresses["admin"])
+        yield Target(f"{setup.protocol}://{addresses[setup.protocol]}", addresses["admin"])
     finally:
         await started.__aexit__(None, None, None)
 
@@ -80,16 +83,20 @@ async def _vllm(arm: Arm, setup: Setup, model: Path, visible: dict[str, str]) ->
     program = shutil.which(setup.vllm)
     if program is None:
         raise NotServedError(f"there is no {setup.vllm}")
-    for file in _TOKENIZER.glob("tokenizer*.json"):
-        shutil.copy(file, model)
     port = _free_port()
     command = [
-        program, "serve", str(model), "--port", str(port), "--served-model-name", MODEL,
-        "--load-format", "dummy", "--max-model-len", str(setup.tokens), "--enable-prefix-caching", *arm.flags,
+        program, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port),
+        "--host", "127.0.0.1", "--served-model-name", MODEL, "--load-format", "dummy",
+        "--max-model-len", str(setup.tokens), "--enable-prefix-caching", *arm.flags,
     ]  # fmt: skip
-    environment = {**os.environ, **visible}
+    # Its packages and ours must not be on one path.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    environment |= {"VLLM_CACHE_ROOT": str(model / "vllm"), **visible}
+    if setup.vllm_site:
+        environment["PYTHONPATH"] = setup.vllm_site
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdout=sys.stderr, start_new_session=True
+        *command, env=environment, cwd=model, stdout=sys.stderr, start_new_session=True
     )
     try:
         await _healthy(f"http://127.0.0.1:{port}/health", process)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.cluster.baton_up import write_model
 from bench.goodput.arms import Arm, parse_arm
 from bench.goodput.gpus import GpuPool, visible_gpus
 from bench.goodput.runs import Limits, Load
 from bench.goodput.servers import NotServedError, Setup, Target, serve
+from bench.goodput.word_tokenizer import write_word_tokenizer
 from bench.goodput.workloads import WORKLOADS
 
 
@@ -80,6 +82,16 @@ async def test_an_arm_whose_server_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotServedError, match="it ended with 1 before it was ready"):
         async with serve(parse_arm("vllm"), false, ["0"]):
             pass
+
+
+def test_token_i_is_word_i_for_every_server(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    model = write_model(tmp_path, "tiny", 64)
+    write_word_tokenizer(model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert tokenizer.decode([5, 0, 90]) == "w5 w0 w90"
+    assert tokenizer.encode("w5 w0 w90").ids == [5, 0, 90]
 
 
 def test_the_words_of_a_run() -> None:

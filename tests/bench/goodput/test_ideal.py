@@ -7,7 +7,8 @@ import random
 import pytest
 
 from bench.goodput.ideal import Arrival, Ideal, simulate
-from loadgen.sizing.rates import Rates
+from bench.goodput.shared_ideal import simulate_shared
+from loadgen.sizing.rates import Rates, read_rates
 
 RATES = Rates(
     model="m",
@@ -60,3 +61,34 @@ def test_the_batch_is_littles() -> None:
     step = 5.0 / (1 - 10 * 0.1 * 0.5) * 0.9  # step = 5 + (batch - 1) / 2, batch = step in ms
     mean = sum(one.tpot_s for one in found) / len(found) * 1e3
     assert mean == pytest.approx(step, rel=0.05)
+
+
+def shared(arrivals: list[Arrival], prefill: int, both: int, tpot_ms: float) -> list[Ideal]:
+    return simulate_shared(arrivals, RATES, prefill, both, tpot_ms / 1e3)
+
+
+def test_a_combined_worker_gives_prompts_what_its_limit_leaves() -> None:
+    """20 ms of a prompt beside steps of 5 ms: in 4 steps of 10, or in two of 15."""
+    arrivals = [Arrival(0.0, 1000, 101), Arrival(0.0205, 1000, 1)]
+    first, second = shared(arrivals, 0, 1, 10)
+    assert close(first, 20, (4 * 10 + 96 * 5) / 100)
+    assert close(second, 44.5, 0)
+    first, second = shared(arrivals, 0, 1, 15)
+    assert close(first, 20, (2 * 15 + 98 * 5) / 100)
+    assert close(second, 34.5, 0)
+
+
+def test_a_combined_worker_beside_a_prefill_worker_computes_what_it_has_room_for() -> None:
+    arrivals = [Arrival(0.0, 1000, 1001), Arrival(0.0215, 1000, 1), Arrival(0.0215, 1000, 1)]
+    _, second, third = shared(arrivals, 1, 1, 10)
+    assert close(second, 20, 0)
+    assert third.ttft_s == pytest.approx(0.040, abs=0.006), "begun in its next step, in 4 steps of 10 ms"
+    _, _, third = shared(arrivals, 1, 1, 5.1)
+    assert close(third, 40, 0), "there is no room, so it waits for the other"
+    assert len(shared(arrivals, 0, 2, 5.1)) == 3
+
+
+def test_the_shipped_rates_of_fp8_are_faster() -> None:
+    bf16, fp8 = read_rates("8b-h100"), read_rates("8b-h100-fp8")
+    for batch in (1, 32, 128):
+        assert fp8.step_s(batch, 1120) < bf16.step_s(batch, 1120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import xml.etree.ElementTree
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -96,18 +97,23 @@ async def test_arms_beside_one_another(
     assert sorted(fakes) == [("1", 4.0, 3), ("1", 8.0, 1003), ("2", 8.0, 3), ("2", 16.0, 1003)]
     head, _, six, twelve = comparison.table().splitlines()
     assert head == (
-        "| TPOT limit | both (1 GPU) | late (1 GPU) | 1p1d (2 GPUs) | 1p1d, ideal (2 GPUs) | 2p1d (3 GPUs) |"
+        "| TPOT limit | both (1 GPU) | both, ideal (1 GPU) | late (1 GPU) | 1p1d (2 GPUs) "
+        "| 1p1d, ideal (2 GPUs) | 2p1d (3 GPUs) |"
     )
     cells = [cell.strip() for cell in six.split("|")[1:-1]]
     assert cells[0] == "6 ms"
-    for cell in (cells[1], cells[3]):
+    for cell in (cells[1], cells[4]):
         assert 4 < float(cell.split()[0]) < 8, "the crossing between the two rates, per GPU"
-    assert cells[2] == "skipped: it was not ready in time"
-    assert cells[5] == "skipped: needs 3 GPUs, 2 here"
+    assert cells[3] == "skipped: it was not ready in time"
+    assert cells[6] == "skipped: needs 3 GPUs, 2 here"
     assert twelve.split("|")[2].strip() == "above 8"
-    comparison.write(tmp_path)
+    comparison.write(tmp_path, tmp_path / "images")
+    image = (tmp_path / "images" / "goodput-1k-256-6ms.svg").read_text()
+    assert xml.etree.ElementTree.fromstring(image).tag.endswith("svg")
+    streams = json.loads((tmp_path / "runs" / "1p1d.json").read_text())["streams_ms"]
+    assert streams["8"]["first_gap_p99"] == pytest.approx(8.0)
     written = json.loads((tmp_path / "goodput.json").read_text())
-    assert len(written["curves"]) == 5 * len(LIMITS)
+    assert len(written["curves"]) == 6 * len(LIMITS)
     assert "needs 3 GPUs" in (tmp_path / "goodput.md").read_text()
     page = (tmp_path / "goodput.html").read_text()
     assert page.count("<svg") == len(LIMITS)

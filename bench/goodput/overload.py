@@ -1,0 +1,142 @@
+"""An arm at a rate that it sustains, at twice that for a while, and at the first again.
+
+One run of loadgen lasts all the time; a second one at the same rate lasts as long as the overload does. What
+happened before, during and after is told from the records of both, by when requests were due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.goodput.runs import Limits, Load, measure
+from bench.goodput.servers import Target
+from loadgen.analysis.metrics import tpot, ttft
+from loadgen.analysis.run_folder import Run
+from loadgen.common.record import Outcome, Record
+
+# Seconds before and after the overload.
+BEFORE_S, AFTER_S = 20.0, 20.0
+# A refusal that takes longer than this, in ms, is late: its client could have been told before.
+LATE_MS = 20.0
+# What is normal: medians of a second that are at most so many times those before.
+_NORMAL = 1.25
+_REFUSED = ("HTTP_429", "RESOURCE_EXHAUSTED")
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Good requests a second under one limit before and during the overload; seconds after it until TTFT and
+    TPOT are as before (None: not within the run); refusals and how long they took, in ms."""
+
+    tpot_ms: float
+    before: float
+    during: float
+    normal_after_s: float | None
+    refused: int
+    refused_p50_ms: float | None
+    refused_p99_ms: float | None
+    late_refusals: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """The records of both runs by due time, and when the overload began and ended, on one clock."""
+
+    records: list[Record]
+    begun_s: float
+    ended_s: float
+
+    def judged(self, limits: Limits) -> Overload:
+        """What happened, by these limits."""
+        return judge_overload(self.records, limits, self.begun_s, self.ended_s)
+
+
+async def overload(load: Load, target: Target, folder: Path, vocab: int) -> Overloaded:
+    """Runs it; `load.seconds` is how long the overload lasts. Raises NotServedError."""
+    whole = Load(load.workload, load.rate, BEFORE_S + load.seconds + AFTER_S, load.seed, load.slo)
+    more = Load(load.workload, load.rate, load.seconds, load.seed + 500, load.slo)
+
+    async def later() -> Run:
+        await asyncio.sleep(BEFORE_S)
+        return await measure(more, target, folder / "more", vocab)
+
+    base, beside = await asyncio.gather(measure(whole, target, folder / "base", vocab), later())
+    begun_s = beside.about["started_monotonic"] - base.about["started_monotonic"]
+    records = [*base.records, *(_moved(one, begun_s) for one in beside.records)]
+    return Overloaded(sorted(records, key=lambda one: one.scheduled), begun_s, begun_s + load.seconds)
+
+
+def judge_overload(records: Sequence[Record], limits: Limits, begun_s: float, ended_s: float) -> Overload:
+    """`begun_s`, `ended_s`: of the overload, on the records' clock."""
+    before = [one for one in records if one.scheduled < begun_s]
+    during = [one for one in records if begun_s <= one.scheduled < ended_s]
+    refusals = [
+        (one.ended - one.sent) * 1e3
+        for one in records
+        if one.outcome in _REFUSED and one.sent is not None and one.ended is not None
+    ]
+    p50, p99 = np.percentile(refusals, (50, 99)) if refusals else (None, None)
+    return Overload(
+        limits.tpot_ms,
+        _good(before, limits) / begun_s,
+        _good(during, limits) / (ended_s - begun_s),
+        _normal_after(records, before, ended_s),
+        len(refusals),
+        None if p50 is None else round(float(p50), 1),
+        None if p99 is None else round(float(p99), 1),
+        sum(took > LATE_MS for took in refusals),
+    )
+
+
+def _good(records: Sequence[Record], limits: Limits) -> int:
+    first_s, each_s = limits.ttft_ms / 1e3, limits.tpot_ms / 1e3
+    served = [one for one in records if one.outcome == Outcome.OK]
+    return sum((ttft(one) or math.inf) <= first_s and (tpot(one) or 0.0) <= each_s for one in served)
+
+
+def _normal_after(records: Sequence[Record], before: Sequence[Record], ended_s: float) -> float | None:
+    """Seconds after the overload until the first of two successive seconds with medians as before."""
+    usual = _medians(before)
+    if usual is None:
+        return None
+    last, well = max((one.scheduled for one in records), default=0.0), 0
+    for second in range(int(last - ended_s)):
+        at = ended_s + second
+        found = _medians([one for one in records if at <= one.scheduled < at + 1])
+        fine = found is not None and all(
+            now <= _NORMAL * then for now, then in zip(found, usual, strict=True)
+        )
+        well = well + 1 if fine else 0
+        if well == 2:
+            return float(second - 1)
+    return None
+
+
+def _medians(records: Sequence[Record]) -> tuple[float, float] | None:
+    """TTFT and TPOT of those that were served."""
+    served = [one for one in records if one.outcome == Outcome.OK]
+    first = [value for one in served if (value := ttft(one)) is not None]
+    each = [value for one in served if (value := tpot(one)) is not None]
+    return (median(first), median(each)) if first and each else None
+
+
+def _moved(record: Record, seconds: float) -> Record:
+    """The record on another clock."""
+    for name in ("scheduled", "sent", "ended"):
+        value = getattr(record, name)
+        if value is not None:
+            setattr(record, name, value + seconds)
+    record.token_times = [at + seconds for at in record.token_times]
+    return record

@@ -1,0 +1,51 @@
+"""What the clients of a run saw between tokens: the first gap, which an admitted sequence waits for its first
+decode step, and inter-token latencies. Computed from the records, so the same for every server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.common.record import Outcome, Record
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """In ms; `step`: the median inter-token latency. `first_gap`: between first and second token; `itl`:
+    between all others."""
+
+    step: float
+    first_gap_p50: float
+    first_gap_p99: float
+    itl_p99: float
+    itl_p999: float
+
+    def __str__(self) -> str:
+        first = f"{self.first_gap_p50:.1f} and {self.first_gap_p99:.1f} ms"
+        steps = [self.first_gap_p50, self.first_gap_p99, self.itl_p99, self.itl_p999]
+        in_steps = [f"{value / self.step:.2f}" if self.step else "-" for value in steps]
+        return (
+            f"step {self.step:.2f} ms; first gap p50 and p99 {first}, {in_steps[0]} and {in_steps[1]} steps; "
+            f"ITL p99 and p99.9 {self.itl_p99:.1f} and {self.itl_p999:.1f} ms, {in_steps[2]} and "
+            f"{in_steps[3]} steps"
+        )
+
+
+def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
+    """Of all requests that were answered in full; None where none has three tokens."""
+    first, others = list[float](), list[np.ndarray]()
+    for record in records:
+        if record.outcome == Outcome.OK and len(record.token_times) > 2:
+            gaps = np.diff(record.token_times) * 1e3
+            first.append(float(gaps[0]))
+            others.append(gaps[1:])
+    if not first:
+        return None
+    itl = np.concatenate(others)
+    return StreamFigures(
+        float(np.median(itl)),
+        *(float(value) for value in np.percentile(first, (50, 99))),
+        *(float(value) for value in np.percentile(itl, (99, 99.9))),
+    )

@@ -1,0 +1,49 @@
+"""First gaps and inter-token latencies, and what an overload did, from records made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.goodput.overload import judge_overload
+from bench.goodput.runs import Limits
+from bench.goodput.streams import stream_figures
+from loadgen.common.record import Record
+
+
+def record(due: float, times: list[float], outcome: str = "OK", took_s: float = 0.0) -> Record:
+    ended = times[-1] if times else due + took_s
+    return Record(
+        0, 0, "default", due, 16, len(times), sent=due, token_times=times, ended=ended, outcome=outcome
+    )
+
+
+def test_the_first_gap_is_told_apart() -> None:
+    records = [record(0.0, [0.1, 0.1 + gap, 0.11 + gap, 0.12 + gap]) for gap in (0.02, 0.03, 0.04)]
+    records.append(record(0.0, [0.1, 5.0, 9.0], "TIMEOUT"))
+    found = stream_figures(records)
+    assert found is not None
+    assert found.step == pytest.approx(10)
+    assert found.first_gap_p50 == pytest.approx(30)
+    assert found.itl_p999 == pytest.approx(10)
+    assert "3.00 and 3.98 steps; ITL p99 and p99.9 10.0 and 10.0 ms, 1.00 and 1.00 steps" in str(found)
+    assert stream_figures(records[-1:]) is None
+
+
+def test_an_overload_ends_when_latencies_are_as_before() -> None:
+    """Ten requests a second, twice that from 10 to 20; half of these are refused, one of them late; those of
+    10 to 23 take twice as long a token."""
+
+    def times(due: float) -> list[float]:
+        each = 0.02 if 10 <= due < 23 else 0.01
+        return [due + 0.1 + each * number for number in range(4)]
+
+    records = [record(number / 10, times(number / 10)) for number in range(300)]
+    refused = [
+        record(10 + number / 10, [], "HTTP_429", 0.03 if number == 7 else 0.002) for number in range(100)
+    ]
+    found = judge_overload([*records, *refused], Limits(200, 15, 0.9), 10.0, 20.0)
+    assert (found.before, found.during) == (10.0, 0.0)
+    assert found.normal_after_s == 3.0
+    assert (found.refused, found.late_refusals, found.refused_p50_ms) == (100, 1, 2.0)
+    loose = judge_overload(records, Limits(200, 30, 0.9), 10.0, 20.0)
+    assert (loose.during, loose.refused, loose.refused_p99_ms) == (10.0, 0, None)
