@@ -388,6 +388,7 @@ class Grammar(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
     WHITESPACE_PATTERN_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON schema, as JSON text."""
@@ -395,6 +396,8 @@ class Grammar(_message.Message):
     """A regular expression in the syntax of Rust's regex crate, which the whole text matches."""
     grammar: _builtins.str
     """A context-free grammar in the Lark syntax of llguidance, or in GBNF."""
+    json_object: _builtins.bool
+    """Any JSON object; false: anything."""
     whitespace_pattern: _builtins.str
     """With json_schema: a regular expression of the white space between JSON tokens. Unset: at most one space."""
     @_builtins.property
@@ -408,15 +411,16 @@ class Grammar(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___Choices | None = ...,
         grammar: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
         whitespace_pattern: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__whitespace_pattern: _TypeAlias = _typing.Literal["whitespace_pattern"]  # noqa: Y015
     _WhichOneofArgType__whitespace_pattern: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "choice", "grammar"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "choice", "grammar", "json_object"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__whitespace_pattern) -> _WhichOneofReturnType__whitespace_pattern | None: ...

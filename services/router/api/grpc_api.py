@@ -73,7 +73,7 @@ class GrpcApi:
         tokens, cached = 0, 0
         traces: list[RequestTrace] = []
         try:
-            requests = await self._admission.generate(data, context.time_remaining())
+            requests = await self._admission.generate(data, context.time_remaining(), _texts_of(context))
             context.set_trailing_metadata(answer_metadata(requests[0]))
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
             structures = (request.structure for request in requests)
@@ -169,6 +169,12 @@ def add_structure(response: GenerateResponse, parser: OutputParser, delta: Delta
                 response.tool_calls.add(index=index, arguments=text)
     if delta.finish is Finish.STOP and parser.calls:
         response.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
+
+
+def _texts_of(context: Context) -> dict[str, str]:
+    """The call's metadata, without what is not text."""
+    given = context.invocation_metadata() or ()
+    return {key: value for key, value in given if isinstance(value, str)}
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:

@@ -10,7 +10,8 @@ from typing import Any
 from baton.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
 
-_OBJECT = '{"type":"object"}'
+# The schema of any JSON object.
+ANY_OBJECT = '{"type":"object"}'
 _NEUTRAL_FORMAT = "text"
 
 # The fields of `structured_outputs`, and the older fields that mean the same.
@@ -44,7 +45,7 @@ def grammar_of_text_format(given: Mapping[str, object] | None) -> Grammar | None
     if given is None or kind == _NEUTRAL_FORMAT:
         return None
     if kind == "json_object":
-        return Grammar(json_schema=_OBJECT)
+        return Grammar(json_schema=ANY_OBJECT)
     if kind != "json_schema":
         raise FieldError("text.format.type must be text, json_object or json_schema", param="text")
     return _json_schema("text.format.schema", given.get("schema"))
@@ -55,7 +56,7 @@ def _of_response_format(given: dict[str, Any] | None) -> Grammar | None:
     if given is None or kind == _NEUTRAL_FORMAT:
         return None
     if kind == "json_object":
-        return Grammar(json_schema=_OBJECT)
+        return Grammar(json_schema=ANY_OBJECT)
     if kind != "json_schema":
         raise FieldError(
             "response_format.type must be text, json_object or json_schema", param="response_format"
@@ -102,7 +103,7 @@ def _json_schema(name: str, value: object) -> Grammar:
 def _json_object(name: str, value: object) -> Grammar:
     if value is not True:
         raise FieldError(f"{name} must be true or false", param=_param(name))
-    return Grammar(json_schema=_OBJECT)
+    return Grammar(json_schema=ANY_OBJECT)
 
 
 def _regex(name: str, value: object) -> Grammar:

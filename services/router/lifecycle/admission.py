@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.observations import Observations
 from services.router.request import validate
+from services.router.request.call_headers import check_idempotency, check_not_past, timeout_of_headers
 from services.router.request.request import ClientCall, Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
@@ -129,9 +131,12 @@ class Admission:
             parsed, prompt = await self.reader.response(body)
             return parsed, (await self._admit([prompt], arrival))[0]
 
-    async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
+    async def generate(
+        self, data: bytes, remaining_s: float | None, metadata: Mapping[str, str] = NO_HEADERS
+    ) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
-        with self._arrival(_GENERATE, remaining_s) as arrival:
+        with self._arrival(_GENERATE, math.inf if remaining_s is None else remaining_s) as arrival:
+            check_idempotency(metadata)
             return await self._admit([await self.reader.generate(data)], arrival)
 
     @contextlib.contextmanager
@@ -142,10 +147,14 @@ class Admission:
         call = ClientCall(route=route)
         if (caller := current_caller.get()) is not None:
             call.key_id, call.tenant = caller.key_id, caller.tenant
-        left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         try:
             if call.tenant is not None:
                 call.tenant.check()  # before anything is parsed or tokenised
+            check_idempotency(headers)
+            if remaining_s is None:
+                remaining_s = timeout_of_headers(headers)
+            left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
+            check_not_past(left_s)
             deadline = asyncio.get_running_loop().time() + left_s
             yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call)
         except BatonError as error:
@@ -176,7 +185,8 @@ class Admission:
         fields = validate.check_fields(parsed, self.model.limits())
         if sum(map(len, fields.stop)) > _LONG_STOPS:
             await self.tokenizer.run(lambda: automaton_of(fields.stop))
-        prompt_ids = parsed.tokenized or parsed.token_ids or await self.tokenizer.encode(parsed)
+        known, context = parsed.tokenized or parsed.token_ids, self.model.max_context_tokens
+        prompt_ids = known or await self.tokenizer.encode(parsed, context)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
         parsed.call.priority = priority_of(parsed.call.tenant, fields.priority)
         structure = await self._structure(parsed, prompt_ids) if parsed.structured else None

@@ -166,6 +166,15 @@ def context_exceeded(name: str, prompt_tokens: int, context: int) -> FieldError:
     )
 
 
+def text_exceeds_context(name: str, size: int, context: int) -> FieldError:
+    """The error of a prompt that is too long by its bytes alone, so that its tokens were not counted."""
+    return FieldError(
+        f"the prompt has {size} bytes, more than the model's context of {context} tokens can have",
+        param=name,
+        code="context_length_exceeded",
+    )
+
+
 def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
     """Returns the ids; FieldError names the first one that is not in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):

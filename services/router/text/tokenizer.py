@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 from baton.byte_tokenizer import byte_tokenizer_json
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.request.request import Chat, ParsedRequest
+from services.router.request.validate import text_exceeds_context
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.model_info import ModelInfo
+from services.router.text.token_bytes import longest_token_bytes
 
 
 class ModelTokenizer:
@@ -33,6 +35,8 @@ class ModelTokenizer:
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_tokens = {token.content: id_ for id_, token in added.items() if token.special}
         self._special_ids = frozenset(self._special_tokens.values())
+        # None where a text's bytes do not show how many tokens it has at least.
+        self.token_bytes = longest_token_bytes(self.tokenizer)
         control = ControlTokens.of(self.tokenizer)
         template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
         self._template = ChatTemplate(template, variables, control) if template else None
@@ -42,20 +46,21 @@ class ModelTokenizer:
             id_: token.content for id_, token in added.items() if token.special and token.normalized
         } if normalises else {}  # fmt: skip
 
-    def encode(self, parsed: ParsedRequest) -> Sequence[int]:
-        """Token ids of a request's prompt: its own, or those of its conversation or text."""
+    def encode(self, parsed: ParsedRequest, context: int | None = None) -> Sequence[int]:
+        """Token ids of a request's prompt: its own, or those of its conversation or text. `context`: a text
+        whose bytes already show that it has more tokens is refused without being tokenised."""
         if parsed.token_ids is not None:
             return parsed.token_ids
         if parsed.chat is not None:
-            return self.encode_chat(parsed.chat)
-        return self.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+            return self.encode_chat(parsed.chat, context)
+        return self.encode_text(parsed.text or "", context, special=parsed.add_special_tokens)
 
-    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+    def encode_text(self, text: str, context: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.
         Special tokens that the text spells are recognised."""
-        return self._encode([text], "prompt", special=special)
+        return self._encode([text], "prompt", context, special=special)
 
-    def encode_chat(self, chat: Chat) -> list[int]:
+    def encode_chat(self, chat: Chat, context: int | None = None) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens: those that messages or
         variables spell are tokenised as text."""
         if self._template is None:
@@ -64,7 +69,7 @@ class ModelTokenizer:
         if not chat.turns:
             raise FieldError(f"{chat.field_name} must not be empty", param=chat.field_name)
         parts = self._template.render(chat)
-        ids = self._encode(parts, chat.field_name, special=False)
+        ids = self._encode(parts, chat.field_name, context, special=False)
         if self._normalised:
             self._check_normalised(parts, ids, chat.field_name)
         return ids
@@ -100,12 +105,13 @@ class ModelTokenizer:
         skipped = self._special_ids - kept if skip_special_tokens else frozenset[int]()
         return Detokenizer(self.tokenizer, skipped, prompt_ids)
 
-    def _encode(self, parts: list[str], param: str, *, special: bool) -> list[int]:
+    def _encode(self, parts: list[str], param: str, context: int | None, *, special: bool) -> list[int]:
         try:
-            for part in parts:
-                part.encode()
+            size = sum(len(part.encode()) for part in parts)
         except UnicodeEncodeError:  # JSON can encode unpaired surrogates
             raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
+        if context is not None and self.token_bytes is not None and size > context * self.token_bytes:
+            raise text_exceeds_context(param, size, context)
         encodings = self.tokenizer.encode_batch_fast(parts, add_special_tokens=special)
         if len(encodings) == 1:
             return list(encodings[0].ids)

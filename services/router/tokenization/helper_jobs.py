@@ -75,6 +75,7 @@ def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> P
     prompt = _prompt(tokenizer, limits, parsed_request(request))
     if request.WhichOneof("prompt") == "chat":
         del request.chat.messages[:]  # its tools are needed
+        request.chat.ClearField("chat_template_kwargs")
     else:
         request.text = ""
     rest = request.SerializeToString()
@@ -121,7 +122,7 @@ def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
 def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
     """The token ids of a prompt as int32, and its text if that is to be echoed."""
     fields = validate.check_fields(parsed, limits)
-    ids = tokenizer.encode(parsed)
+    ids = tokenizer.encode(parsed, limits.max_context_tokens)
     validate.check_prompt(parsed, fields, ids, limits)
     return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
+from services.router.formats.grpc.peek import text_bytes
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai.chat import ChatBody
@@ -16,7 +17,7 @@ from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
-from services.router.request.validate import RequestLimits
+from services.router.request.validate import RequestLimits, text_exceeds_context
 from services.router.tokenization import helper_jobs
 from services.router.tokenization.helper_jobs import Job
 from services.router.tokenization.tokenizer_pool import TokenizerPool
@@ -89,6 +90,10 @@ class RequestReader:
             if len(request.chat.messages) <= sizes.MANY_MESSAGES:
                 sizes.check_message(request, self._limits().max_context_tokens)
                 return self._known(parsed_request(request))
+        limits, token_bytes = self._limits(), self._pool.tokenizer.token_bytes
+        size = text_bytes(data, limits.served_name)
+        if token_bytes is not None and size > limits.max_context_tokens * token_bytes:
+            raise text_exceeds_context("prompt", size, limits.max_context_tokens)
         rest, *prompt = await self._in_process(helper_jobs.generate, data)
         parsed = self._known(parsed_request(parse_message(GenerateRequest, bytes(rest))))
         return (await self._with_prompts([parsed], prompt))[0]

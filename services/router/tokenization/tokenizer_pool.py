@@ -37,9 +37,9 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._places = Places(max_pending, "tokenizer_places", "prompts wait to be tokenised")
 
-    async def encode(self, parsed: ParsedRequest) -> tuple[int, ...]:
+    async def encode(self, parsed: ParsedRequest, context: int) -> tuple[int, ...]:
         """Token ids of a short prompt; see ModelTokenizer.encode."""
-        return await self.run(lambda: tuple(self.tokenizer.encode(parsed)))
+        return await self.run(lambda: tuple(self.tokenizer.encode(parsed, context)))
 
     async def decode(self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""

@@ -22,8 +22,8 @@ import pytest
 
 from baton.errors import ErrorKind
 from baton.grpc_errors import from_status
-from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from baton.v1.types_pb2 import LogitBias
+from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool, ToolChoice
+from baton.v1.types_pb2 import Choices, Grammar, LogitBias
 from services.common.config.tls import Auth
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.fake_model import VOCAB
@@ -52,6 +52,12 @@ def message(**fields: Any) -> bytes:
 def turns(*roles_and_texts: tuple[str, str]) -> bytes:
     messages = [ChatMessage(role=role, content=content) for role, content in roles_and_texts]
     return message(chat=ChatMessages(messages=messages))
+
+
+def conversation(outside: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    """Of one message, with these fields; `outside`: fields of the request itself."""
+    messages = [ChatMessage(role="user", content="a")]
+    return message(chat=ChatMessages(messages=messages, **fields), **(outside or {}))
 
 
 def biases(*entries: tuple[int, float]) -> bytes:
@@ -143,7 +149,7 @@ CASES: dict[str, tuple[bytes, bytes | None, ErrorKind]] = {
     ),
     "reserved template variable": (
         chat({"role": "user", "content": "a"}, chat_template_kwargs={"messages": []}),
-        None,
+        conversation(chat_template_kwargs='{"messages": []}'),
         ErrorKind.INVALID,
     ),
     "prompt_embeds": (body(prompt_embeds="AAAA"), None, ErrorKind.INVALID),
@@ -154,7 +160,64 @@ CASES: dict[str, tuple[bytes, bytes | None, ErrorKind]] = {
         None,
         ErrorKind.INVALID,
     ),
+    "template variables that are no object": (
+        chat({"role": "user", "content": "a"}, chat_template_kwargs=[1]),
+        conversation(chat_template_kwargs="[1]"),
+        ErrorKind.INVALID,
+    ),
+    "special tokens of a chat": (
+        chat({"role": "user", "content": "a"}, add_special_tokens=True),
+        conversation(outside={"add_special_tokens": True}),
+        ErrorKind.INVALID,
+    ),
     "malformed tool": (chat({"role": "user", "content": "a"}, tools=[{"type": 5}]), None, ErrorKind.INVALID),
+    "a tool without a name": (
+        chat({"role": "user", "content": "a"}, tools=[{"type": "function", "function": {"name": ""}}]),
+        conversation(tools=[Tool(name="")]),
+        ErrorKind.INVALID,
+    ),
+    "parameters of a tool that are no object": (
+        chat(
+            {"role": "user", "content": "a"},
+            tools=[{"type": "function", "function": {"name": "f", "parameters": [1]}}],
+        ),
+        conversation(tools=[Tool(name="f", parameters="[1]")]),
+        ErrorKind.INVALID,
+    ),
+    "an unknown tool that is called": (
+        chat(
+            {"role": "user", "content": "a"},
+            tools=[{"type": "function", "function": {"name": "f"}}],
+            tool_choice={"type": "function", "function": {"name": "g"}},
+        ),
+        conversation(tools=[Tool(name="f")], tool_choice=ToolChoice.TOOL_CHOICE_NAMED, tool_name="g"),
+        ErrorKind.INVALID,
+    ),
+    "a regex of 1 MB": (
+        body(structured_outputs={"regex": "(a|aa)+" * (MIB // 7)}),
+        message(grammar=Grammar(regex="(a|aa)+" * (MIB // 7))),
+        ErrorKind.INVALID,
+    ),
+    "a schema of 1 MB": (
+        body(structured_outputs={"json": {"enum": ["a" * MIB]}}),
+        message(grammar=Grammar(json_schema=json.dumps({"enum": ["a" * MIB]}))),
+        ErrorKind.INVALID,
+    ),
+    "no choice": (
+        body(structured_outputs={"choice": []}),
+        message(grammar=Grammar(choice=Choices())),
+        ErrorKind.INVALID,
+    ),
+    "an empty grammar": (
+        body(structured_outputs={"json": None, "grammar": 5}),
+        message(grammar=Grammar()),
+        ErrorKind.INVALID,
+    ),
+    "a grammar and ignore_eos": (
+        body(structured_outputs={"json_object": True}, ignore_eos=True),
+        message(grammar=Grammar(json_object=True), ignore_eos=True),
+        ErrorKind.INVALID,
+    ),
     "cache salt": (body(cache_salt="x" * MIB), None, ErrorKind.INVALID),
 }
 _STATUS = {ErrorKind.INVALID: 400, ErrorKind.NOT_FOUND: 404}

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
+from services.router.formats.json_bodies import parse_json
 from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
 from services.router.request.request import Chat, ChatTurn
 from services.router.tools.tool_use import ToolUse
@@ -16,13 +17,31 @@ def chat_of(chat: ChatMessages) -> Chat:
     """The conversation. Raises FieldError where a tool is invalid."""
     turns = tuple(_turn(number, message) for number, message in enumerate(chat.messages))
     shown = chat.tool_choice != ToolChoice.TOOL_CHOICE_NONE
-    return Chat(turns, tools=[tool.for_template() for tool in _tools(chat)] if shown else [])
+    return Chat(
+        turns,
+        add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+        tools=[tool.for_template() for tool in _tools(chat)] if shown else [],
+        template_variables=_variables(chat.chat_template_kwargs),
+    )
 
 
 def tool_use_of(chat: ChatMessages) -> ToolUse | None:
     """What the model may or must call. Raises FieldError."""
     parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True
     return tool_use(_tools(chat), _choice(chat), parallel=parallel)
+
+
+def _variables(text: str) -> dict[str, object] | None:
+    """Variables of the chat template. Raises FieldError where the text is not a JSON object."""
+    if not text:
+        return None
+    try:
+        variables = parse_json(text.encode())
+    except FieldError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise FieldError("chat_template_kwargs must be a JSON object", param="chat_template_kwargs")
+    return variables
 
 
 def _choice(chat: ChatMessages) -> str | dict[str, Any] | None:

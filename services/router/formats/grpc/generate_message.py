@@ -8,6 +8,8 @@ from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
+from baton.v1.types_pb2 import Grammar
+from services.router.formats.grammar_fields import ANY_OBJECT
 from services.router.formats.grpc.chat_messages import chat_of, tool_use_of
 from services.router.formats.ignored_fields import unknown_numbers
 from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
@@ -29,6 +31,9 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise FieldError("the prompt is empty", param="prompt")
+    if prompt == "chat" and request.add_special_tokens:
+        message = "add_special_tokens is not supported yet for a chat, whose template writes them"
+        raise FieldError(message, param="add_special_tokens", code="unsupported_parameter")
     return ParsedRequest(
         model=request.model,
         text=request.text if prompt == "text" else None,
@@ -41,12 +46,25 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
         echo=request.echo,
-        grammar=request.grammar if request.HasField("grammar") else None,
+        grammar=_grammar(request),
+        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         call=ClientCall(ignored_fields=unknown_numbers(request)),
         slo=_slo(request),
         **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
     )
+
+
+def _grammar(request: GenerateRequest) -> Grammar | None:
+    """The grammar as workers know it."""
+    if not request.HasField("grammar"):
+        return None
+    if request.grammar.WhichOneof("kind") != "json_object":
+        return request.grammar
+    if not request.grammar.json_object:
+        return None
+    space = request.grammar.whitespace_pattern if request.grammar.HasField("whitespace_pattern") else None
+    return Grammar(json_schema=ANY_OBJECT, whitespace_pattern=space)
 
 
 def _slo(request: GenerateRequest) -> Slo | None:
