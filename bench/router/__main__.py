@@ -46,7 +46,7 @@ from bench.router.servers import (
 )
 
 _TTFT_STREAMS, _TTFT_STEP_MS, _PAUSE_S = 64, 5.0, 0.5
-_MEMORY_STEP_MS, _MEMORY_OPEN_S = 1000.0, 600
+_MEMORY_STEP_MS, _MEMORY_OUTPUT = 1000.0, 600
 
 
 class Bench:
@@ -104,13 +104,16 @@ class Bench:
 
     def _memory(self, processes: int, api: str) -> dict[str, object]:
         streams = self._arguments.open
-        measured = self._measure(processes, api, streams, _MEMORY_STEP_MS, _MEMORY_OPEN_S, 0.0)
+        open_s = self._arguments.warm_s / 2  # at once, gRPC would refuse most of them unseen
+        measured = self._measure(processes, api, streams, _MEMORY_STEP_MS, _MEMORY_OUTPUT, open_s)
         return {
             "case": f"memory_{api}",
             "processes": processes,
             "streams": streams,
             "idle_mb": round(measured["idle_mb"]),
             "open_mb": round(measured["open_mb"]),
+            # As many as streams were open.
+            "tokens_s": round(measured["counts"]["tokens"] / measured["seconds"]),
             "kb_a_stream": round((measured["open_mb"] - measured["idle_mb"]) * 1024 / streams, 1),
             **_common(measured),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -112,7 +112,7 @@ class Status:
     def of_process(self, window_s: int) -> dict[str, Any]:
         """This process's part of `totals`, which can be JSON."""
         return {
-            "recent": asdict(self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))),
+            "recent": vars(self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))),
             "running": self.dispatcher.running,
             "waiting": self.queue.waiting,
             "uptime_s": time.monotonic() - self.started,
