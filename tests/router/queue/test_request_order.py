@@ -44,7 +44,7 @@ def place(order: RequestOrder) -> QueueEntry:
     return entry
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.1, 10), st.floats(1, 5000)), min_size=2, max_size=4),
     st.randoms(use_true_random=False),
