@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
-from baton.v1.types_pb2 import LogitBias
-from services.router.request.bounds import LENGTHS, MAX_STOP_STRING_CHARS, NUMBERS
+from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, Tool
+from baton.v1.types_pb2 import Choices, Grammar, LogitBias
+from services.router.request.bounds import LENGTHS, MAX_GRAMMAR_BYTES, MAX_STOP_STRING_CHARS, NUMBERS
 from tests.router.conftest import MODEL
 from tests.router.fake_model import VOCAB
 
@@ -51,6 +51,11 @@ class Ask:
         fields = dict(self.fields)
         if "logit_bias" in fields:
             fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"]}
+        if "grammar" in fields:
+            fields["structured_outputs"] = fields.pop("grammar")
+        if "tools" in fields:
+            functions = [{"name": name, "parameters": parameters} for name, parameters in fields["tools"]]
+            fields["tools"] = [{"type": "function", "function": one} for one in functions]
         if self.prompt_kind == "chat":
             count = fields.pop("logprobs", None)
             if count is not None:
@@ -63,15 +68,30 @@ class Ask:
         """As a message."""
         fields = dict(self.fields)
         biases = [LogitBias(token_id=token, bias=bias) for token, bias in fields.pop("logit_bias", ())]
+        grammar, tools = fields.pop("grammar", None), fields.pop("tools", ())
         request = GenerateRequest(model=self.model, logit_bias=biases, **fields)
+        if grammar is not None:
+            request.grammar.CopyFrom(_grammar_message(grammar))
         if self.prompt_kind == "chat":
             turns = [ChatMessage(role=role, content=content) for role, content in self.prompt]
-            request.chat.CopyFrom(ChatMessages(messages=turns))
+            offered = [Tool(name=name, parameters=json.dumps(parameters)) for name, parameters in tools]
+            request.chat.CopyFrom(ChatMessages(messages=turns, tools=offered))
         elif self.prompt_kind == "token_ids":
             request.token_ids.CopyFrom(TokenIds(ids=self.prompt))
         else:
             request.text = self.prompt
         return request
+
+
+def _grammar_message(grammar: dict[str, Any]) -> Grammar:
+    ((kind, value),) = grammar.items()
+    match kind:
+        case "json":
+            return Grammar(json_schema=json.dumps(value, ensure_ascii=False))
+        case "choice":
+            return Grammar(choice=Choices(choices=value))
+        case _:
+            return Grammar(**{kind: value})
 
 
 def draw_ask(draw: random.Random) -> Ask:
@@ -85,6 +105,8 @@ def draw_ask(draw: random.Random) -> Ask:
             fields[name] = make(draw)
     if kind == "chat":
         fields.pop("echo", None)
+        if draw.random() < 0.1:
+            fields["tools"] = [_tool(draw) for _ in range(draw.choice((1, 2, 128, 129)))]
         # Without it the two APIs differ: a chat over HTTP fills the context.
         fields.setdefault("max_tokens", draw.randrange(1, 5))
     else:
@@ -148,10 +170,31 @@ def _biases(draw: random.Random) -> list[tuple[int, float]]:
     return [(token, draw.choice((-100.0, 0.0, 5.0, 100.0, 100.5))) for token in tokens]
 
 
+def _grammar(draw: random.Random) -> dict[str, Any]:
+    """As `structured_outputs` has it. The longest is beyond the bound."""
+    size = draw.choice((1, 3, 1000, MAX_GRAMMAR_BYTES)) if draw.random() < 0.2 else 3
+    kinds: dict[str, Any] = {
+        "json": {"enum": ["a" * size]},
+        "json_object": draw.random() < 0.8,
+        "regex": "a" * size,
+        "choice": ["a" * size, "b"],
+        "grammar": "start: " + "a" * size,
+    }
+    kind = draw.choice(list(kinds))
+    return {kind: kinds[kind]}
+
+
+def _tool(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    """Name and parameters."""
+    name = draw.choice(("", "x" * 65, "a b", "é")) if draw.random() < 0.05 else f"f{draw.randrange(1000)}"
+    return name, draw.choice(({}, {"type": "object", "properties": {"a": {"type": "string"}}}))
+
+
 _OTHERS: dict[str, Callable[[random.Random], Any]] = {
     "ignore_eos": lambda draw: draw.random() < 0.5,
     "echo": lambda draw: draw.random() < 0.5,
     "skip_special_tokens": lambda draw: draw.random() < 0.5,
+    "grammar": _grammar,
     "stop": _stops,
     "stop_token_ids": lambda draw: [_token(draw) for _ in range(draw.choice((1, 2, 8, 9)))],
     "logit_bias": _biases,

@@ -44,7 +44,12 @@ _CODES = {
     grpc.StatusCode.UNAVAILABLE,
 }
 # Fields whose names differ between the APIs.
-_NAMES = {"messages": "prompt", "top_logprobs": "logprobs", "chat": "prompt"}
+_NAMES = {
+    "messages": "prompt",
+    "top_logprobs": "logprobs",
+    "chat": "prompt",
+    "structured_outputs": "grammar",
+}
 
 
 @dataclass(frozen=True)
