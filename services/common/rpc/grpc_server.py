@@ -35,6 +35,8 @@ _LIMITS = (
 PING_EVERY_S = 1.0
 PING_ANSWER_S = 1.25
 
+_MAX_PENDING_CALLS = 8_192
+
 _SERVER_OPTIONS = (
     *_LIMITS,
     # With SO_REUSEPORT two servers could bind one port without an error.
@@ -69,6 +71,10 @@ def public_options(
         # Gives notice of the end (GOAWAY): new calls go to a new connection, running ones end on this one.
         ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_concurrent_streams", 1_024),
+        # Calls that the event loop has not taken yet. By default gRPC refuses them from 1,000 on, before the
+        # router can queue them or say when to come back.
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_metadata_size", limits.max_head_bytes),
         ("grpc.absolute_max_metadata_size", limits.max_head_bytes),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import grpc
 import grpc.aio
 import pytest
@@ -9,8 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.errors import BatonError, ErrorKind
+from services.common.config.router import ConnectionLimits
 from services.common.errors import abort, from_grpc
-from services.common.rpc.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, channel_options
+from services.common.rpc.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, channel_options, public_options
 
 NAME = "baton.v1.WorkerService"
 
@@ -23,8 +27,8 @@ async def _fail(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) ->
     await abort(context, BatonError(ErrorKind.QUARANTINED, "not now"))
 
 
-def server() -> GrpcServer:
-    made = GrpcServer([NAME])
+def server(options: Sequence[tuple[str, int]] = ()) -> GrpcServer:
+    made = GrpcServer([NAME], options=options)
     handlers = {
         "Size": grpc.unary_unary_rpc_method_handler(_echo_size),
         "Fail": grpc.unary_unary_rpc_method_handler(_fail),
@@ -82,3 +86,21 @@ async def test_a_port_is_never_shared() -> None:
     assert "\n" not in caught.value.message
     await first.stop(0)
     await second.stop(0)
+
+
+async def test_a_burst_of_calls_waits_for_the_loop() -> None:
+    """More calls than gRPC would keep by default, which come while the loop is busy (making them)."""
+    made = server(public_options(ConnectionLimits(), 16, 65_536))
+    address = await made.start("127.0.0.1", 0)
+    calls = []
+    async with (
+        grpc.aio.insecure_channel(address, options=channel_options()) as one,
+        grpc.aio.insecure_channel(address, options=channel_options()) as two,
+    ):
+        for channel in (one, two):
+            await channel.channel_ready()
+            call = channel.unary_unary("/test.Test/Size")
+            calls += [call(b"x", timeout=30) for _ in range(650)]
+        codes = await asyncio.gather(*(call.code() for call in calls))
+    await made.stop(0)
+    assert set(codes) == {grpc.StatusCode.OK}
