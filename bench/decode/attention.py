@@ -1,10 +1,11 @@
 """One layer's decode attention alone, by every tuning: what `AttentionTuning.of` should choose.
 
     python -m bench.decode.attention [--shape llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
-        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--json]
+        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4] [--json]
 
-A run is rows x context: so many sequences of so many tokens each. `tb_s`: bytes of keys, values and scales,
-over the time; `chosen`: what a worker uses.
+A run is rows x context: so many sequences of so many tokens each. `programs`: rows are cut so that there are
+about so many programs for each multiprocessor at least (a worker: 1). `tb_s`: bytes of keys, values and
+scales, over the time; `chosen`: what a worker uses.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
     parser.add_argument("--runs", default=_RUNS)
+    parser.add_argument("--programs", default="1", help="programs for each multiprocessor: 1,2,4")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
     for text in arguments.runs.split(","):
         rows, context = map(int, text.split("x"))
         for kv_dtype in arguments.kv_dtype.split(","):
-            bench = Bench(arguments.shape, arguments.dtype, kv_dtype, rows, context, "cuda")
-            for found in bench.measure():
-                show(found, arguments.json)
+            for programs in map(int, arguments.programs.split(",")):
+                bench = Bench(arguments.shape, arguments.dtype, kv_dtype, rows, context, "cuda", programs)
+                for found in bench.measure():
+                    show(found, arguments.json)
 
 
 def tunings() -> list[AttentionTuning]:
@@ -69,11 +72,14 @@ class Bench:
         rows: int,
         context: int,
         device: str,
+        programs: int = 1,
     ) -> None:
+        """`programs`: as many for each multiprocessor, at least."""
         import torch
 
         from baton.engine.decode.factory import pass_options
         from baton.engine.decode.gpu_pass import DecodePass
+        from baton.engine.kernels.gpu.attention.items import SplitPolicy
         from baton.engine.memory.kv_cache import KVCache
         from bench.random_model import random_model, randomize
         from bench.shapes import Shape
@@ -83,13 +89,16 @@ class Bench:
         model = random_model(reduced, dtype, context, _BLOCK_TOKENS, device, kv_dtype=kv_dtype)
         self.rows = rows
         self.run = {"shape": shape, "kv_dtype": kv_dtype, "rows": rows, "context": context}
+        self.run["programs"] = programs
         width = -(-context // _BLOCK_TOKENS)
         cache = KVCache(model.layout, 1 + rows * width, device)
         randomize(cache)
         table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
-        self._pass = DecodePass(
-            model, cache, tuple(table for _ in model.layout.groups), rows, pass_options(model, exact=False)
-        )
+        options = pass_options(model, exact=False)
+        kv_heads = model.config.num_kv_heads
+        policy = SplitPolicy.filling(options.multiprocessors * programs, kv_heads)
+        options = replace(options, policy=policy)
+        self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * kv_element_bytes(reduced, dtype, kv_dtype)
         self._pass.workspace.qkv[:rows].normal_()

@@ -129,7 +129,7 @@ def test_by_graphs_in_the_interpreter() -> None:
 def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.decode.attention.tunings", lambda: [AttentionTuning(4, 2)])
     monkeypatch.setattr("bench.decode.attention._LAYERS", 1)
-    chosen, tuned = Bench("tiny", "fp32", kv_dtype, 2, 130, "cpu").measure()
-    assert (chosen["chosen"], chosen["rows"], chosen["context"]) == (True, 2, 130)
+    chosen, tuned = Bench("tiny", "fp32", kv_dtype, 2, 130, "cpu", programs=3).measure()
+    assert (chosen["chosen"], chosen["rows"], chosen["context"], chosen["programs"]) == (True, 2, 130, 3)
     assert (tuned["warps"], tuned["stages"]) == (4, 2)
     assert tuned["us"] > 0
