@@ -99,7 +99,7 @@ async def test_a_burst_of_calls_waits_for_the_loop() -> None:
     ):
         for channel in (one, two):
             await channel.channel_ready()
-            call = channel.unary_unary("/test.Test/Size")
+            call = channel.unary_unary("/test.Test/Size", None, None)
             calls += [call(b"x", timeout=30) for _ in range(650)]
         codes = await asyncio.gather(*(call.code() for call in calls))
     await made.stop(0)
