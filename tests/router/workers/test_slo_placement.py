@@ -114,7 +114,7 @@ def test_goodput_survives_twice_the_sustainable_rate(slo: Slo, peak: float) -> N
     accepted = [one for _, one in refusing if one.refused_s is None]
     assert sum(one.meets(slo) for one in accepted) >= 0.98 * len(accepted)
     refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
-    assert refused[int(0.7 * len(refused))] == 0, "at once"
+    assert refused[int(0.93 * len(refused))] == 0, "at once"
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
 
 
