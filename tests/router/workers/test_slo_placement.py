@@ -120,20 +120,26 @@ def test_goodput_survives_twice_the_sustainable_rate(slo: Slo, peak: float) -> N
 
 def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arrangement() -> None:
     """One prefill worker beside a combined one that receives handoffs. At 8 ms the combined one may hardly
-    prefill, and two combined workers are worse; at 12 ms it must, and prefill and decode apart are worse."""
+    prefill, and two combined workers are worse; at 12 ms it must, and prefill and decode apart are worse; so
+    are prompts in turn at both. At 20 ms two combined workers are the best arrangement."""
+
+    def combined() -> list[Machine]:
+        return of(("both", 1), ("both", 1))
 
     def conditional() -> list[Machine]:
         return [Machine("prefill"), Machine("both", exchanges=True)]
 
     def share(machines: Machines, make: Make, rate: float, tpot_ms: float) -> float:
-        served = simulate(machines, make, Traffic(rate, 12, (Slo(0.5, tpot_ms / 1e3),)))
+        served = simulate(machines, make, Traffic(rate, 8, (Slo(0.5, tpot_ms / 1e3),)))
         return attained(served) / len(served)
 
     assert share(conditional, aware(), 32, 8) >= 0.9
-    assert share(lambda: of(("both", 1), ("both", 1)), aware(), 32, 8) < 0.5
+    assert share(combined, aware(), 32, 8) < 0.5
+    assert share(conditional, InTurn, 32, 8) < 0.5
     assert share(conditional, aware(), 42, 12) >= 0.9
     assert share(lambda: of(("prefill", 1), ("decode", 1)), aware(), 42, 12) < 0.9
-    assert share(conditional, InTurn, 32, 8) < 0.5
+    assert share(conditional, InTurn, 42, 12) < 0.5
+    assert share(conditional, aware(), 44, 20) >= 0.97 * share(combined, aware(), 44, 20)
 
 
 def test_what_no_worker_can_meet_is_refused_at_once() -> None:
