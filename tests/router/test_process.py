@@ -51,9 +51,9 @@ async def start(stdin: bytes, *command: str) -> Process:
     return process
 
 
-async def ready(process: Process) -> dict[str, str]:
+async def ready(process: Process, timeout_s: float = 20) -> dict[str, str]:
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 20)
+    line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
     addresses: dict[str, str] = json.loads(line)["ready"]
     return addresses
 
