@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-# generate: the calls that generate or tokenise; models: which model is served; metrics: rates and metrics.
-KeyScope = Literal["generate", "models", "metrics"]
+# generate: the calls that generate or tokenise; models: which model is served; metrics: rates and metrics;
+# admin: the workers' status on the web page.
+KeyScope = Literal["generate", "models", "metrics", "admin"]
 
 TENANT_NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"
 

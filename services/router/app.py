@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
@@ -19,7 +21,6 @@ from services.common.observability.audit_log import AuditFile, AuditLog
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
-from services.common.rpc.mutual_tls import mutual_tls
 from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
@@ -28,11 +29,12 @@ from services.router.auth.configured import configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
 from services.router.auth.redis_keys import RedisKeys
-from services.router.auth.scopes import HttpRules, check_grpc_rules
+from services.router.auth.scopes import ADMIN_HTTP_RULES, HttpRules, check_grpc_rules
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
+from services.router.http.errors import HANDLERS
 from services.router.http.server import HttpServer, http_app
 from services.router.lifecycle.admission import Admission, ServedModel
 from services.router.lifecycle.dispatcher import Dispatcher
@@ -58,8 +60,9 @@ from services.router.tokenization.helper_processes import HelperProcesses, helpe
 from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.tools.conversation_format import ConversationFormat
+from services.router.ui.routes import ui_routes
 from services.router.workers.cancels import Cancels
-from services.router.workers.certificates import WorkerCertificates
+from services.router.workers.certificates import configured_certificates
 from services.router.workers.directory import Directory
 from services.router.workers.discovery import Discovery
 from services.router.workers.placement import Placement
@@ -104,7 +107,7 @@ class Router:
         config = self._config
         self.store = Store(config.state)
         self.cancels = Cancels()
-        certificates = _worker_certificates(config)
+        certificates = configured_certificates(config)
         directory = Directory(
             config.workers,
             self._workers_changed,
@@ -264,7 +267,12 @@ class Router:
             self.audit,
         )
         admin.register(self.admin_grpc.server)
-        app = http_app([metrics_route(registry, self._questions), *health_routes(self.readiness)])
+        routes: list[BaseRoute] = [metrics_route(registry, self._questions), *health_routes(self.readiness)]
+        if config.serves_ui:
+            routes += ui_routes(self._status, self.admission, self.dispatcher)
+        app: ASGIApp = http_app(routes, HANDLERS)
+        if self._keys:
+            app = HttpAuth(app, self._keys, HttpRules(routes, ADMIN_HTTP_RULES))
         self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts)
 
     async def start(self) -> dict[str, str]:
@@ -368,13 +376,6 @@ class Router:
 def _relay(message: Mapping[str, Any]) -> None:
     """Has the parent send a message to the router's other processes."""
     report({"relay": message})
-
-
-def _worker_certificates(config: RouterConfig) -> WorkerCertificates | None:
-    """What workers may present; None without TLS. BatonError(INVALID) where a file cannot be used."""
-    if config.tls is None:
-        return None
-    return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)
 
 
 def _audit_log(config: RouterConfig) -> AuditLog:

@@ -13,8 +13,8 @@ _log = get_log("router")
 
 
 def check_plaintext(config: RouterConfig) -> None:
-    """Logs a warning for each plaintext port that is not on loopback, except the admin HTTP port, which
-    serves probes and metrics alone.
+    """Logs a warning for each plaintext port that is not on loopback; for the admin HTTP port only where it
+    serves the web page, not probes and metrics alone.
 
     Raises BatonError(INVALID), which names the ports, where the configuration requires TLS.
     """
@@ -33,3 +33,5 @@ def _plaintext_ports(config: RouterConfig) -> Iterator[tuple[str, str, str]]:
         yield f"grpc_port {config.grpc_port}", config.host, "tls.public"
     if not is_loopback(config.admin_host):
         yield f"admin_grpc_port {config.admin_ports[0]}", config.admin_host, "an admin_host on loopback"
+    if config.serves_ui and not is_loopback(config.bound_admin_http_host):
+        yield f"admin_http_port {config.admin_ports[1]}", config.bound_admin_http_host, "ui: false"

@@ -30,7 +30,7 @@ class Flag:
     """A setting with a flag: its path in `UpConfig`, and its text in `--help`.
 
     `bare` is the value of the flag when it is given without one; None: a value is required. The flag and its
-    variable are named by `renamed`, or else by the last part of the path.
+    variable are named by `renamed`, or else by the last part of the path. `negated`: `--no-NAME` is `false`.
     """
 
     path: str
@@ -38,6 +38,7 @@ class Flag:
     help: str
     bare: str | None = None
     renamed: str | None = None
+    negated: bool = False
 
     @property
     def name(self) -> str:
@@ -96,6 +97,7 @@ FLAGS = (
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
+    Flag("router.ui", "true|false", "web page at / of the admin HTTP port", bare="true", negated=True),
     Flag("auth", "none", "none: serve without API keys where other machines reach the public ports too"),
     Flag("router.audit_log", "FILE", "record who did what, without content"),
     Flag("router.tool_calls", "auto|none|hermes|llama3|mistral", "how the model writes tool calls"),
@@ -149,6 +151,11 @@ def add_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] = ()) ->
             parser.add_argument(
                 flag.name, dest=flag.key, metavar=flag.metavar, help=text, nargs=count, const=flag.bare
             )
+            if flag.negated:
+                no = f"--no-{flag.key}"
+                parser.add_argument(
+                    no, dest=flag.key, action="store_const", const="false", help=f"without the {text}"
+                )
 
 
 def load(

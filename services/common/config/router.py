@@ -152,6 +152,11 @@ class RouterSettings(StrictModel):
         description="how the model marks reasoning, which is returned apart from the content; think: "
         "<think>…</think>; auto: as its chat template shows",
     )
+    ui: bool = Field(
+        True,
+        description="web page at / of the admin HTTP port; where other machines reach that port, only "
+        "with auth, and not with require_tls",
+    )
     audit_log: Path | None = Field(
         None,
         description="file of the audit log: who did what, without content; with several processes, a file "
@@ -214,6 +219,14 @@ class RouterConfig(RouterSettings):
     member: GroupMember | None = Field(None, description="set by the process that starts several")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
+
+    @property
+    def serves_ui(self) -> bool:
+        """Whether the web page is served. It runs prompts, and its port is plaintext: other machines may
+        reach it only where `auth` states who may, and TLS is not required."""
+        if is_loopback(self.bound_admin_http_host):
+            return self.ui
+        return self.ui and self.auth is not None and not self.require_tls
 
 
 def check_public_access(host: str, auth: Auth | None) -> None:

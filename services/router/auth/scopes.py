@@ -1,9 +1,10 @@
-"""Which scope an API key needs for each route of the public ports: what is not listed here does not start."""
+"""Which scope an API key needs for each route of the public ports and of the admin HTTP port: what is not
+listed here does not start."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -26,6 +27,8 @@ Rule = KeyScope | Access
 # What records name in place of a path or method that is not served, since it may be anything.
 UNKNOWN = "unknown"
 
+UI_FILES = ("api.js", "charts.js", "cluster.js", "icon.svg", "page.css", "page.js", "prompt.js")
+
 HTTP_RULES: dict[str, Rule] = {
     "/v1/completions": "generate",
     "/v1/chat/completions": "generate",
@@ -42,6 +45,18 @@ HTTP_RULES: dict[str, Rule] = {
     "/version": Access.OPEN,
 }
 
+# The page's files have no data in them; a browser sends no key with them.
+ADMIN_HTTP_RULES: dict[str, Rule] = {
+    "/metrics": Access.OPEN,
+    "/health": Access.OPEN,
+    "/ready": Access.OPEN,
+    "/": Access.OPEN,
+    **{f"/ui/{name}": Access.OPEN for name in UI_FILES},
+    "/ui/status": "admin",
+    "/ui/chat": "generate",
+    "/ui/completion": "generate",
+}
+
 GRPC_RULES: dict[str, Rule] = {
     "/baton.v1.RouterService/Generate": "generate",
     "/baton.v1.RouterService/ListModels": "models",
@@ -56,14 +71,14 @@ GRPC_RULES: dict[str, Rule] = {
 class HttpRules:
     """The rules of an application's routes."""
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, routes: Iterable[BaseRoute], table: Mapping[str, Rule] = HTTP_RULES) -> None:
         """Raises LookupError, which names the route, where one has no rule."""
         self._exact: dict[str, tuple[str, Rule]] = {}
         self._patterns: list[tuple[re.Pattern[str], tuple[str, Rule]]] = []
         for route in routes:
-            if not isinstance(route, Route) or route.path not in HTTP_RULES:
+            if not isinstance(route, Route) or route.path not in table:
                 raise LookupError(f"auth.scopes has no rule for {route}")
-            found = route.path, HTTP_RULES[route.path]
+            found = route.path, table[route.path]
             if route.param_convertors:
                 self._patterns.append((route.path_regex, found))
             else:

@@ -22,13 +22,20 @@ _SPANS: dict[str, tuple[Stage.ValueType, Stage.ValueType]] = {
 }
 
 
+def spans(trace: RequestTrace) -> dict[str, tuple[float, float]]:
+    """Begin and end of each stage that was reached, in milliseconds since the request arrived."""
+    reached = {one.stage: one.offset_ns / 1e6 for one in trace.stages} | {Stage.STAGE_UNSPECIFIED: 0.0}
+    return {
+        name: (reached[since], max(reached[since], reached[until]))
+        for name, (since, until) in _SPANS.items()
+        if since in reached and until in reached
+    }
+
+
 def server_timing(traces: Iterable[RequestTrace]) -> str:
     """The value for the outputs of one call: of each stage the longest. Empty if no stage was reached."""
     longest: dict[str, float] = {}
     for trace in traces:
-        reached = {one.stage: one.offset_ns for one in trace.stages} | {Stage.STAGE_UNSPECIFIED: 0}
-        for name, (since, until) in _SPANS.items():
-            if since in reached and until in reached:
-                milliseconds = max(0, reached[until] - reached[since]) / 1e6
-                longest[name] = max(longest.get(name, 0.0), milliseconds)
+        for name, (begin, end) in spans(trace).items():
+            longest[name] = max(longest.get(name, 0.0), end - begin)
     return ", ".join(f"{name};dur={longest[name]:.1f}" for name in _SPANS if name in longest)

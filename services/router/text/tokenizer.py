@@ -46,6 +46,11 @@ class ModelTokenizer:
             id_: token.content for id_, token in added.items() if token.special and token.normalized
         } if normalises else {}  # fmt: skip
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can be used."""
+        return self._template is not None
+
     def encode(self, parsed: ParsedRequest, context: int | None = None) -> Sequence[int]:
         """Token ids of a request's prompt: its own, or those of its conversation or text. `context`: a text
         whose bytes already show that it has more tokens is refused without being tokenised."""

@@ -15,7 +15,9 @@ import grpc
 
 from baton.cluster_auth import CertificateProof
 from baton.state import Member
+from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log
+from services.common.rpc.mutual_tls import mutual_tls
 
 if TYPE_CHECKING:
     from baton.tls.material import Chain
@@ -101,3 +103,10 @@ class WorkerTls:
 
     def arguments(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
         return self._peer.arguments()
+
+
+def configured_certificates(config: RouterConfig) -> WorkerCertificates | None:
+    """What workers may present; None without TLS. BatonError(INVALID) where a file cannot be used."""
+    if config.tls is None:
+        return None
+    return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)

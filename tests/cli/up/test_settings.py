@@ -49,6 +49,13 @@ def test_admin_ports_and_public_metrics() -> None:
     assert load("--public-metrics").router.public_metrics is True
     assert load("--public-metrics", "false").router.public_metrics is False
     assert load(BATON_PUBLIC_METRICS="true").router.public_metrics is True
+
+
+def test_the_web_page_is_on_unless_told_otherwise() -> None:
+    assert load().router.ui
+    assert not load("--no-ui").router.ui
+    assert not load(BATON_UI="false").router.ui
+    assert load("--ui", BATON_UI="false").router.ui
     with pytest.raises(BatonError, match=r"an admin port on 10\.0\.0\.7 needs a cluster secret: set BATON_"):
         load("--admin-host", "10.0.0.7")
 
