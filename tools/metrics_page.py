@@ -9,11 +9,14 @@ from typing import Any
 from baton.cluster.group import metrics as group_metrics
 from services.common.observability.metrics import Metric
 from services.router.observability import metrics as router_metrics
+from services.router.observability.aliases import Aliases
 from services.worker.front import metrics as worker_metrics
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+_ALIASES = Aliases(router_metrics.FAMILIES)
 FAMILIES = {
     "router": router_metrics.FAMILIES,
+    "aliases": (*_ALIASES.vllm, *_ALIASES.gen_ai),
     "workers": worker_metrics.FAMILIES,
     "groups": group_metrics.FAMILIES,
 }

@@ -100,7 +100,7 @@ class Router:
         self._assemble_siblings(registry)
         self._assemble_public(registry)
         self._assemble_admin(registry)
-        register_metrics(self._status, registry)
+        register_metrics(self._status, registry, aliases=config.metric_aliases)
 
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Which workers there are, and the queue for them."""

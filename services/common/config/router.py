@@ -85,6 +85,9 @@ class RouterSettings(StrictModel):
     public_metrics: bool | None = Field(
         None, description="serve /metrics on http_port as well; unset: only where host is loopback"
     )
+    metric_aliases: bool = Field(
+        False, description="export metrics under the names of vLLM and OpenTelemetry too"
+    )
     admin_host: str = Field("127.0.0.1", description="address of the two admin ports")
     admin_http_host: str | None = Field(
         None, description="address of the admin HTTP port alone; unset: admin_host"

@@ -24,6 +24,7 @@ from services.common.observability.metrics import (
 )
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys
+from services.router.observability.aliases import Aliases
 from services.router.observability.process_series import QUESTION, merged, series
 from services.router.observability.status import Status
 from services.router.processes.sibling_questions import SiblingQuestions
@@ -203,8 +204,11 @@ FAMILIES: tuple[Metric[Status], ...] = (
 # fmt: on
 
 
-def register_metrics(router: Status, registry: CollectorRegistry) -> None:
-    """Adds the router's metrics, and those of its process."""
+def register_metrics(router: Status, registry: CollectorRegistry, *, aliases: bool = False) -> None:
+    """Adds the router's metrics, and those of its process. `aliases`: under other projects' names too."""
+    if aliases:
+        repeated = Aliases(FAMILIES)
+        registry.register(ScrapedCollector(lambda: repeated.collect(router)))
     registry.register(ScrapedCollector(lambda: collect(FAMILIES, router, {"model": router.model.name})))
     process_metrics(registry)
 
