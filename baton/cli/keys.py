@@ -13,19 +13,20 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from pydantic import ValidationError
 
-from baton.cli.common import config_file
+from baton.api_keys import ApiKey, KeyScope, key_hash
+from baton.cli.common import config_file, extras
 from baton.cli.common.config_file import first_problem, invalid, read_secret, read_shared_secret
 from baton.cli.common.messages import notify
 from baton.cli.status.command import console
 from baton.cli.status.view import plain_table
-from baton.state import State
-from baton.state.api_keys import ApiKey, KeyScope, key_hash
-from baton.state.redis_keys import RedisKeyStore
 from services.common.config.files import KeysFile
+
+if TYPE_CHECKING:
+    from baton.state.redis_keys import RedisKeyStore
 
 _PREFIX = "sk-baton-"
 _RANDOM_BYTES = 32
@@ -33,7 +34,7 @@ _RANDOM_BYTES = 32
 _KEY = re.compile(r"[\x21-\x7e]{32,512}")
 _SCOPES: tuple[str, ...] = get_args(KeyScope)
 
-Work = Callable[[RedisKeyStore], Coroutine[None, None, None]]
+Work = Callable[["RedisKeyStore"], Coroutine[None, None, None]]
 
 
 def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.ArgumentParser]) -> None:
@@ -73,6 +74,7 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises BatonError where the file or the key is invalid, the id is taken or unknown, or Redis away."""
+    extras.require("state")
     work = {"add": _adding, "list": _listing, "revoke": _revoking}[arguments.keys_command](arguments)
     file = config_file.load(arguments.config, KeysFile, {})
     secret = read_shared_secret(file.cluster_secret_file, "cluster_secret_file")
@@ -83,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _with_store(url: str, namespace: str, secret: str, work: Work) -> None:
+    from baton.state import State  # needs packages of the extra
+
     state = State.at(url, namespace=namespace)
     try:
         await work(state.api_keys(secret))

@@ -14,7 +14,7 @@ from baton.cli.common import config_file, extras
 from baton.cli.common.config_file import invalid
 from baton.cli.common.messages import write_line
 from baton.cli.up.model_folder import model_and_name, require_weights
-from baton.device.kernel_manifest import SHIPPED_VARIABLE, KernelManifest
+from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
 from services.common.config.kernels import KernelsFile, WarmedWorker
 from services.common.config.worker import TransferConfig, WorkerConfig
 from services.common.processes.child_process import Child
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def kernels_here(gpu: int) -> KernelManifest:
     """What workers of this machine compile with, asked in a process of its own, which may use the GPU. Raises
     `BatonError(INVALID)` where there is none."""
-    command = [sys.executable, "-m", "baton.device.kernel_environment", str(gpu)]
+    command = [sys.executable, "-m", "baton.device.kernel_files.environment", str(gpu)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
     if done.returncode:
         raise invalid((done.stderr.strip().splitlines() or ["no answer"])[-1])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, call, cuda_driver
-from baton.device.kernel_cache import cached_code
+from baton.device.kernel_files.cache import cached_code
 from baton.device.nvidia_libraries import load_library
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

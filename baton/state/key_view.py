@@ -15,8 +15,8 @@ from typing import Protocol
 
 import structlog
 
+from baton.api_keys import ApiKey
 from baton.errors import BatonError
-from baton.state.api_keys import ApiKey
 from baton.state.keys import POLL_S
 from baton.state.redis_keys import KeyListing
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
+from baton.api_keys import ApiKey
 from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
-from baton.state.api_keys import ApiKey
 from baton.state.connect import Argument
 from baton.state.connection import Connection
 from baton.state.keys import Keys

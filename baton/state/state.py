@@ -13,10 +13,10 @@ from pathlib import Path
 
 import structlog
 
+from baton.api_keys import ApiKey
 from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
-from baton.state.api_keys import ApiKey
 from baton.state.connect import Endpoint, parse_url
 from baton.state.connection import Connection
 from baton.state.counters import Counters

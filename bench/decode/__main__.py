@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from baton.device.kernel_cache import keep_kernels_in
+from baton.device.kernel_files.cache import keep_kernels_in
 from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.decode.case import SAMPLINGS, Case, EngineSize
 from bench.shapes import SHAPES, torch_dtype

@@ -30,7 +30,7 @@ NAMES = ("router", "worker")
 # The platform of the locked packages.
 PLATFORM = "linux/amd64"
 DIGESTS = "values-digests.yaml"
-# Of a folder of compiled kernels: baton.device.kernel_manifest names it too.
+# Of a folder of compiled kernels: baton.device.kernel_files.manifest names it too.
 MANIFEST = "baton-kernels.json"
 DIST = ROOT / "dist"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from baton.api_keys import ApiKey, key_hash
 from baton.cli.main import main
 from baton.state import State
-from baton.state.api_keys import ApiKey, key_hash
 from baton.state.embedded import EmbeddedServer
 
 SECRET = "the secret of a cluster"

@@ -29,6 +29,8 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
         2,
         "pip install 'baton-serve[cluster]'",
     ),
+    ("baton", "keys", "list", "--config", "no-file"): (2, "pip install 'baton-serve[state]'"),
+    ("baton", "audit", "verify", "no-file"): (2, "no-file"),
     ("baton", "router", "--config", "f"): (2, "pip install 'baton-serve[router]'"),
     ("baton", "check", "--config", "no-file"): (2, "cannot read no-file"),
     ("baton", "fetch-model", "--config", "no-file"): (2, "cannot read no-file"),

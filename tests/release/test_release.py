@@ -12,7 +12,7 @@ import pytest
 import yaml
 from helm_python import Chart
 
-from baton.device.kernel_manifest import KernelManifest
+from baton.device.kernel_files.manifest import KernelManifest
 from deploy.release import __main__ as command
 from deploy.release import artifacts, images, version
 from deploy.release.errors import ReleaseError

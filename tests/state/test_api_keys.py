@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
+from baton.api_keys import ApiKey, key_hash
 from baton.errors import BatonError, ErrorKind
 from baton.state import State
-from baton.state.api_keys import ApiKey, key_hash
 from baton.state.key_view import KeyView
 from baton.state.keys import Keys
 from baton.state.redis_keys import KeyListing, RedisKeyStore

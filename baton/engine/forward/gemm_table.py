@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import triton
 
-from baton.device.kernel_cache import kernel_cache
+from baton.device.kernel_files.cache import kernel_cache
 from baton.engine.forward.choice import (
     Choice,
     DigitsTuning,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from baton.api_keys import ApiKey
 from baton.errors import BatonError
 from baton.state import Journal, Member, State
-from baton.state.api_keys import ApiKey
 from baton.state.key_view import KeyView
 from baton.state.stores import Quotas
 from baton.v1.admin_pb2 import StoreStatus

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from baton.device.kernel_cache import copy_shipped_kernels, keep_kernels_in
-from baton.device.kernel_environment import kernels_here
-from baton.device.kernel_manifest import SHIPPED_VARIABLE, KernelManifest
+from baton.device.kernel_files.cache import copy_shipped_kernels, keep_kernels_in
+from baton.device.kernel_files.environment import kernels_here
+from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import device_of

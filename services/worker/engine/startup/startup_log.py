@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from baton.device.kernel_cache import counted_kernels, kernel_cache
+from baton.device.kernel_files.cache import counted_kernels, kernel_cache
 from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log

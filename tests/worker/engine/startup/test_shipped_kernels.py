@@ -9,7 +9,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from baton.device.kernel_manifest import MANIFEST, SHIPPED_VARIABLE, KernelManifest
+from baton.device.kernel_files.manifest import MANIFEST, SHIPPED_VARIABLE, KernelManifest
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup import shipped_kernels
 from services.worker.engine.startup.shipped_kernels import use_kernel_cache

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.device.kernel_cache import (
+from baton.device.kernel_files.cache import (
     cached_code,
     copy_shipped_kernels,
     counted_kernels,
     keep_kernels_in,
     kernel_cache,
 )
-from baton.device.kernel_manifest import MANIFEST
+from baton.device.kernel_files.manifest import MANIFEST
 
 
 def test_the_configured_folder_is_created_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

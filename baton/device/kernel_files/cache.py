@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.device.kernel_manifest import MANIFEST
+from baton.device.kernel_files.manifest import MANIFEST
 
 _VARIABLE = "TRITON_CACHE_DIR"
 # Triton's list of a kernel's files begins so; a process that finds it takes the files as complete.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.device.kernel_environment import kernels_here
-from baton.device.kernel_manifest import MANIFEST, KernelManifest
+from baton.device.kernel_files.environment import kernels_here
+from baton.device.kernel_files.manifest import MANIFEST, KernelManifest
 from baton.errors import BatonError, ErrorKind
 from deploy.release import images
 

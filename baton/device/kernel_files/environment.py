@@ -1,6 +1,6 @@
 """What kernels are compiled with in this environment.
 
-python -m baton.device.kernel_environment GPU     prints a KernelManifest, or why there is none
+python -m baton.device.kernel_files.environment GPU     prints a KernelManifest, or why there is none
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 import triton
 
-from baton.device.kernel_manifest import KernelManifest
+from baton.device.kernel_files.manifest import KernelManifest
 from baton.errors import BatonError, ErrorKind
 
 _DISTRIBUTION = "baton-serve"
