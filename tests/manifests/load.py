@@ -153,5 +153,6 @@ async def steady_load(endpoint: Endpoint, clients: int) -> AsyncIterator[Load]:
             yield load
         finally:
             load.end()
+    print(f"\nPROOF answered under load: {dict(load.answered)}, failed: {len(load.failed)}")
     assert not load.failed, load.failed[:5]
     assert {*_APIS} == {*load.answered}

@@ -40,10 +40,11 @@ def why_not() -> str | None:
 
 
 def run_tests(module: Path, *arguments: str, within_s: float) -> None:
-    """Runs pytest on a module. Raises AssertionError with its output where a test fails."""
+    """Runs pytest on a module, and prints what its tests say of what they have proved. Raises AssertionError
+    with the output where a test fails."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Without the settings of all other tests, which load torch.
-    command += ["--confcutdir", str(module.parent), "-o", "addopts=--strict-markers", "--tb=short"]
+    command += ["--confcutdir", str(module.parent), "-o", "addopts=--strict-markers", "--tb=short", "-s"]
     command += [str(module), *arguments]
     done = subprocess.run(
         ["unshare", *_NEW, *command],
@@ -54,3 +55,6 @@ def run_tests(module: Path, *arguments: str, within_s: float) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-_SHOWN:]
+    for line in done.stdout.splitlines():
+        if line.startswith("PROOF "):
+            print(f"\n{module.stem}: {line}", end="")
