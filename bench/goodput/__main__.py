@@ -215,9 +215,9 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
             shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
-            told = stream_figures(run.records)
-            _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {told or 'no streams'}")
-            streams[f"{each:g}"] = None if told is None else asdict(told)
+            figures = stream_figures(run.records)
+            _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {figures or 'no streams'}")
+            streams[f"{each:g}"] = None if figures is None else asdict(figures)
         overloads = await _overloads(plan, arm, target)
     curves = [
         Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))

@@ -1,7 +1,7 @@
 """An arm at a rate that it sustains, at twice that for a while, and at the first again.
 
 One run of loadgen lasts all the time; a second one at the same rate lasts as long as the overload does. What
-happened before, during and after is told from the records of both, by when requests were due.
+happened before, during and after is computed from the records of both, by when requests were due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadgen.common.record import Outcome, Record
 
 # Seconds before and after the overload.
 BEFORE_S, AFTER_S = 20.0, 20.0
-# A refusal that takes longer than this, in ms, is late: its client could have been told before.
+# A refusal that takes longer than this, in ms, is late: its client loses time that it could use elsewhere.
 LATE_MS = 20.0
 # What is normal: medians of a second that are at most so many times those before.
 _NORMAL = 1.25
