@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Mapping
@@ -17,6 +18,7 @@ from tests.manifests import notes_programs
 from tests.manifests.services import ServiceProxy
 from tests.manifests.volumes import Store
 
+_ROOT = Path(__file__).parents[2]
 _START_S = 30.0
 # Exit code of loadgen, the last command: all were answered, but this machine was too busy for a measurement.
 _INVALID = 3
@@ -61,8 +63,10 @@ class Notes:
         return printed.read_text()
 
     def _stand_in(self, program: Path) -> None:
+        """Writes a program that runs from any folder, as the commands do."""
         program.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -m {notes_programs.__name__} {program.name} "$@"\n'
+            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(_ROOT))}\n"
+            f'exec {sys.executable} -m {notes_programs.__name__} {program.name} "$@"\n'
         )
         program.chmod(0o755)
 
