@@ -62,14 +62,7 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
     revoking = commands.add_parser("revoke", help="remove a key; routers refuse it within a second")
     revoking.add_argument("id", metavar="ID", help="its id, as baton keys list shows it")
     for one in (adding, listing, revoking):
-        one.add_argument(
-            "-c",
-            "--config",
-            type=Path,
-            metavar="FILE",
-            required=True,
-            help="YAML file of a router, of which state and cluster_secret_file are read",
-        )
+        config_file.add_flag(one, "YAML file of a router, of which state and cluster_secret_file are read")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,9 +21,7 @@ _FLAGS = ("served_model_name", "auth", "router.", "state.", "cluster_secret_file
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", required=True, help="YAML file of settings, see below"
-    )
+    config_file.add_flag(parser, "YAML file of settings, see below")
     parser.add_argument("--model", metavar="DIR", help=f"folder with tokenizer and config.json, or {DEMO}")
     settings.add_flags(parser, only=_FLAGS)
     parser.epilog = "Keys of FILE: " + ", ".join(config_file.keys_of(RouterFile)) + "."

@@ -25,14 +25,7 @@ _ASK_S = 120.0  # Torch is imported, and a driver initialised.
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help="YAML file of workers: model, role, engine",
-    )
+    config_file.add_flag(parser, "YAML file of workers: model, role, engine")
     parser.add_argument(
         "--out",
         type=Path,

@@ -72,14 +72,7 @@ class Common:
 
 def add_config_flag(parser: argparse.ArgumentParser, model: type[WorkerFile], *, required: bool) -> None:
     """Adds `--config`, and the keys of its file to the help."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        metavar="FILE",
-        required=required,
-        help="YAML file, keys see below",
-    )
+    config_file.add_flag(parser, "YAML file, keys see below", required=required)
     parser.epilog = "Keys of FILE: " + ", ".join(config_file.keys_of(model)) + "."
 
 

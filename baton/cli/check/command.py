@@ -32,9 +32,7 @@ Step = Callable[[float], str]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", required=True, help="YAML file of settings, see below"
-    )
+    config_file.add_flag(parser, "YAML file of settings, see below")
     parser.epilog = "Keys of FILE: " + ", ".join(keys_of(CheckFile)) + "."
 
 

@@ -5,6 +5,7 @@ Flags override environment variables, which override the file. An unknown key is
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeGuard, TypeVar, get_args
@@ -20,6 +21,11 @@ Model = TypeVar("Model", bound=BaseModel)
 _JOURNAL_KEY_DIGITS = 64
 # A file has at most one key of each pair; an override of either replaces the other one too.
 _ALTERNATIVES = {"redis_url": "redis_url_file"}
+
+
+def add_flag(parser: argparse.ArgumentParser, help_text: str, *, required: bool = True) -> None:
+    """Adds `--config`, the file of settings that a command reads."""
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", required=required, help=help_text)
 
 
 def invalid(message: str) -> BatonError:

@@ -23,13 +23,8 @@ _LOCK_POLL_S = 0.5
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help="YAML file of a router or worker, of which model, model_source and start_timeout_s are read",
+    config_file.add_flag(
+        parser, "YAML file of a router or worker, of which model, model_source and start_timeout_s are read"
     )
 
 

@@ -6,7 +6,7 @@ Networking 5(5), 1997). The flows are the tenants, the cost of a request is abou
 time, in prompt tokens. The flow with the least start tag is served next, and its tag grows by the request's
 cost over the tenant's weight; the virtual time is the start tag of the flow served last. So in proportion to
 weights no waiting tenant gets more than another, however many requests either sends, but for one request of
-each; and what it had while nobody waited is not held against it.
+each; and what it had while none waited is not held against it.
 
 A flow that begins to wait has as start tag where its last request ended, but no less than the virtual time
 less a burst: as from a token bucket, a tenant may have at once what it did not use of its share lately. So

@@ -308,7 +308,7 @@ def mean_context(tokens: int, max_tokens: int) -> int:
 
 
 def usual_output(max_tokens: int) -> int:
-    """Tokens of a request's output, as far as its `max_tokens` tells."""
+    """Tokens of a request's output, as far as its `max_tokens` bounds them."""
     return min(max_tokens, _USUAL_OUTPUT)
 
 

@@ -264,7 +264,7 @@ class Worker:
         used = described.load.slots - described.load.free_slots
         siblings = max(self._sibling_peak, self.siblings.slots)
         foreign = max(0, used - max(claimed_before, self.claimed_slots) - siblings)
-        # What siblings tell may arrive after the answer to a poll: such slots are foreign in one poll only.
+        # What siblings report may arrive after the answer to a poll: such slots are foreign in one poll only.
         self.foreign_slots = min(foreign, self._foreign_before) if self.siblings.processes else foreign
         self._foreign_before = foreign
         self.foreign_context = described.load.context_tokens * self.foreign_slots // max(1, used)

@@ -49,7 +49,7 @@ def test_drains_and_the_pool_are_relayed_once() -> None:
     dispatcher.leaving = True
     dispatcher.set_draining(False)
     state.review()
-    assert len(sent) == 3  # a process that stops tells nothing
+    assert len(sent) == 3  # a process that stops reports nothing
 
 
 def test_what_is_not_found_yet_is_applied_later() -> None:

@@ -1,4 +1,4 @@
-"""What router processes tell each other about their claims and the prompts that they have sent."""
+"""What router processes report to one another about their claims and the prompts that they have sent."""
 
 from __future__ import annotations
 
