@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from pathlib import Path
 
 from baton.state.embedded import EmbeddedServer
@@ -34,10 +36,21 @@ async def test_two_routers_share_a_limit(site: SiteMaker, tmp_path: Path) -> Non
     server = await EmbeddedServer.start()
     try:
         state = StateConfig(redis_url=server.url, namespace="shared")
+        began = time.monotonic()
+
+        def most() -> float:
+            """The limit and a tenth, and what has been refilled since: 12 a minute."""
+            return 12 * 1.1 + (time.monotonic() - began) / 5
+
         async with site(auth=auth, state=state) as one, site(auth=auth, state=state) as other:
-            admitted = await _served(one, 14) + await _served(other, 14)
-            assert 10 <= admitted <= 13
+            admitted = 0
+            # Each holds a part; what the other does not use arrives with settlements, twice a second.
+            while admitted < 10 and time.monotonic() - began < 30:
+                admitted += await _served(one, 14) + await _served(other, 14)
+                assert admitted <= most()
+                await asyncio.sleep(0.2)
+            assert admitted >= 10
         async with site(auth=auth, state=state) as again:
-            assert await _served(again, 3) <= 2
+            assert admitted + await _served(again, 14) <= most()
     finally:
         await server.stop()
