@@ -105,7 +105,7 @@ class EngineConfig(StrictModel):
         None,
         gt=0,
         description="longest expected duration of a prefill step while none do and the worker decodes "
-        "nothing; unset: 50 on a GPU, on a CPU prefill_step_ms",
+        "nothing; unset: 60 on a GPU, on a CPU prefill_step_ms",
     )
     tpot_slo_ms: float | None = Field(
         None,
@@ -169,7 +169,7 @@ class EngineConfig(StrictModel):
     def prefill_alone_step_ms_on(self, device: str) -> float:
         """The longest prefill step while no short prompt waits, on a device type, `cuda` or `cpu`. A step of
         a CPU keeps its worker's other work waiting."""
-        unset = 50.0 if device == "cuda" else self.prefill_step_ms
+        unset = 60.0 if device == "cuda" else self.prefill_step_ms
         return max(self.prefill_step_ms, self.prefill_alone_step_ms or unset)
 
     def with_gpu_links(
