@@ -16,14 +16,15 @@ _BUCKETS = 3
 _SETTLE = (
     NOW
     + """
-local router, lease_ms = ARGV[1], tonumber(ARGV[2])
+local router, lease_ms, known = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 redis.call('ZADD', KEYS[1], now + lease_ms, router)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 redis.call('PEXPIRE', KEYS[1], lease_ms)
 local live, routers = {}, redis.call('ZRANGE', KEYS[1], 0, -1)
 for _, name in ipairs(routers) do live[name] = true end
 local answer = {tostring(#routers)}
-local at = 2
+local count = math.max(#routers, known)
+local at = 3
 
 local function argument()
   at = at + 1
@@ -63,7 +64,7 @@ for k = 2, #KEYS do
       level = level + freed + passed * before / 60000 + limit - before
       level = math.min(level, limit - others - balance)
       local left = level + balance
-      local share = #routers == 1 and left or (left + others) / (2 * #routers)
+      local share = count == 1 and left or (left + others) / (2 * count)
       local hold = math.max(0, math.min(left, math.max(share, wanted)))
       change = hold - balance
       level = left - hold
@@ -78,8 +79,8 @@ for k = 2, #KEYS do
   if most > 0 then
     local others = held_by_others(key, stored, 'slots:')
     local free = math.max(0, most - others)
-    local share = math.max(1, math.floor((free - running) / #routers))
-    if #routers == 1 then share = free end
+    local share = math.max(1, math.floor((free - running) / count))
+    if count == 1 then share = free end
     slots = math.max(running, math.min(free, math.max(running + share, wanted)))
     redis.call('HSET', key, 'slots:' .. router, slots)
   end
@@ -98,10 +99,10 @@ class RedisQuotas:
         self._connection = connection
         self._keys = keys
 
-    async def settle(self, router: str, asks: Sequence[QuotaAsk]) -> Settlement:
+    async def settle(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Settlement:
         if len(asks) > MAX_SETTLED:
             raise BatonError(ErrorKind.INVALID, f"more than {MAX_SETTLED} tenants are settled at once")
-        args: list[Argument] = [router, round(QUOTA_LEASE_S * 1000)]
+        args: list[Argument] = [router, round(QUOTA_LEASE_S * 1000), known]
         for ask in asks:
             for bucket in ask.buckets:
                 args += (

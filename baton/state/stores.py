@@ -62,12 +62,13 @@ class Quotas(Protocol):
     """What is left of the tenants' limits, of which routers hold leases: each judges calls by what it holds,
     and settles in the background."""
 
-    async def settle(self, router: str, asks: Sequence[QuotaAsk]) -> Settlement:
+    async def settle(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Settlement:
         """Reports what a router holds of some tenants' limits, and changes it to what it may hold now.
 
         A limit of a minute is a bucket that is full at first. All that routers hold and what is left is never
         more than one minute's amount. A router gets half of an equal share of it, all if it is alone, and
         more if it wants more and more is left. Of slots, routers together never hold more than there are.
+        `known`: the number of routers by the last answer; a store that has lost its memory shares by that.
         At most MAX_SETTLED tenants per call.
         """
 

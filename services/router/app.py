@@ -178,7 +178,9 @@ class Router:
                 config.reasoning,
             ),
         )
-        self.readiness = Readiness(self.placement, self.dispatcher)
+        self.readiness = Readiness(
+            self.placement, self.dispatcher, lambda: self._leases is None or self._leases.joined
+        )
 
     def _assemble_siblings(self, registry: CollectorRegistry) -> None:
         """Reports to the router's other processes, where there are any."""
@@ -308,7 +310,7 @@ class Router:
             asyncio.create_task(self._window.run()),
         ]
         if self._leases is not None:
-            self._background.append(asyncio.create_task(self._leases.run()))
+            self._background.append(asyncio.create_task(self._leases.run(self.readiness.update)))
         return dict(self._addresses)
 
     async def stop(self, drain_s: float) -> None:

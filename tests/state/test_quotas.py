@@ -58,9 +58,10 @@ class Router:
 async def test_one_router_holds_everything(quotas: Quotas) -> None:
     """What it uses is refilled at the limit's rate, by the store's clock, and no further than the limit."""
     router = Router(quotas, "one")
+    # The store's clock counts from the settlement, of which nobody knows when it was but that it came later.
+    began = time.monotonic()
     assert await router.settle() == pytest.approx(60_000)
     router.holds -= 10_000
-    began = time.monotonic()
     await asyncio.sleep(0.05)
     await router.settle()
     passed_ms = (time.monotonic() - began) * 1000
@@ -124,6 +125,15 @@ async def test_slots(quotas: Quotas) -> None:
     assert await _slots(quotas, "one", 6, most=3) == 6  # what runs, runs on
     await quotas.withdraw("two")
     assert await _slots(quotas, "one", 6) == 10
+
+
+async def test_a_store_without_its_memory_shares_by_the_number_known(quotas: Quotas) -> None:
+    """Who settles first leaves the others their parts."""
+    ask = QuotaAsk("acme", (BucketAsk(60, 0.0), None, None), SlotAsk(8, 0))
+    settlement = await quotas.settle("one", [ask], known=2)
+    (grant,) = settlement.grants
+    assert settlement.routers == 1
+    assert (grant.changes[0], grant.slots) == (15, 4)
 
 
 async def test_most_tenants_of_a_settlement(quotas: Quotas) -> None:

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.workers.placement import Placement
 
 
 class Readiness:
-    """The router is ready while it does not drain and some pair of workers could serve a request."""
+    """The router is ready while it does not drain, some pair of workers could serve a request, and it holds
+    its part of the tenants' limits."""
 
-    def __init__(self, placement: Placement, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, placement: Placement, dispatcher: Dispatcher, holds_limits: Callable[[], bool]
+    ) -> None:
         self._placement = placement
         self._dispatcher = dispatcher
+        self._holds_limits = holds_limits
         self._was_ready = False
         self._waiters: set[asyncio.Event] = set()
 
     def ready(self) -> bool:
         """Whether a request would be served."""
-        return self._placement.usable() and not self._drains()
+        return self.reason() is None
 
     def reason(self) -> str | None:
         """Why a request would not be served, without names or addresses; None if it would be."""
         if self._drains():
             return "the router is draining"
-        return None if self._placement.usable() else self._placement.unusable_reason()
+        if not self._placement.usable():
+            return self._placement.unusable_reason()
+        return None if self._holds_limits() else "other routers hold the tenants' limits"
 
     def _drains(self) -> bool:
         return self._dispatcher.draining or self._dispatcher.leaving
 
     def update(self) -> None:
-        """Wakes those that wait if readiness has changed; call it when workers or draining changed."""
+        """Wakes those that wait if readiness has changed; call it when workers, draining, limits changed."""
         ready = self.ready()
         if ready != self._was_ready:
             self._was_ready = ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from baton.errors import BatonError
 from baton.state.stores import MAX_SETTLED, Quotas
@@ -13,6 +13,8 @@ from services.router.tenants.leased_bucket import SETTLE_S
 
 # Tenants without calls are settled so often, so that others get what they do not use.
 _IDLE_S = 2.0
+# The others notice a new router with their next settlement; four, since one may be late.
+_JOIN_S = 4 * SETTLE_S
 
 
 class QuotaLeases:
@@ -34,39 +36,57 @@ class QuotaLeases:
         self._router = secrets.token_hex(8)
         # By tenant.
         self._settled_at: dict[str, float] = {}
+        # On `clock`; None before the first settlement.
+        self._joins_at: float | None = None
 
-    async def run(self) -> None:
-        """Settles twice a second."""
+    @property
+    def joined(self) -> bool:
+        """Whether this router holds its part of the limits: at once if it is alone, else once the others have
+        had the time to give it up."""
+        return self._joins_at is not None and self._clock() >= self._joins_at
+
+    async def run(self, settled: Callable[[], None]) -> None:
+        """Settles twice a second; calls `settled` after each time."""
         while True:
             await self.settle()
+            settled()
             await asyncio.sleep(SETTLE_S)
 
     async def settle(self) -> None:
-        """Settles the tenants that had calls since the last time, and those not settled for long."""
+        """Settles the tenants that had calls since the last time, and those not settled for long; all of them
+        when a router has come, so that it gets its part."""
         accounts = self._accounts()
         for account in accounts.values():
             account.lease(self._routers)
         if self._quotas is None:
+            self._joins_at = self._clock()
             return
         now = self._clock()
         before = {name: self._settled_at.get(name, -_IDLE_S) for name in accounts}
         self._settled_at = before
-        due = [one for one in accounts.values() if one.touched or now - before[one.name] >= _IDLE_S]
-        due = [one for one in due if one.limited]
+        limited = [one for one in accounts.values() if one.limited]
+        due = [one for one in limited if one.touched or now - before[one.name] >= _IDLE_S]
+        routers = self._routers
         try:
-            for first in range(0, len(due), MAX_SETTLED):
-                await self._settle(self._quotas, due[first : first + MAX_SETTLED], now)
+            await self._settle_all(self._quotas, due, now)
+            if self._routers > routers:
+                await self._settle_all(self._quotas, limited, now)
         except BatonError:
             for account in accounts.values():
                 account.store_away()
+        if self._joins_at is None:
+            self._joins_at = now + (0.0 if self._routers == 1 else _JOIN_S)
 
-    async def _settle(self, quotas: Quotas, batch: Iterable[TenantAccount], now: float) -> None:
-        accounts = list(batch)
-        settlement = await quotas.settle(self._router, [account.ask() for account in accounts])
-        self._routers = settlement.routers
-        for account, grant in zip(accounts, settlement.grants, strict=True):
-            account.settled(grant, settlement.routers)
-            self._settled_at[account.name] = now
+    async def _settle_all(self, quotas: Quotas, due: Sequence[TenantAccount], now: float) -> None:
+        """Also without tenants, which tells how many routers there are."""
+        for first in range(0, max(1, len(due)), MAX_SETTLED):
+            batch = due[first : first + MAX_SETTLED]
+            asks = [account.ask() for account in batch]
+            settlement = await quotas.settle(self._router, asks, self._routers)
+            self._routers = settlement.routers
+            for account, grant in zip(batch, settlement.grants, strict=True):
+                account.settled(grant, settlement.routers)
+                self._settled_at[account.name] = now
 
     async def close(self) -> None:
         """Gives up what this router holds, if Redis answers."""

@@ -175,6 +175,46 @@ async def test_concurrent_requests_of_four_routers() -> None:
     assert most == 10
 
 
+async def test_a_router_that_comes_gets_its_part_before_it_is_ready() -> None:
+    """Of a tenant that has no calls, too: the one that was alone gives up what it does not use."""
+    clock = Clock()
+    quotas = MemoryQuotas(clock)
+    limits = TenantLimits(requests_per_minute=600, concurrent_requests=64)
+    accounts = [TenantAccount("acme", limits, clock) for _ in range(2)]
+    one, two = (
+        QuotaLeases(quotas, lambda account=account: {"acme": account}, clock)  # type: ignore[misc]
+        for account in accounts
+    )
+    for _ in range(4):
+        await one.settle()
+        clock.now += SETTLE_S
+    assert one.joined
+    await two.settle()
+    assert not two.joined
+    with pytest.raises(BatonError, match="concurrent_requests"):
+        accounts[1].check()
+    while not two.joined:
+        clock.now += SETTLE_S
+        await one.settle()
+        await two.settle()
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(accounts[1].admit(CallCost()))
+
+
+async def test_a_store_without_its_memory_shares_as_before() -> None:
+    clock = Clock()
+    fleet = Fleet(MemoryQuotas(clock), clock, requests_per_minute=600, concurrent_requests=64)
+    await fleet.warm()
+    empty = MemoryQuotas(clock)
+    for account, leases in zip(fleet.accounts, fleet.leases, strict=True):
+        leases._quotas = empty
+        account.touched = True
+        await leases.settle()
+    for router in range(ROUTERS):
+        assert fleet.admitted(router, CallCost())
+
+
 async def test_with_a_real_store() -> None:
     """The same with the script of Redis: calls of four routers that all want more than there is."""
     server = await EmbeddedServer.start()
