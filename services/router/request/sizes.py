@@ -1,6 +1,7 @@
 """Limits on the sizes of a request and its response.
 
-The request's are checked on the parsed JSON or protobuf before anything is built of it.
+The request's are checked on the parsed JSON or protobuf before anything is built of it; those of large bodies
+are counted in their bytes before they are parsed (`formats.json_counts`, `formats.grpc.peek`).
 
 A body above `LARGE_BYTES`, or with more than `MANY_MESSAGES`, is parsed and tokenised in a helper process: on
 the event loop, or in a thread that holds the GIL, it would delay every stream.
@@ -32,7 +33,7 @@ MAX_FIELDS = 128
 MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
 # The fields that have a conversation.
-_MESSAGES = ("messages", "input")
+MESSAGES = ("messages", "input")
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
 
@@ -46,7 +47,7 @@ def has_many_messages(document: object) -> bool:
     """Whether a JSON body has so many messages that a helper process should parse them."""
     if not isinstance(document, dict):
         return False
-    lists = (document.get(name) for name in _MESSAGES)
+    lists = (document.get(name) for name in MESSAGES)
     return any(isinstance(messages, list) and len(messages) > MANY_MESSAGES for messages in lists)
 
 
@@ -55,26 +56,47 @@ def check_document(document: object, context: int) -> None:
     if not isinstance(document, dict):
         return
     if len(document) > MAX_FIELDS:
-        raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
-    for name, limit in LENGTHS.items():
-        _check_count(name, document.get(name), limit)
-    for name in _MESSAGES:
+        raise too_many_fields()
+    for name in LENGTHS:
+        _check_count(name, document.get(name))
+    for name in MESSAGES:
         _check_messages(name, document.get(name), context)
     _check_prompt(document.get("prompt"), context)
 
 
 def check_message(request: GenerateRequest, context: int) -> None:
     """The same checks for a gRPC message."""
-    for name, limit in LENGTHS.items():
-        _check_count(name, getattr(request, name), limit)
+    for name in LENGTHS:
+        _check_count(name, getattr(request, name))
     _check_message_count("messages", len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
 
 
-def _check_count(name: str, values: object, limit: int) -> None:
-    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > limit:
-        raise FieldError(f"{name}: at most {limit}; got {len(values)}", param=name)
+def too_many_fields() -> FieldError:
+    """The error of a JSON body with too many fields."""
+    return FieldError(f"a body has at most {MAX_FIELDS} fields")
+
+
+def too_many(name: str) -> FieldError:
+    """The error of a field with more items than `LENGTHS` allows."""
+    return FieldError(f"{name}: at most {LENGTHS[name]}", param=name)
+
+
+def too_many_messages(name: str, context: int) -> FieldError:
+    """The error of a conversation with more messages, or parts of them, than tokens of context."""
+    message = f"more messages, or parts of messages, than the model's context of {context} tokens can have"
+    return FieldError(message, param=name, code="context_length_exceeded")
+
+
+def most_token_ids(context: int) -> int:
+    """The longest list that `prompt` may be: a prompt's token ids, or several prompts."""
+    return max(context, MAX_PROMPTS)
+
+
+def _check_count(name: str, values: object) -> None:
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > LENGTHS[name]:
+        raise too_many(name)
 
 
 def _check_prompt(prompt: object, context: int) -> None:
@@ -83,7 +105,7 @@ def _check_prompt(prompt: object, context: int) -> None:
         return
     few = len(prompt) <= MAX_PROMPTS
     for ids in (prompt, *(item for item in prompt if isinstance(item, list))) if few else (prompt,):
-        if len(ids) > max(context, MAX_PROMPTS):
+        if len(ids) > most_token_ids(context):
             raise context_exceeded("prompt", len(ids), context)
 
 
@@ -103,8 +125,7 @@ def _check_messages(name: str, messages: object, context: int) -> None:
 
 def _check_message_count(name: str, count: int, context: int) -> None:
     if count > context:
-        message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
-        raise FieldError(message, param=name, code="context_length_exceeded")
+        raise too_many_messages(name, context)
 
 
 def check_response_size(requests: Sequence[Request], max_values: int) -> None:

@@ -16,6 +16,7 @@ from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody, MessageBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.openai.fields import Body, Part
@@ -112,6 +113,7 @@ JOBS: dict[str, Callable[..., Parts]] = {
 
 
 def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
+    check_counts(body, limits.max_context_tokens)
     document = parse_json(body)
     if not isinstance(document, dict):
         raise FieldError("the body must be a JSON object")

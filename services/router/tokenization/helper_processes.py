@@ -61,6 +61,11 @@ class HelperProcesses:
         self._normal = HelperProcess(settings)
         self._large = HelperProcess(settings)
 
+    @property
+    def pids(self) -> list[int]:
+        """Those of the processes that run."""
+        return [one.pid for one in (self._normal, self._large) if one.pid is not None]
+
     async def run(
         self, job: str, limits: RequestLimits, parts: Sequence[bytes | bytearray], **options: object
     ) -> list[bytearray]:

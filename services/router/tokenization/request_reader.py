@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.v1.router_pb2 import GenerateRequest
+from services.router.formats.grpc import peek
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
-from services.router.formats.grpc.peek import text_bytes
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
@@ -54,7 +55,7 @@ class RequestReader:
             small = CompletionBody.parse(document)
             self.ignored.report(small.ignored)
             return small, small.parsed_requests()
-        rest, *prompts = await self._in_process(helper_jobs.completion, body)
+        rest, *prompts = await self._in_process(helper_jobs.completion, self._counted(body))
         parsed = CompletionBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
         return parsed, await self._with_prompts(parsed.parsed_requests(), prompts)
@@ -66,7 +67,7 @@ class RequestReader:
             small = ChatBody.parse(document)
             self.ignored.report(small.ignored)
             return small, small.parsed_request()
-        rest, *prompt = await self._in_process(helper_jobs.chat, body)
+        rest, *prompt = await self._in_process(helper_jobs.chat, self._counted(body))
         parsed = ChatBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
@@ -78,7 +79,7 @@ class RequestReader:
             small = ResponsesBody.parse(document)
             self.ignored.report(small.ignored)
             return small, small.parsed_request()
-        rest, *prompt = await self._in_process(helper_jobs.response, body)
+        rest, *prompt = await self._in_process(helper_jobs.response, self._counted(body))
         parsed = ResponsesBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
@@ -90,8 +91,9 @@ class RequestReader:
             if len(request.chat.messages) <= sizes.MANY_MESSAGES:
                 sizes.check_message(request, self._limits().max_context_tokens)
                 return self._known(parsed_request(request))
+        peek.check_counts(data)
         limits, token_bytes = self._limits(), self._pool.tokenizer.token_bytes
-        size = text_bytes(data, limits.served_name)
+        size = peek.text_bytes(data, limits.served_name)
         if token_bytes is not None and size > limits.max_context_tokens * token_bytes:
             raise text_exceeds_context("prompt", size, limits.max_context_tokens)
         rest, *prompt = await self._in_process(helper_jobs.generate, data)
@@ -101,7 +103,7 @@ class RequestReader:
     async def run(self, job: Job, body: Body, small_bytes: int) -> Sequence[Body]:
         """Runs a job on a body of up to `small_bytes` in a thread, on a larger one in a helper process."""
         if len(body) > small_bytes:
-            return await self._in_process(job, body)
+            return await self._in_process(job, self._counted(body))
         return await self._pool.run(lambda: job(self._pool.tokenizer, self._limits(), bytes(body)))
 
     def _known(self, request: ParsedRequest) -> ParsedRequest:
@@ -118,6 +120,11 @@ class RequestReader:
             return None
         sizes.check_document(document, self._limits().max_context_tokens)
         return document if document is not None else ()
+
+    def _counted(self, body: Body) -> Body:
+        """A body for a helper process, unless its beginning shows that it is to be refused."""
+        check_counts(body, self._limits().max_context_tokens, sizes.LARGE_BYTES)
+        return body
 
     async def _in_process(self, job: Job, body: Body) -> list[bytearray]:
         return await self._pool.processes.run(job.__name__, self._limits(), [body])

@@ -293,6 +293,22 @@ async def test_both_apis_refuse_alike_and_no_worker_is_called(site: SiteMaker) -
         await both.here.quiet()
 
 
+async def test_what_is_too_much_by_its_count_alone_is_not_parsed(site: SiteMaker) -> None:
+    """No helper process starts for it."""
+    counted = [CASES[name] for name in ("50,000 keys", "100,000 biases")]
+    messages = chat(*[{"role": "user", "content": "a"}] * 2000)
+    async with both_apis(site) as both:
+        for data in (*(data for data, _, _ in counted), messages):
+            assert (await both.post("many", data)).status_code == 400
+        for data in (data for _, data, _ in counted if data is not None):
+            error = await both.generate("many", data)
+            assert error is not None
+            assert kind_of(error) is ErrorKind.INVALID
+        assert not both.here.router.tokenizer.processes.pids
+        assert (await both.post("large", body(prompt="a" * 70_000))).status_code == 400
+        assert both.here.router.tokenizer.processes.pids
+
+
 async def test_a_prompt_that_just_fits_is_served(site: SiteMaker) -> None:
     ids = [1] * (CONTEXT - 1)
     async with both_apis(site) as both:

@@ -169,6 +169,9 @@ async def test_large_requests_do_not_delay_the_loop(tmp_path: Path) -> None:
                     body(prompt="a", logit_bias={str(token): 1 for token in range(100_000)}),
                     400,
                 ),
+                "400,000 empty objects": post(
+                    here, "/v1/completions", b'{"odd":[' + b"{}," * 400_000 + b"{}]}", 400
+                ),
                 "2 million ids over gRPC": generate(here, ids_request([1000] * 2_000_000), refused),
                 "100,000 biases over gRPC": generate(
                     here,

@@ -1,0 +1,88 @@
+"""Counts the items of a body's fields in its JSON text, before anything is built of it.
+
+Building the 60,000 members of an object takes tens of milliseconds; to see that there are more than 300 takes
+a tenth of one. What is counted here is counted again in the document (`sizes.check_document`), so this may
+give up: at what is no JSON, and at values nested deeper than `_DEPTH`. A field whose name is written with
+escapes is not found.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from services.router.request.bounds import LENGTHS
+from services.router.request.sizes import (
+    MAX_FIELDS,
+    MESSAGES,
+    most_token_ids,
+    too_many,
+    too_many_fields,
+    too_many_messages,
+)
+from services.router.request.validate import context_exceeded
+
+# Objects and lists within a member's value.
+_DEPTH = 8
+# A quote within a string, after one or three backslashes; the quote at its end, after none or two. To go from
+# quote to quote is five times as fast as from escape to escape, which finds the end of any other string.
+_INNER_QUOTE = rb'(?:(?<=[^\\]\\)|(?<=[^\\]\\\\\\))"'
+_LAST_QUOTE = rb'(?:(?<!\\)|(?<=[^\\]\\\\))"'
+_USUAL_STRING = rb'"(?:[^"]*+' + _INNER_QUOTE + rb')*+[^"]*+' + _LAST_QUOTE
+_STRING = rb"(?:" + _USUAL_STRING + rb'|"(?:[^"\\]++|\\.)*+")'
+
+
+def _container(depth: int) -> bytes:
+    """The pattern of an object or list that has so many levels of others in it."""
+    within = rb'[^"\[\]{}]++|' + _STRING
+    pattern = rb"[\[{](?:" + within + rb")*+[\]}]"
+    for _ in range(depth):
+        pattern = rb"[\[{](?:" + within + rb"|" + pattern + rb")*+[\]}]"
+    return pattern
+
+
+# One item of a list, or one member of an object with its key. No pattern backtracks, so each is linear.
+_ITEM = rb'(?:[^"\[\]{},]++|' + _STRING + rb"|" + _container(_DEPTH) + rb")++"
+_VALUE = re.compile(_ITEM, re.DOTALL)
+# UTF-16, which JSON may be in, has no quote here.
+_OPENING = re.compile(rb'\s*+\{\s*+(?=")')
+_KEY = re.compile(rb"\s*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
+_FLAT_LIST = re.compile(rb'\[([^"\[\]{}]*+)\]')
+
+
+def check_counts(body: bytes | bytearray, context: int, first_bytes: int | None = None) -> None:
+    """Raises FieldError for a body with too many fields, or for a field with too many items, as
+    `sizes.check_document` does.
+
+    `first_bytes`: reads no further; 64 KiB take 4 ms at most. `context`: in tokens.
+    """
+    end = len(body) if first_bytes is None else min(first_bytes, len(body))
+    opening = _OPENING.match(body, 0, end)
+    place, fields = opening.end() if opening is not None else end, 0
+    while (key := _KEY.match(body, place, end)) is not None:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise too_many_fields()
+        _check_field(key[1][1:-1].decode(errors="replace"), body, key.end(), end, context)
+        value = _VALUE.match(body, key.end(), end)
+        if value is None or body[value.end() : value.end() + 1] != b",":
+            return
+        place = value.end() + 1
+
+
+def _check_field(name: str, body: bytes | bytearray, place: int, end: int, context: int) -> None:
+    """Checks the value that begins at `place`."""
+    if name in LENGTHS and _more_than(LENGTHS[name]).match(body, place, end):
+        raise too_many(name)
+    if name in MESSAGES and _more_than(context).match(body, place, end):
+        raise too_many_messages(name, context)
+    if name == "prompt" and (ids := _FLAT_LIST.match(body, place, end)) is not None:
+        count = body.count(b",", ids.start(1), ids.end(1)) + 1
+        if count > most_token_ids(context):
+            raise context_exceeded(name, count, context)
+
+
+@functools.lru_cache(maxsize=16)
+def _more_than(count: int) -> re.Pattern[bytes]:
+    """Matches an object or list with more items than that."""
+    return re.compile(rb"[\[{](?:%b,){%d}+%b" % (_ITEM, count, _ITEM), re.DOTALL)

@@ -1,0 +1,77 @@
+"""What is counted in a body's text agrees with what is counted in its document."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.errors import FieldError
+from services.router.formats.json_counts import check_counts
+from services.router.request.sizes import check_document
+
+CONTEXT = 300
+# With what the text is judged by, in strings too.
+_TEXTS = st.text(st.sampled_from('"\\[]{},: a\né'), max_size=6)
+_VALUES = st.recursive(
+    st.none() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+# Fields with a bound, with items around it.
+_BOUNDED = st.fixed_dictionaries(
+    {},
+    optional={
+        "stop": st.lists(_VALUES, min_size=14, max_size=18),
+        "stop_token_ids": st.lists(st.integers(), min_size=6, max_size=10),
+        "prompt": st.integers(CONTEXT - 2, CONTEXT + 2).map(lambda count: [1] * count),
+        "messages": st.integers(CONTEXT - 2, CONTEXT + 2).map(lambda count: [{"content": "[,"}] * count),
+    },
+)
+
+
+def refusal(check: Any, *arguments: object) -> tuple[str, str | None] | None:
+    with contextlib.suppress(FieldError):
+        check(*arguments)
+        return None
+    with pytest.raises(FieldError) as caught:
+        check(*arguments)
+    return caught.value.message, caught.value.param
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(_TEXTS, _VALUES, max_size=3), _BOUNDED, st.sampled_from([None, 1]))
+def test_agrees_with_the_document(odd: dict[str, Any], bounded: dict[str, Any], indent: int | None) -> None:
+    for one in ({}, *({name: value} for name, value in bounded.items())):
+        document = {**odd, **one, "after": 1}
+        text = json.dumps(document, indent=indent, ensure_ascii=False).encode()
+        assert refusal(check_counts, text, CONTEXT) == refusal(check_document, document, CONTEXT)
+
+
+def test_reads_no_further_than_it_may() -> None:
+    text = json.dumps({"prompt": "a" * 1000, "stop": ["b"] * 17}).encode()
+    check_counts(text, CONTEXT, 1000)
+    assert refusal(check_counts, text, CONTEXT, 2000) == ("stop: at most 16", "stop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[1, 2]",
+        b'{"stop": [' + b"[" * 100_000,
+        b'{"stop": ["' + b"a" * 100_000,
+        b'{"stop"' + b"," * 100_000,
+        b'{"a": ' + b"[" * 20 + b"]" * 20 + b', "stop": [1' + b",1" * 17 + b"]}",
+        json.dumps({"stop": [1] * 17}).encode("utf-16"),
+        json.dumps({"stop": [1] * 17}).encode("utf-16-be"),
+        b'{"st\\u006fp": [1' + b",1" * 17 + b"]}",
+    ],
+)
+def test_gives_up(text: bytes) -> None:
+    """Whoever parses the document judges it."""
+    check_counts(text, CONTEXT)
