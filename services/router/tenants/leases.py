@@ -54,7 +54,7 @@ class QuotaLeases:
 
     async def settle(self) -> None:
         """Settles the tenants that had calls since the last time, and those not settled for long; all of them
-        when a router has come, so that it gets its part."""
+        while this router joins the others or another one does, so that the parts become equal."""
         accounts = self._accounts()
         for account in accounts.values():
             account.lease(self._routers)
@@ -65,7 +65,8 @@ class QuotaLeases:
         before = {name: self._settled_at.get(name, -_IDLE_S) for name in accounts}
         self._settled_at = before
         limited = [one for one in accounts.values() if one.limited]
-        due = [one for one in limited if one.touched or now - before[one.name] >= _IDLE_S]
+        joins = not self.joined
+        due = [one for one in limited if joins or one.touched or now - before[one.name] >= _IDLE_S]
         routers = self._routers
         try:
             await self._settle_all(self._quotas, due, now)

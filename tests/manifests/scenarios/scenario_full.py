@@ -64,6 +64,7 @@ async def test_api_keys_are_followed_without_a_restart(release: tuple[Topology, 
         await running.keys_are_followed()
 
 
+@pytest.mark.timeout(1000)  # twelve replacements, one after the other
 async def test_each_role_is_replaced_under_load(release: tuple[Topology, Site]) -> None:
     topology, running = release
     await running.replaced_under_load(*ROLES[topology], "redis", times=3, clients=2)
