@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -57,6 +58,7 @@ class Sequence:
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
     the prompt's own tokens are computed too. `hashes` are those of its full blocks; empty
     where it does not use the prefix cache. `canary`: it is the engine's own, and left out of counts.
+    `first_token_in_s`: until when its first token is due, in seconds from its arrival at the scheduler.
     """
 
     token_ids: tuple[int, ...]
@@ -68,6 +70,7 @@ class Sequence:
     prompt_logprobs: bool = False
     hashes: tuple[bytes, ...] = ()
     canary: bool = False
+    first_token_in_s: float = math.inf
     # Which tokens may come next, as in `baton.engine.rings.mask_board`; None: all.
     mask: Mask | None = None
     # Set by the owner of the cached blocks: takes one reference of each cached block, in place of the

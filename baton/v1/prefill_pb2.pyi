@@ -34,6 +34,7 @@ class PrefillRequest(_message.Message):
     TICKET_FOLLOWS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_IN_S_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Length of the prompt within token_ids; the first token's number is the number of the others."""
     prompt_logprobs: _builtins.bool
@@ -44,6 +45,10 @@ class PrefillRequest(_message.Message):
     """
     tenant: _builtins.str
     """The tenant whose cached blocks it may reuse, and which may reuse its blocks."""
+    first_token_in_s: _builtins.float
+    """Until when the first token is due by the request's limit, in seconds from when the call is sent. The worker
+    orders its prompts and bounds its steps by it. 0: the request has no limit, or it is too late for it.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -75,10 +80,11 @@ class PrefillRequest(_message.Message):
         ticket_follows: _builtins.bool = ...,
         tenant: _builtins.str = ...,
         grammar: _types_pb2.Grammar | None = ...,
+        first_token_in_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_token_in_s", b"first_token_in_s", "grammar", b"grammar", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,11 +3,13 @@
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
 arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
-it is in. While no short prompt waits, none has come lately and nothing is decoded beside, steps are longer,
-since a long prompt takes less time in fewer steps. The oldest, once it has waited longer than the age cap, is
-guaranteed a share of the steps, so that none starves.
+it is in. A prompt goes before shorter ones where its limit of the time to the first token would be missed
+otherwise (`prompt_order`). While no short prompt waits, none has come lately and nothing is decoded beside,
+steps are longer, since a long prompt takes less time in fewer steps; short prompts whose limits leave time
+for such steps do not count. The oldest, once it has waited longer than the age cap, is guaranteed an eighth
+of the steps' time, so that none starves: neither those without limits, nor those whose limits are missed.
 
-A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
+A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks none behind it
 starts; and once it has waited for the age cap none starts before it.
 """
 
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.prompt_order import Prompt, in_order
 from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
@@ -40,6 +43,11 @@ LATELY_S = 1.0
 # How much longer a step may be for a prompt to end in it, since what it would leave behind is a step of its
 # own, or for a chunk to end at a multiple of the alignment.
 SLACK = 1 / 8
+# A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
+# longest steps.
+PATIENT_STEPS = 4
+# How much longer prompts may take than is predicted of full steps: steps of few rows do.
+_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +146,13 @@ class PrefillScheduler:
         A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
         """
         waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
-        runnable = self._with_blocks(waiting)
-        step = self._empty_step(runnable)
+        crowded = self._crowded(waiting)
+        seconds = self._bounds.seconds
+        if not (crowded or self.beside_decode):
+            seconds = max(seconds, self._bounds.alone_seconds)
+        prompts = self._prompts(waiting, seconds)
+        runnable = self._with_blocks(in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0))
+        step = _Step(self.cost, self._bounds, seconds, crowded=crowded)
         aged = self._aged(runnable)
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
@@ -186,26 +199,47 @@ class PrefillScheduler:
         if sequence.blocks is not None and not sequence.borrowed:
             self._pools.release(sequence.blocks)
 
-    def _empty_step(self, runnable: list[Sequence]) -> _Step:
-        """The next step, as long as short prompts allow. Which are short is known once steps were timed."""
-        short = self.cost.units_within(self._bounds.seconds) * (1 + SLACK)
-        for sequence in runnable:
-            is_new = sequence.reached <= sequence.cached
-            needed = self.cost.of(sequence.reached, sequence.length - sequence.reached)
-            if is_new and needed <= short < math.inf:
-                self._short_came = max(self._short_came, self._sequences[sequence])
-        crowded, seconds = self._clock() - self._short_came < LATELY_S, self._bounds.seconds
-        if not (crowded or self.beside_decode):
-            seconds = max(seconds, self._bounds.alone_seconds)
-        return _Step(self.cost, self._bounds, seconds, crowded=crowded)
+    def _prompts(self, waiting: list[Sequence], step_s: float) -> list[Prompt]:
+        """What waits, the shortest remaining first; each is due a step earlier than its limit says, since its
+        first token comes at the end of a step."""
+        now = self._clock()
+        return [
+            Prompt(
+                sequence,
+                _MARGIN * self._seconds_left(sequence),
+                self._sequences[sequence] + sequence.first_token_in_s - now - step_s,
+            )
+            for sequence in sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
+        ]
 
-    def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
-        """The sequences that have blocks or can be given them, the shortest remaining first."""
-        short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
-        aged = self._aged(waiting)
+    def _crowded(self, waiting: list[Sequence]) -> bool:
+        """Whether short prompts that are in a hurry wait or have come lately. Which are short is known once
+        steps were timed."""
+        short_s = self._bounds.seconds * (1 + SLACK)
+        for sequence in waiting:
+            is_new = sequence.reached <= sequence.cached
+            if is_new and 0 < self._seconds_left(sequence) <= short_s and not self._is_patient(sequence):
+                self._short_came = max(self._short_came, self._sequences[sequence])
+        return self._clock() - self._short_came < LATELY_S
+
+    def _is_patient(self, sequence: Sequence) -> bool:
+        """Whether its limit leaves it time for several of the longest steps."""
+        if math.isinf(sequence.first_token_in_s):
+            return False
+        longest_s = max(self._bounds.seconds, self._bounds.alone_seconds)
+        due_s = self._sequences[sequence] + sequence.first_token_in_s - self._clock()
+        return due_s - self._seconds_left(sequence) >= PATIENT_STEPS * longest_s
+
+    def _seconds_left(self, sequence: Sequence) -> float:
+        """Predicted seconds of what is left of a prompt; 0 before any step was timed."""
+        return self.cost.seconds_of(self.cost.of(sequence.reached, sequence.length - sequence.reached))
+
+    def _with_blocks(self, ordered: list[Sequence]) -> list[Sequence]:
+        """The sequences that have blocks or can be given them, in their order."""
+        aged = self._aged(ordered)
         may_start = aged is None or self._has_blocks(aged)
         runnable = []
-        for sequence in short_first:
+        for sequence in ordered:
             if sequence.borrowed:  # to find it a prefix takes nothing from those that wait for blocks
                 self._has_blocks(sequence)
             elif not self._has_started(sequence):

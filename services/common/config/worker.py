@@ -99,7 +99,8 @@ class EngineConfig(StrictModel):
         25.0,
         gt=0,
         description="longest expected duration of a prefill step while short prompts wait or have come "
-        "within a second; a prompt that needs several steps then gets half of each",
+        "within a second, but for those whose limits leave them time; a prompt that needs several steps then "
+        "gets half of each",
     )
     prefill_alone_step_ms: float | None = Field(
         None,

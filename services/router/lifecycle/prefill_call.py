@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc.aio
 
@@ -54,6 +55,7 @@ class PrefillCall:
             tenant=request.tenant,
             ticket_follows=ticket is None and request.max_tokens > 0,
             grammar=request.grammar if request.max_tokens > 0 else None,
+            first_token_in_s=first_token_in_s(request) if not output.emitted else 0.0,
         )
         worker = self._claim.prefill
         self._call = worker.peer.prefill.Prefill(message, timeout=remaining_s(request))
@@ -116,6 +118,14 @@ class PrefillCall:
         """Whether a call that ended without an error has reported everything."""
         output = self._request.max_tokens == 0 or self.handed_off is not None or self._output.ending
         return bool(output) and self._output.prompt_complete
+
+
+def first_token_in_s(request: Request) -> float:
+    """Seconds until the first token is due by the request's limit; 0 without one, and where that is over."""
+    if request.slo is None or request.slo.ttft_s is None:
+        return 0.0
+    waited_s = (time.monotonic_ns() - request.arrived_ns) / 1e9
+    return max(0.0, request.slo.ttft_s - waited_s)
 
 
 def remaining_s(request: Request) -> float:

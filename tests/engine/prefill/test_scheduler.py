@@ -15,6 +15,7 @@ from baton.engine.prefill.scheduler import (
     AGED_SHARE,
     LATELY_S,
     LEAST_UNITS,
+    PATIENT_STEPS,
     SLACK,
     PrefillScheduler,
     StepBounds,
@@ -202,6 +203,35 @@ def test_steps_are_long_while_no_short_prompt_comes() -> None:
     scheduler.add(last)
     assert counts() == [3000]
     assert counts() == [500, 1000], "the rest of a long one is not short, but ends in half a step"
+
+
+def test_short_prompts_whose_limits_leave_time_do_not_shorten_steps() -> None:
+    clock = Clock()
+    bounds = StepBounds(10_000, seconds=1.0, age_cap_s=1e9, alone_seconds=3.0)
+    _, scheduler = make(30_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+    scheduler.add(sequence(50_000))
+    patient = sequence(300)
+    patient.first_token_in_s = 3 * PATIENT_STEPS + 1.0
+    scheduler.add(patient)
+    assert [chunk.count for chunk in scheduler.plan()] == [300, 1200], "half of a step of three seconds"
+    clock.now = 0.9
+    assert [chunk.count for chunk in scheduler.plan()] == [300, 200], "it has waited"
+
+
+def test_a_prompt_goes_before_shorter_ones_when_its_limit_requires_it() -> None:
+    clock = Clock()
+    bounds = StepBounds(10_000, seconds=1.0, age_cap_s=1e9)
+    _, scheduler = make(30_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+    limited = sequence(900)
+    limited.first_token_in_s = 4.0
+    shorter = [sequence(800) for _ in range(9)]
+    for one in (limited, *shorter):
+        scheduler.add(one)
+    assert scheduler.plan()[0].sequence is shorter[0], "it has time"
+    clock.now = 1.5
+    assert scheduler.plan()[0].sequence is limited, "with a step's time to spare"
+    clock.now = 3.5
+    assert scheduler.plan()[0].sequence is shorter[0], "it is given up"
 
 
 def test_a_chunk_ends_at_the_next_multiple_where_that_costs_little() -> None:

@@ -94,6 +94,16 @@ async def test_otherwise_it_runs(site: SiteMaker) -> None:
         await here.quiet()
 
 
+async def test_prefill_workers_are_told_until_when_first_tokens_are_due(site: SiteMaker) -> None:
+    async with site() as here:
+        for limit in ({"x-slo-ttft-ms": "60000"}, {"x-slo-ttft-ms": "0.001"}, {}):
+            assert (await post(here, **limit)).status_code == 200
+        given, late, without = (one.first_token_in_s for one in here.worker("prefill-0").prefill_requests)
+        assert 0 < given < 60, "what has passed since the request came is over"
+        assert late == without == 0
+        await here.quiet()
+
+
 async def test_one_that_waits_is_refused_when_it_is_late(site: SiteMaker) -> None:
     """The only slot is in use and no rate of releases is known: it waits as long as its limit allows."""
     async with site(slots=1, refuse_late=True) as here:

@@ -41,6 +41,8 @@ class RequestCheck:
         sampling = sampling_of(request.sampling, vocab_size, self.model.max_logprobs)
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
+        if request.first_token_in_s > 0:
+            sequence.first_token_in_s = request.first_token_in_s
         if request.HasField("grammar"):
             sequence.mask = _mask_of(first_token_mask, vocab_size)
         if self.prefix_cache is not None:
