@@ -1,6 +1,6 @@
 """The router alone between fake workers and clients that only count: what tokens and open streams cost it.
 
-    python -m bench.router [--cases grpc,sse,ttft,memory] [--processes 1] [--rates 12000,24000,36000]
+    python -m bench.router [--cases grpc,sse,ttft,requests,memory] [--processes 1] [--rates 12000,24000,36000]
 
     grpc, sse   `--streams` streams (256) at each of the rates, tokens a second that the workers make.
                 `kept_up`: the share of them that arrived. `tokens_a_message` above 1: tokens have waited for
@@ -9,6 +9,8 @@
                 than the rates do.
     ttft        from a request's send to its first token, at 64 streams of gRPC with steps of 5 ms. Prefill
                 takes no time: what is left is what the router and the connections add
+    requests    64 streams of each API, whose requests have two tokens, a second's pause between them:
+                `router_ms_a_request`, the processor time of all that is not tokens
     memory      `--open` streams (5,000) of each API with a token a second: memory of the router's processes
 
 The router has as many cores as processes, everything else has the rest. `cpu`: processors that were used,
@@ -46,6 +48,7 @@ from bench.router.servers import (
 )
 
 _TTFT_STREAMS, _TTFT_STEP_MS, _PAUSE_S = 64, 5.0, 0.5
+_SHORT_OUTPUT, _SHORT_PAUSE_S = 2, 1.0
 _MEMORY_STEP_MS, _MEMORY_OUTPUT = 1000.0, 600
 
 
@@ -61,6 +64,8 @@ class Bench:
         for case in self._arguments.cases.split(","):
             if case == "ttft":
                 yield self._ttft(processes)
+            elif case == "requests":
+                yield from (self._requests(processes, api) for api in ("grpc", "sse"))
             elif case == "memory":
                 yield from (self._memory(processes, api) for api in ("grpc", "sse"))
             else:
@@ -99,6 +104,17 @@ class Bench:
             "streams": _TTFT_STREAMS,
             "ttft_added_ms_p50": round(float(np.percentile(ttft, 50)), 3),
             "ttft_added_ms_p99": round(float(np.percentile(ttft, 99)), 3),
+            **_common(measured),
+        }
+
+    def _requests(self, processes: int, api: str) -> dict[str, object]:
+        measured = self._measure(processes, api, _TTFT_STREAMS, _TTFT_STEP_MS, _SHORT_OUTPUT, _SHORT_PAUSE_S)
+        cpu_s, requests = measured["cpu"]["router"] * measured["seconds"], measured["counts"]["requests"]
+        return {
+            "case": f"requests_{api}",
+            "processes": processes,
+            "streams": _TTFT_STREAMS,
+            "router_ms_a_request": round(1e3 * cpu_s / max(1, requests), 3),
             **_common(measured),
         }
 
@@ -180,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.router", description="The router alone between fake workers and clients."
     )
-    parser.add_argument("--cases", default="grpc,sse,ttft,memory", help="comma-separated")
+    parser.add_argument("--cases", default="grpc,sse,ttft,requests,memory", help="comma-separated")
     parser.add_argument("--processes", default="1", help="comma-separated numbers of router processes")
     parser.add_argument("--rates", default="12000,24000,36000", help="tokens a second, comma-separated")
     parser.add_argument("--streams", type=int, default=256, help="streams of the cases grpc and sse")

@@ -35,6 +35,11 @@ _LIMITS = (
 PING_EVERY_S = 1.0
 PING_ANSWER_S = 1.25
 
+# What of a stream may be on its way without being read. Tokens that a busy router does not take wait at their
+# worker, which sends them together, and not in buffers, where each step is a message of its own. A longer
+# message is sent in parts while it is read.
+UNREAD_BYTES = 16 * 1024
+
 _MAX_PENDING_CALLS = 8_192
 
 _SERVER_OPTIONS = (
@@ -82,7 +87,7 @@ def public_options(
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """Options of a channel to a `GrpcServer`: limits, quick reconnects, detection of dead peers."""
+    """Options of a channel to a `GrpcServer`: limits, quick reconnects, dead peers found, short buffers."""
     return [
         *_LIMITS,
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -95,6 +100,9 @@ def channel_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),
+        # By default gRPC lets a stream have megabytes on their way.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
         # Otherwise the channels of one process share connections, and with them their failures.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import grpc.aio
@@ -14,7 +14,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from baton.errors import BatonError, ErrorKind
 from services.common.config.router import ConnectionLimits
 from services.common.errors import abort, from_grpc
-from services.common.rpc.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, channel_options, public_options
+from services.common.rpc.grpc_server import (
+    MAX_MESSAGE_BYTES,
+    UNREAD_BYTES,
+    GrpcServer,
+    channel_options,
+    public_options,
+)
 
 NAME = "baton.v1.WorkerService"
 
@@ -104,3 +110,30 @@ async def test_a_burst_of_calls_waits_for_the_loop() -> None:
         codes = await asyncio.gather(*(call.code() for call in calls))
     await made.stop(0)
     assert set(codes) == {grpc.StatusCode.OK}
+
+
+async def test_what_is_not_read_waits_at_the_server() -> None:
+    """The server's writes wait for the reader; by default gRPC would take all of them."""
+    size, sent = 1024, 0
+
+    async def numbers(data: bytes, context: object) -> AsyncIterator[bytes]:
+        nonlocal sent
+        for sent in range(1, 201):
+            yield sent.to_bytes(size, "big")
+
+    made = server()
+    handlers = {"Numbers": grpc.unary_stream_rpc_method_handler(numbers)}
+    made.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.More", handlers),))
+    address = await made.start("127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        call = channel.unary_stream("/test.More/Numbers", None, None)(b"", timeout=30)
+        messages = aiter(call)
+        read = [await anext(messages) for _ in range(20)]
+        before = -1
+        while sent > before:
+            before = sent
+            await asyncio.sleep(0.2)
+        assert size * (sent - len(read)) < 4 * UNREAD_BYTES  # and what is being written and read
+        read += [message async for message in messages]
+    await made.stop(0)
+    assert [int.from_bytes(message, "big") for message in read] == list(range(1, 201))
