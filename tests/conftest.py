@@ -47,6 +47,7 @@ UNTIMED = tuple(
         "shared_namespace",
         "strangers",
         "tools",
+        "traces",
     )
 )
 

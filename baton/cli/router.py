@@ -17,7 +17,7 @@ from services.common.config.files import RouterFile, RouterStateFile
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.config.state import NO_STATE, StateConfig
 
-_FLAGS = ("served_model_name", "auth", "router.", "state.", "cluster_secret_file", "log_level")
+_FLAGS = ("served_model_name", "auth", "router.", "state.", "cluster_secret_file", "tracing.", "log_level")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +59,7 @@ def router_config(arguments: argparse.Namespace, environment: Mapping[str, str])
         public_tls=file.tls.public,
         auth=file.auth,
         require_tls=file.require_tls,
+        tracing=file.tracing,
         drain_s=file.drain_s,
         log_level=file.log_level,
     )

@@ -129,6 +129,7 @@ def _from_flags(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             state=state,
             prefix_secret=_prefix_secret(common),
             cluster_secret=common.cluster_secret or "",
+            tracing=common.tracing,
             log_level=common.log_level,
         )
     except ValidationError as error:

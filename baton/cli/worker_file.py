@@ -22,7 +22,15 @@ from services.common.config.worker import WorkerConfig
 
 File = TypeVar("File", bound=WorkerFile)
 
-FLAGS = ("served_model_name", "engine.", "transfer.", "state.", "cluster_secret_file", "log_level")
+FLAGS = (
+    "served_model_name",
+    "engine.",
+    "transfer.",
+    "state.",
+    "cluster_secret_file",
+    "tracing.",
+    "log_level",
+)
 """Paths of the settings that these commands have flags for."""
 HOST_VARIABLE, NAME_VARIABLE = "BATON_HOST", "BATON_NAME"
 
@@ -59,6 +67,7 @@ class Common:
             "cluster_secret": self.cluster_secret,
             "tls": self.file.tls.internal,
             "require_tls": self.file.require_tls,
+            "tracing": self.file.tracing,
             "start_timeout_s": self.file.start_timeout_s,
             "canary": True,
             "drain_s": request_drain_s(self.file.drain_s),

@@ -145,6 +145,7 @@ class ReserveRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     OWN_PREFILL_FIELD_NUMBER: _builtins.int
     TPOT_SLO_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
@@ -180,6 +181,10 @@ class ReserveRequest(_message.Message):
 
     @_builtins.property
     def limits(self) -> _types_pb2.Limits: ...
+    @_builtins.property
+    def trace(self) -> _types_pb2.TraceParent:
+        """Unset where the request is not traced."""
+
     def __init__(
         self,
         *,
@@ -196,10 +201,11 @@ class ReserveRequest(_message.Message):
         limits: _types_pb2.Limits | None = ...,
         own_prefill: _builtins.bool = ...,
         tpot_slo_s: _builtins.float = ...,
+        trace: _types_pb2.TraceParent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "tpot_slo_s", b"tpot_slo_s", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "tpot_slo_s", b"tpot_slo_s", "trace", b"trace", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -378,14 +378,28 @@ Global___ReservedEvent: _TypeAlias = ReservedEvent  # noqa: Y015
 
 @_typing.final
 class PrefillEndedEvent(_message.Message):
+    """Times are of the host's monotonic clock in nanoseconds; 0 where there was no such time."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    STARTED_NS_FIELD_NUMBER: _builtins.int
+    COMPUTED_NS_FIELD_NUMBER: _builtins.int
+    SHIPPED_NS_FIELD_NUMBER: _builtins.int
+    started_ns: _builtins.int
+    """When the prompt's first step was begun, and when its last one was last seen running."""
+    computed_ns: _builtins.int
+    shipped_ns: _builtins.int
+    """When its first blocks were handed to a link."""
     def __init__(
         self,
+        *,
+        started_ns: _builtins.int = ...,
+        computed_ns: _builtins.int = ...,
+        shipped_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ns", b"computed_ns", "shipped_ns", b"shipped_ns", "started_ns", b"started_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from baton.v1 import decode_pb2 as baton_dot_v1_dot_decode__pb2
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x14\x62\x61ton/v1/types.proto\"\xc7\x02\n\x0ePrefillRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x05 \x01(\x0b\x32\x10.baton.v1.Limits\x12 \n\x06ticket\x18\x06 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x17\n\x0fprompt_logprobs\x18\x07 \x01(\x08\x12\x16\n\x0eticket_follows\x18\x08 \x01(\x08\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\"\n\x07grammar\x18\n \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x18\n\x10\x66irst_token_in_s\x18\x0b \x01(\x01\"\\\n\x14ProvideTicketRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12 \n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.Ticket\"\x17\n\x15ProvideTicketResponse\"\xa7\x01\n\x0fPrefillResponse\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12)\n\nhanded_off\x18\x02 \x01(\x0b\x32\x13.baton.v1.HandedOffH\x00\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"N\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12$\n\x08logprobs\x18\x02 \x03(\x0b\x32\x12.baton.v1.Logprobs\"\x9a\x01\n\nFirstToken\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x08logprobs\x18\x04 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"I\n\tHandedOff\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x15\n\rbytes_shipped\x18\x02 \x01(\x04\x12\x12\n\nexposed_ns\x18\x03 \x01(\x04\x32\xa4\x01\n\x0ePrefillService\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x12P\n\rProvideTicket\x12\x1e.baton.v1.ProvideTicketRequest\x1a\x1f.baton.v1.ProvideTicketResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x14\x62\x61ton/v1/types.proto\"\xed\x02\n\x0ePrefillRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x05 \x01(\x0b\x32\x10.baton.v1.Limits\x12 \n\x06ticket\x18\x06 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x17\n\x0fprompt_logprobs\x18\x07 \x01(\x08\x12\x16\n\x0eticket_follows\x18\x08 \x01(\x08\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\"\n\x07grammar\x18\n \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x18\n\x10\x66irst_token_in_s\x18\x0b \x01(\x01\x12$\n\x05trace\x18\x0f \x01(\x0b\x32\x15.baton.v1.TraceParent\"\\\n\x14ProvideTicketRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12 \n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.Ticket\"\x17\n\x15ProvideTicketResponse\"\xa7\x01\n\x0fPrefillResponse\x12+\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x00\x12)\n\nhanded_off\x18\x02 \x01(\x0b\x32\x13.baton.v1.HandedOffH\x00\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"N\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12$\n\x08logprobs\x18\x02 \x03(\x0b\x32\x12.baton.v1.Logprobs\"\x9a\x01\n\nFirstToken\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12-\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x08logprobs\x18\x04 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\"I\n\tHandedOff\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x15\n\rbytes_shipped\x18\x02 \x01(\x04\x12\x12\n\nexposed_ns\x18\x03 \x01(\x04\x32\xa4\x01\n\x0ePrefillService\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x12P\n\rProvideTicket\x12\x1e.baton.v1.ProvideTicketRequest\x1a\x1f.baton.v1.ProvideTicketResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.prefill_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=82
-  _globals['_PREFILLREQUEST']._serialized_end=409
-  _globals['_PROVIDETICKETREQUEST']._serialized_start=411
-  _globals['_PROVIDETICKETREQUEST']._serialized_end=503
-  _globals['_PROVIDETICKETRESPONSE']._serialized_start=505
-  _globals['_PROVIDETICKETRESPONSE']._serialized_end=528
-  _globals['_PREFILLRESPONSE']._serialized_start=531
-  _globals['_PREFILLRESPONSE']._serialized_end=698
-  _globals['_PROMPTLOGPROBS']._serialized_start=700
-  _globals['_PROMPTLOGPROBS']._serialized_end=778
-  _globals['_FIRSTTOKEN']._serialized_start=781
-  _globals['_FIRSTTOKEN']._serialized_end=935
-  _globals['_HANDEDOFF']._serialized_start=937
-  _globals['_HANDEDOFF']._serialized_end=1010
-  _globals['_PREFILLSERVICE']._serialized_start=1013
-  _globals['_PREFILLSERVICE']._serialized_end=1177
+  _globals['_PREFILLREQUEST']._serialized_end=447
+  _globals['_PROVIDETICKETREQUEST']._serialized_start=449
+  _globals['_PROVIDETICKETREQUEST']._serialized_end=541
+  _globals['_PROVIDETICKETRESPONSE']._serialized_start=543
+  _globals['_PROVIDETICKETRESPONSE']._serialized_end=566
+  _globals['_PREFILLRESPONSE']._serialized_start=569
+  _globals['_PREFILLRESPONSE']._serialized_end=736
+  _globals['_PROMPTLOGPROBS']._serialized_start=738
+  _globals['_PROMPTLOGPROBS']._serialized_end=816
+  _globals['_FIRSTTOKEN']._serialized_start=819
+  _globals['_FIRSTTOKEN']._serialized_end=973
+  _globals['_HANDEDOFF']._serialized_start=975
+  _globals['_HANDEDOFF']._serialized_end=1048
+  _globals['_PREFILLSERVICE']._serialized_start=1051
+  _globals['_PREFILLSERVICE']._serialized_end=1215
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class PrefillRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_IN_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Length of the prompt within token_ids; the first token's number is the number of the others."""
     prompt_logprobs: _builtins.bool
@@ -67,6 +68,10 @@ class PrefillRequest(_message.Message):
     def grammar(self) -> _types_pb2.Grammar:
         """What the output must match; the first token is sampled among those that may continue it."""
 
+    @_builtins.property
+    def trace(self) -> _types_pb2.TraceParent:
+        """Unset where the request is not traced."""
+
     def __init__(
         self,
         *,
@@ -81,10 +86,11 @@ class PrefillRequest(_message.Message):
         tenant: _builtins.str = ...,
         grammar: _types_pb2.Grammar | None = ...,
         first_token_in_s: _builtins.float = ...,
+        trace: _types_pb2.TraceParent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_token_in_s", b"first_token_in_s", "grammar", b"grammar", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_token_in_s", b"first_token_in_s", "grammar", b"grammar", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

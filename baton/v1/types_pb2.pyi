@@ -212,6 +212,36 @@ class WorkerIdentity(_message.Message):
 Global___WorkerIdentity: _TypeAlias = WorkerIdentity  # noqa: Y015
 
 @_typing.final
+class TraceParent(_message.Message):
+    """The span of a trace that a call belongs to (W3C Trace Context). Set only where the trace is sampled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.bytes
+    """16 bytes."""
+    span_id: _builtins.bytes
+    """8 bytes."""
+    state: _builtins.str
+    """tracestate, as the client sent it."""
+    def __init__(
+        self,
+        *,
+        trace_id: _builtins.bytes = ...,
+        span_id: _builtins.bytes = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["span_id", b"span_id", "state", b"state", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceParent: _TypeAlias = TraceParent  # noqa: Y015
+
+@_typing.final
 class Sampling(_message.Message):
     """Sampling parameters."""
 

@@ -22,8 +22,8 @@ PYTHON = (3, 11)
 
 # What pip resolves for each image. "===" is for the wheel with CUDA, not one such as 2.13.0+cpu.
 IMAGES: dict[str, tuple[str, ...]] = {
-    "router": (f"{ROOT}[router,hub]",),
-    "worker": (f"{ROOT}[worker,hub,cluster]", "torch===2.13.0"),
+    "router": (f"{ROOT}[router,hub,otel]",),
+    "worker": (f"{ROOT}[worker,hub,cluster,otel]", "torch===2.13.0"),
     "build": ("setuptools>=68", "wheel"),
 }
 

@@ -20,6 +20,7 @@ from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, Failure, FinishReason
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.logprobs import logprobs_message
+from services.decode.slot_span import SlotSpan
 
 # How long an ended output, or one whose router is disconnected, is kept.
 LINGER_S = 10.0
@@ -49,6 +50,8 @@ class OutputStream:
     sent_finish: bool = False
     # Why this worker gave the sequence up by itself.
     failure: Failure | None = None
+    # None where its request is not traced.
+    span: SlotSpan | None = None
 
     @property
     def has_unsent(self) -> bool:
@@ -80,12 +83,18 @@ class OutputStreams:
         return len(self._by_slot)
 
     def reserve(
-        self, attempt: Attempt, router_id: bytes, first_number: int, slot: int, generation: int
+        self,
+        attempt: Attempt,
+        router_id: bytes,
+        first_number: int,
+        slot: int,
+        generation: int,
+        span: SlotSpan | None = None,
     ) -> None:
-        """Registers a reservation; idempotent."""
+        """Registers a reservation; idempotent. `span`: what is recorded at its end."""
         if AttemptKey.of(attempt) in self._by_key:
             return
-        stream = OutputStream(attempt, router_id, slot, generation, first_number)
+        stream = OutputStream(attempt, router_id, slot, generation, first_number, span=span)
         self._by_key[AttemptKey.of(attempt)] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
@@ -101,6 +110,8 @@ class OutputStreams:
             if record.logprobs is not None:
                 stream.logprobs.append(logprobs_message(record.logprobs).SerializeToString())
             stream.token_ids.append(record.token)
+            if stream.span is not None and not stream.span.first_ns:
+                stream.span.first_ns = time.monotonic_ns()
         if record.finish is not Finish.NONE:
             self._finish(stream, record.finish)
         self._mark(stream)
@@ -209,6 +220,9 @@ class OutputStreams:
         stream.finish = finish
         stream.ended_at = self._clock()
         self._by_slot.pop((stream.slot, stream.generation), None)
+        if stream.span is not None:
+            stream.span.record(stream.slot, finish, len(stream.token_ids))
+            stream.span = None
 
     def _mark(self, stream: OutputStream) -> None:
         if stream.has_unsent:

@@ -29,9 +29,11 @@ from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.histogram import Histogram
 from services.common.observability.logs import get_log
+from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.drain import Drain
 from services.decode.canary import CanaryOutput
 from services.decode.output_streams import OutputStreams
+from services.decode.slot_span import SlotSpan
 from services.masks.client import MaskClient
 from services.masks.strip import without_grammar
 
@@ -51,7 +53,7 @@ log = get_log(__name__)
 class DecodeServicer(DecodeServiceServicer):
     """Owns the output streams; `run` reads the output ring for the lifetime of the worker. `reports_output`:
     whether the engine receives the output of each sequence at its end, for its prefix cache. `masks`:
-    computes those of guided sequences; None: there are none."""
+    computes those of guided sequences; None: there are none. `spans`: where slots are traced."""
 
     incarnation: bytes
     engine: EngineClient
@@ -59,6 +61,7 @@ class DecodeServicer(DecodeServiceServicer):
     drain: Drain
     reports_output: bool
     masks: MaskClient | None = None
+    spans: SpanRecorder | None = None
     # Delay of each poll of the ring, in seconds.
     poll_lag: Histogram = field(default_factory=Histogram, init=False)
     # Sequences of requests that have ended by themselves.
@@ -130,6 +133,7 @@ class DecodeServicer(DecodeServiceServicer):
             self.drain.check()
             _check_ids(request)
             command = EngineCommand(reserve=request)
+            command.reserve.ClearField("trace")  # the engine has no use for it
             grammar = without_grammar(command.reserve)
             event = await self.engine.call(command, on_answer=partial(self._register, request))
             if grammar is not None:
@@ -155,7 +159,12 @@ class DecodeServicer(DecodeServiceServicer):
     def _register(self, request: decode_pb2.ReserveRequest, event: EngineEvent) -> None:
         reserved = event.reserved
         self._streams.reserve(
-            request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
+            request.attempt,
+            request.router_id,
+            request.first_number,
+            reserved.slot,
+            reserved.generation,
+            SlotSpan.of(self.spans, request),
         )
         self._reserved.set()
 

@@ -15,9 +15,11 @@ from baton.v1.types_pb2 import Attempt
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
+from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.drain import Drain
 from services.masks.client import MaskClient
 from services.masks.strip import without_grammar
+from services.prefill.call_spans import CallSpans
 from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,9 +28,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PrefillServicer(PrefillServiceServicer):
     """Forwards calls to the engine, which validates them."""
 
-    def __init__(self, engine: EngineClient, drain: Drain, masks: MaskClient | None = None) -> None:
-        """`masks`: computes those of first tokens; None: no output can be guided."""
+    def __init__(
+        self,
+        engine: EngineClient,
+        drain: Drain,
+        masks: MaskClient | None = None,
+        spans: SpanRecorder | None = None,
+    ) -> None:
+        """`masks`: computes those of first tokens; None: no output can be guided. `spans`: where calls are
+        traced; None: nowhere."""
         self._masks = masks
+        self._spans = spans
         self._engine = engine
         self._drain = drain
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
@@ -41,6 +51,8 @@ class PrefillServicer(PrefillServiceServicer):
         finished, key = False, AttemptKey.of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
+        spans = CallSpans.of(self._spans, request)
+        request.ClearField("trace")  # the engine has no use for it
         try:
             self._drain.check()
             mask = await self._first_mask(request)
@@ -49,14 +61,20 @@ class PrefillServicer(PrefillServiceServicer):
                 request.ticket_follows = False
             self._running.add(key)
             command = EngineCommand(prefill=request, first_token_mask=mask)
-            async for event in self._engine.stream(command):
+            async for event in self._engine.stream(command, None if spans is None else spans.ended):
+                if spans is not None:
+                    spans.sent(event.prefill)
                 await context.write(event.prefill)
             finished = True
         except BatonError as error:
             finished = True
+            if spans is not None:
+                spans.error = error.kind.name.lower()
             await abort(context, error)
         finally:
             self._running.discard(key)
+            if spans is not None:
+                spans.record(finished=finished)
             if not finished:
                 await self._stop(request.attempt)
 

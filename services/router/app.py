@@ -144,7 +144,7 @@ class Router:
             config.tokenizer_threads,
             config.max_waiting,
         )
-        self.observations = Observations(self.audit, config.served_model_name)
+        self.observations = Observations.of(config, self.audit)
         self.unread = UnreadBudget(config.connections.max_unread_mb << 20)
         self.dispatcher = Dispatcher(
             LifecycleDeps(
@@ -342,7 +342,7 @@ class Router:
         )
         await self.directory.stop()
         self.tokenizer.close()
-        await asyncio.to_thread(self.audit.close)
+        await asyncio.to_thread(self.observations.close)
 
     async def _drained(self, calls: asyncio.Task[None], deadline: float) -> None:
         """Returns once no request runs, and none that has arrived is still being read; `calls` ends with the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from baton.process_tuning import batch_wakeups
+from baton.process_tuning import batch_wakeups, switch_threads_often
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_protocol import (
@@ -28,6 +28,8 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     """Serves until `stop` is set, then drains."""
     configure_logs(config.log_level, process="router")
     batch_wakeups()
+    if config.tracing.otlp_endpoint is not None:
+        switch_threads_often()
     raise_descriptor_limit(config.connections)
     router = Router(config)
     addresses = await router.start()

@@ -18,7 +18,7 @@ from tests.deploy.chart import case
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
-IMAGES = {"router": ("router", "hub"), "worker": ("worker", "hub", "cluster")}
+IMAGES = {"router": ("router", "hub", "otel"), "worker": ("worker", "hub", "cluster", "otel")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 

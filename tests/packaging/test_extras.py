@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "cluster": ("baton.cluster",),
     "hub": ("huggingface_hub",),
+    "otel": ("services.common.observability.tracing.otlp",),
     "parquet": ("pyarrow.parquet",),
     "serve": ("baton", "kvtransfer", "services", "loadgen"),
 }

@@ -30,7 +30,7 @@ class FakeEngine:
         self.commands: list[EngineCommand] = []
         self.done = asyncio.Event()
 
-    async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
+    async def stream(self, command: EngineCommand, _: object = None) -> AsyncIterator[EngineEvent]:
         self.commands.append(command)
         await self.done.wait()
         yield EngineEvent()

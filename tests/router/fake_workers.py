@@ -77,6 +77,7 @@ class FakeWorker(
         self.running_prefills = 0
         self.cut_prefills = 0
         self.prompts: list[list[int]] = []
+        self.last_prefill: prefill_pb2.PrefillRequest | None = None
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
         self.attaches = 0
@@ -385,6 +386,7 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
+        self.last_prefill = request
         prompt_reports = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")

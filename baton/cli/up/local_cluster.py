@@ -233,6 +233,7 @@ def worker_configs(
             served_model_name=config.served_model_name,
             prefix_secret=config.prefix_secret or "",
             cluster_secret=config.cluster_secret or "",
+            tracing=config.tracing,
             drain_s=config.drain_s,
             log_level=config.log_level,
         )
@@ -251,6 +252,7 @@ def router_config(config: UpConfig, model: Path, state: StateConfig | None = Non
         prefix_secret=config.prefix_secret or "",
         cluster_secret=config.cluster_secret or "",
         auth=config.auth,
+        tracing=config.tracing,
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

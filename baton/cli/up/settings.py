@@ -134,6 +134,14 @@ FLAGS = (
         "FILE",
         "YAML file with redis_url, prefix_secret, cluster_secret; on each machine with --ray-address ADDR",
     ),
+    Flag("tracing.otlp_endpoint", "URL", "collector that traces are sent to, by OTLP over HTTP"),
+    Flag("tracing.otlp_headers_file", "FILE", "headers for that collector, a line `name: value` each"),
+    Flag(
+        "tracing.sample_ratio",
+        "SHARE",
+        "share of calls that are traced where the client does not say",
+        renamed="trace_sample_ratio",
+    ),
     Flag("log_level", "debug|info|warning|error", "log level of every process"),
 )
 

@@ -71,6 +71,8 @@ class ChunkResult:
     """
 
     chunk: Chunk
+    # When its step was begun, in nanoseconds of the monotonic clock.
+    begun_ns: int = 0
     token: int | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs, ...] = ()
@@ -184,11 +186,11 @@ class PrefillLoop:
         self._begun_s = cost.seconds_of(units)
         if self._before_step is not None:
             self._before_step(self._begun_s)
-        now = self._clock()
+        now, now_ns = self._clock(), time.monotonic_ns()
         with torch.inference_mode(), self._stream.activate():
             begun = self._stream.record_event()
             hidden = self._pass.forward(step)
-            results = [ChunkResult(chunk) for chunk in chunks]
+            results = [ChunkResult(chunk, now_ns) for chunk in chunks]
             tokens = self._draw(results, hidden)
             self._add_prompt_logprobs(results, hidden)
             end = self._stream.record_event()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
 from services.common.config.tls import Auth, InternalTls, PublicTls
+from services.common.config.tracing import TracingSettings
 from services.common.config.types import LogLevel, StrictModel
 from services.common.config.worker import EngineConfig, TransferConfig
 
@@ -106,6 +107,7 @@ class _File(StrictModel):
     drain_s: float = Field(20.0, ge=0, description="longest drain at a stop")
     start_timeout_s: float = Field(1800.0, gt=0, description="longest time for a worker to load its model")
     log_level: LogLevel = "info"
+    tracing: TracingSettings = TracingSettings()
     model_source: ModelSource | None = None
 
 

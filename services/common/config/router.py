@@ -11,6 +11,7 @@ from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from baton.errors import BatonError, ErrorKind
 from services.common.config.state import StateConfig
 from services.common.config.tls import Auth, InternalTls, PublicTls
+from services.common.config.tracing import TracingSettings
 from services.common.config.types import (
     DRAIN_S,
     ClusterSecret,
@@ -219,6 +220,7 @@ class RouterConfig(RouterSettings):
         None, description="unset: the public ports need no API key, and must be on loopback"
     )
     require_tls: bool = Field(False, description="refuse to start where a port would be plaintext")
+    tracing: TracingSettings = TracingSettings()
     member: GroupMember | None = Field(None, description="set by the process that starts several")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

@@ -12,6 +12,7 @@ from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
 from services.common.config.state import StateSettings
 from services.common.config.tls import Auth
+from services.common.config.tracing import TracingSettings
 from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
 from services.common.config.worker import EngineConfig, TransferConfig, check_quantised_once
 
@@ -32,6 +33,7 @@ class UpConfig(StrictModel):
     )
     supervision: SupervisionSettings = SupervisionSettings()
     state: StateSettings = StateSettings()
+    tracing: TracingSettings = TracingSettings()
     prefix_secret: str | None = Field(
         None,
         min_length=16,

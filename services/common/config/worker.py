@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from services.common.config.state import StateConfig
 from services.common.config.tls import InternalTls
+from services.common.config.tracing import TracingSettings
 from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, Role, StrictModel
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -287,6 +288,7 @@ class WorkerConfig(StrictModel):
     admin_http_port: int | None = Field(
         None, ge=0, le=65535, description="port of /health, /ready and /metrics; unset: none"
     )
+    tracing: TracingSettings = TracingSettings()
     group: str = Field("", description="workers of one pod share it; routers prefer pairs of one group")
     start_timeout_s: float = Field(1800.0, gt=0, description="longest time to load the model")
     canary: bool = Field(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import EngineCommand, EngineEvent
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import PrefillRequest
 from services.common.engine.channel import (
     PROMPT_LOGPROBS_A_MESSAGE,
@@ -102,8 +102,11 @@ class EngineClient:
             raise self._closed
         await self._channel.send(command)
 
-    async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
-        """Sends a prefill and yields its events until its end. Raises the BatonError it failed with."""
+    async def stream(
+        self, command: EngineCommand, on_end: Callable[[PrefillEndedEvent], None] | None = None
+    ) -> AsyncIterator[EngineEvent]:
+        """Sends a prefill and yields its events until its end, which `on_end` is called with. Raises the
+        BatonError it failed with."""
         command.id = next(self._ids)
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill))
         self._streams[command.id] = queue
@@ -113,6 +116,8 @@ class EngineClient:
                 event = _checked(await queue.get())
                 if event.WhichOneof("event") == "prefill_ended":
                     self.prefills_finished += 1
+                    if on_end is not None:
+                        on_end(event.prefill_ended)
                     return
                 yield event
         finally:

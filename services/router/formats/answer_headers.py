@@ -1,6 +1,7 @@
 """What accompanies an answer: headers over HTTP, trailing metadata over gRPC, under the same names.
 
 x-request-id              the id of the call's first output, as in the router's log
+traceresponse             the call's span, where traces are on (W3C Trace Context)
 x-baton-ignored-fields    undocumented fields of the request, if it had any (`ignored_fields`)
 server-timing             where the time went (`timings`); over HTTP only where the answer is not streamed
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baton.v1.router_pb2 import RequestTrace
+from services.common.observability.tracing.context import TRACERESPONSE
 from services.router.formats import ignored_fields, timings
 from services.router.formats.json_bodies import Headers
 from services.router.request.request import Request
@@ -20,6 +22,8 @@ REQUEST_ID = "x-request-id"
 def answer_metadata(request: Request, traces: Iterable[RequestTrace] = ()) -> list[tuple[str, str]]:
     """Names and values. `traces`: those of the call's outputs that have ended."""
     metadata = [(REQUEST_ID, request.id.hex())]
+    if (trace := request.call.trace) is not None:
+        metadata.append((TRACERESPONSE, trace.context.header))
     if ignored := request.call.ignored_fields:
         metadata.append((ignored_fields.HEADER, ignored_fields.shown(ignored)))
     if timing := timings.server_timing(traces):

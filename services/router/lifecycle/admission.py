@@ -135,16 +135,22 @@ class Admission:
         self, data: bytes, remaining_s: float | None, metadata: Mapping[str, str] = NO_HEADERS
     ) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
-        with self._arrival(_GENERATE, math.inf if remaining_s is None else remaining_s) as arrival:
+        left_s = math.inf if remaining_s is None else remaining_s
+        with self._arrival(_GENERATE, left_s, metadata=metadata) as arrival:
             check_idempotency(metadata)
             return await self._admit([await self.reader.generate(data)], arrival)
 
     @contextlib.contextmanager
     def _arrival(
-        self, route: str, remaining_s: float | None = None, headers: Mapping[str, str] = NO_HEADERS
+        self,
+        route: str,
+        remaining_s: float | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        metadata: Mapping[str, str] = NO_HEADERS,
     ) -> Iterator[_Arrival]:
-        """Opened when a call arrives. Counts the call if it is refused within."""
-        call = ClientCall(route=route)
+        """Opened when a call arrives, over HTTP with `headers` or over gRPC with `metadata`. Counts the call
+        if it is refused within."""
+        call = ClientCall(route=route, trace=self._observations.traces.arrived(headers or metadata))
         if (caller := current_caller.get()) is not None:
             call.key_id, call.tenant = caller.key_id, caller.tenant
         try:
@@ -167,11 +173,8 @@ class Admission:
         for parsed in prompts:
             check_model(parsed.model)
             call = parsed.call
-            call.key_id, call.tenant, call.route = (
-                arrival.call.key_id,
-                arrival.call.tenant,
-                arrival.call.route,
-            )
+            own = arrival.call
+            call.key_id, call.tenant, call.route, call.trace = own.key_id, own.tenant, own.route, own.trace
             admitted = await self._outputs(parsed, arrival)
             if parsed.fills_context and parsed.max_tokens is None:
                 admitted = shorten(admitted, self._max_response_values)

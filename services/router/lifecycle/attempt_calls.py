@@ -79,6 +79,7 @@ class AttemptCalls:
             tenant=self._request.tenant,
             own_prefill=self._claim.prefills_itself,
             tpot_slo_s=(self._request.slo and self._request.slo.tpot_s) or 0.0,
+            trace=None if self._request.trace is None else self._request.trace.context.message(),
         )
         if self._request.grammar is not None:
             request.grammar.CopyFrom(self._request.grammar)

@@ -65,6 +65,7 @@ class Dispatcher:
         where a limit of the tenant is reached."""
         available = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._deps.observations.traces.running(requests))
             permit = stack.enter_context(self._permit(requests))
             runs = (self.run(one, available, permit) for one in requests)
             outboxes = [await stack.enter_async_context(run) for run in runs]

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from baton.errors import ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
+from services.common.config.router import RouterConfig
 from services.common.observability.audit_chain import AuditRecord
 from services.common.observability.audit_log import AuditLog
 from services.common.observability.histogram import Histogram, tokens_histogram
 from services.common.observability.logs import get_log
+from services.router.lifecycle.request_traces import RequestTraces
 from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import ClientCall, Finish, Request
 
@@ -35,10 +37,11 @@ def _seconds(names: tuple[str, ...]) -> dict[str, Histogram]:
 @dataclass
 class Observations:
     """One router's. All counts are since its start. `audit`: where each request's end or refusal is recorded;
-    `model`: the name of the served model there."""
+    `model`: the name of the served model there. `traces`: where its spans are."""
 
     audit: AuditLog = field(default_factory=AuditLog)
     model: str = ""
+    traces: RequestTraces = field(default_factory=RequestTraces)
     stages: dict[str, Histogram] = field(default_factory=lambda: _seconds(STAGES))
     latencies: dict[str, Histogram] = field(default_factory=lambda: _seconds(LATENCIES))
     prompt_lengths: Histogram = field(default_factory=tokens_histogram)
@@ -53,6 +56,16 @@ class Observations:
     cached_tokens: int = 0
     completion_tokens: int = 0
     batches: int = 0
+
+    @classmethod
+    def of(cls, config: RouterConfig, audit: AuditLog) -> Observations:
+        """As configured. Raises BatonError(INVALID) where traces cannot be made as it says."""
+        return cls(audit, config.served_model_name, RequestTraces.of(config))
+
+    def close(self) -> None:
+        """Writes and sends what is left, for a short time. Blocks."""
+        self.audit.close()
+        self.traces.close()
 
     def delivered(self, tokens: int, gap_ns: int | None) -> None:
         """A batch of tokens goes to a client, `gap_ns` after the batch before it."""
@@ -72,6 +85,7 @@ class Observations:
         )
         self.outcomes[kind.name.lower()] += 1
         self.errors += 1
+        self.traces.call_ended((), call, kind.name.lower())
 
     def ended(
         self, request: Request, outcome: str, usage: Usage, trace: RequestTrace, timeline: RequestTimeline
@@ -93,6 +107,8 @@ class Observations:
         self.errors += outcome not in _NOT_ERRORS
         self.attempts += trace.attempts
         self._record(request, outcome, usage)
+        error = "" if outcome in _NOT_ERRORS else outcome
+        self.traces.request_ended(request, outcome, error, usage, trace, timeline)
         milliseconds = {f"{name}_ms": round(s * 1e3, 3) for name, s in (stages | latencies).items()}
         _log.info(
             "request_ended",

@@ -56,6 +56,9 @@ class PrefillCall:
             ticket_follows=ticket is None and request.max_tokens > 0,
             grammar=request.grammar if request.max_tokens > 0 else None,
             first_token_in_s=first_token_in_s(request) if not output.emitted else 0.0,
+            trace=None
+            if request.trace is None
+            else request.trace.stage_context(request.id, "prefill").message(),
         )
         worker = self._claim.prefill
         self._call = worker.peer.prefill.Prefill(message, timeout=remaining_s(request))

@@ -201,6 +201,7 @@ class RequestLifecycle:
     def _count_failure(self, error: BatonError) -> None:
         """Counts a failed attempt; raises if another one would be one too many, or could not succeed."""
         self._deps.observations.attempt_failed(error.kind)
+        self._timeline.failed(error.kind.name.lower())
         if error.kind not in RETRIED_KINDS:
             raise error
         self._failures += 1

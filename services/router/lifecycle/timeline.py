@@ -18,6 +18,8 @@ class RequestTimeline:
         self._placed_ns: int | None = None
         self._delivered_ns: int | None = None
         self._prefill_worker = self._decode_worker = self._prefill_reason = ""
+        # Attempts that failed: when, and the kind of error.
+        self.failures: list[tuple[int, str]] = []
         # KV bytes that the handoffs of ended attempts moved.
         self.kv_bytes_shipped = 0
         # The part of the last handoff that no computation hid (`HandedOff.exposed_ns`).
@@ -37,6 +39,10 @@ class RequestTimeline:
         self._prefill_reason = prefill_reason
         if decode_worker and self._placed_ns is None:
             self._placed_ns = self._elapsed_ns()
+
+    def failed(self, kind: str) -> None:
+        """Records that an attempt failed."""
+        self.failures.append((self._elapsed_ns(), kind))
 
     def delivered(self) -> int | None:
         """Records a delivery of tokens. Returns the time since the one before it; None for the first."""
@@ -64,22 +70,29 @@ class RequestTimeline:
             last = Stage.STAGE_RESERVED
         return Stage.Name(last).removeprefix("STAGE_").lower()
 
-    def stages_s(self) -> dict[str, float]:
-        """Seconds spent in each stage until now, by `observations.STAGES`."""
+    def intervals_ns(self) -> dict[str, tuple[int, int | None]]:
+        """When each stage that was reached began and ended, by `observations.STAGES`; None: it has not."""
         reached = self._stages.get
         first, handed_off = reached(Stage.STAGE_FIRST_TOKEN), reached(Stage.STAGE_HANDED_OFF)
-        spans = {
+        intervals = {
             "admission": (0, reached(Stage.STAGE_ADMITTED)),
             "queue": (reached(Stage.STAGE_ADMITTED), self._placed_ns),
             "reserve": (self._placed_ns, reached(Stage.STAGE_RESERVED)),
             "prefill": (reached(Stage.STAGE_PREFILLING), first),
             "handoff": (first, handed_off),
-            "decode": (handed_off, self._elapsed_ns()),
+            "decode": (handed_off, None),
         }
+        return {stage: (since, until) for stage, (since, until) in intervals.items() if since is not None}
+
+    def stages_s(self) -> dict[str, float]:
+        """Seconds spent in each stage that has ended, and in the last one until now."""
+        intervals = self.intervals_ns()
+        if "decode" in intervals:
+            intervals["decode"] = intervals["decode"][0], self._elapsed_ns()
         return {
             stage: (until - since) / 1e9
-            for stage, (since, until) in spans.items()
-            if since is not None and until is not None and until >= since
+            for stage, (since, until) in intervals.items()
+            if until is not None and until >= since
         }
 
     def latencies_s(self, tokens: int) -> dict[str, float]:

@@ -154,6 +154,13 @@ FAMILIES: tuple[Metric[Status], ...] = (
            "Records of the audit log that were lost: its queue was full, its file could not be written, or "
            "there were too many calls without a valid key.",
            lambda router: router.audit_log.dropped if router.audit_log is not None else None),
+    Metric("baton_router_trace_spans_exported_total", "Spans that the collector of traces has taken; absent "
+           "without one.",
+           lambda router: None if (spans := router.observations.traces.recorder) is None else spans.exported),
+    Metric("baton_router_trace_spans_dropped_total",
+           "Spans that were lost, by reason (queue_full, export_failed); absent without a collector.",
+           lambda router: None if (spans := router.observations.traces.recorder) is None
+           else spans.dropped(), ("reason",)),
     Metric("baton_router_tenant_calls_total", "Calls that were admitted; absent without tenants.",
            lambda router: _by_tenant(router, lambda tenant: tenant.calls), ("tenant",)),
     Metric("baton_router_tenant_refused_total", "Calls that a limit of their tenant refused, by limit; "

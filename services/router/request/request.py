@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
+from services.router.request.call_trace import CallTrace
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tools.output_parser import OutputStructure
@@ -63,6 +64,8 @@ class ClientCall:
     tenant: TenantAccount | None = None
     # The path or method that was called.
     route: str = ""
+    # None where traces are off.
+    trace: CallTrace | None = None
 
     @property
     def tenant_name(self) -> str:
@@ -190,6 +193,12 @@ class Request:
     def tenant(self) -> str:
         """The tenant's name, which scopes cached prefixes; empty where keys belong to no tenants."""
         return self.call.tenant_name
+
+    @property
+    def trace(self) -> CallTrace | None:
+        """The call's trace, where it is recorded."""
+        trace = self.call.trace
+        return trace if trace is not None and trace.context.sampled else None
 
     @property
     def limits(self) -> Limits:

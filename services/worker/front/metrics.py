@@ -22,6 +22,7 @@ from services.common.observability.metrics import (
     collect,
     process_metrics,
 )
+from services.common.observability.tracing.recorder import SpanRecorder
 from services.decode.servicer import DecodeServicer
 from services.worker.front.probes import WorkerProbes
 
@@ -165,6 +166,11 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
             lambda worker: worker.probes.canary_failures),
     _metric("ring_poll_lag_seconds", "Delay of the front's polls of the output ring.",
             lambda worker: worker.decode.poll_lag),
+    _metric("trace_spans_exported_total", "Spans that the collector of traces has taken; absent without one.",
+            lambda worker: None if worker.spans is None else worker.spans.exported),
+    _metric("trace_spans_dropped_total",
+            "Spans that were lost, by reason (queue_full, export_failed); absent without a collector.",
+            lambda worker: None if worker.spans is None else worker.spans.dropped(), "reason"),
 )
 # Only with state.
 REGISTRATION: tuple[Metric[Registration], ...] = (
@@ -191,6 +197,7 @@ class WorkerMetrics:
     decode: DecodeServicer
     probes: WorkerProbes
     registration: Registration | None
+    spans: SpanRecorder | None = None
 
     def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
         """Registers all metrics, and those of both processes."""

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.engine.rings.layout import SharedRings
 from baton.errors import BatonError, ErrorKind
-from baton.process_tuning import batch_wakeups
+from baton.process_tuning import batch_wakeups, switch_threads_often
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
@@ -34,6 +34,8 @@ from services.common.engine.launch import identity_of
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
 from services.common.observability.metrics import MetricsServer
+from services.common.observability.tracing.configured import configured_recorder
+from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.child_protocol import RestartNeededError, StopSignal, report_ready
 from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 _SERVER_GRACE_S = 1.0
 # How long the engine's last event may take once the front cannot write to it any more.
 _LAST_EVENT_S = 1.0
+_LAST_SPANS_S = 1.0
 
 log = get_log(__name__)
 
@@ -66,13 +69,18 @@ async def serve(
     for port in plaintext_ports(config):
         log.warning("plaintext_port", host=config.host, port=port)
     tls = _front_tls(config)
+    spans = configured_recorder(config.tracing, f"baton-{config.role}", config.name)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
     handle = await start_engine(config, identity, engine_program)
+    if spans is not None:
+        switch_threads_often()
     batch_wakeups()  # in this process alone: the engine's timers stay exact
     try:
-        await _Front(config, identity, handle, _registration(config, tls), tls).run(stop)
+        await _Front(config, identity, handle, _registration(config, tls), tls, spans).run(stop)
     finally:
         log.info("engine_ended", code=await handle.stop())
+        if spans is not None:
+            await asyncio.to_thread(spans.close, _LAST_SPANS_S)
 
 
 def _check_secret(config: WorkerConfig) -> None:
@@ -112,8 +120,10 @@ class _Front:
         handle: EngineHandle,
         registration: Registration | None,
         tls: FrontTls | None,
+        spans: SpanRecorder | None,
     ) -> None:
         self._config = config
+        self._spans = spans
         self._tls = tls
         self._registration = registration
         self._handle = handle
@@ -131,6 +141,7 @@ class _Front:
         )
         self._masks = None if handle.masks is None else MaskClient(handle.masks, self._decode.on_mask_failed)
         self._decode.masks = self._masks
+        self._decode.spans = spans
         canary = Canary(config.role, self._engine, self._decode, INTERVAL_S) if config.canary else None
         self._probes = WorkerProbes(self._drain, registration, canary)
         self._registry = CollectorRegistry()
@@ -241,7 +252,7 @@ class _Front:
         add_WorkerServiceServicer_to_server(servicer, server.server)
         if self._config.role in ("prefill", "both"):
             add_PrefillServiceServicer_to_server(
-                PrefillServicer(self._engine, self._drain, self._masks), server.server
+                PrefillServicer(self._engine, self._drain, self._masks, self._spans), server.server
             )
         if self._config.role in ("decode", "both"):
             add_DecodeServiceServicer_to_server(self._decode, server.server)
@@ -268,6 +279,7 @@ class _Front:
             restarts=config.restarts,
             decode=self._decode,
             probes=self._probes,
+            spans=self._spans,
             registration=self._registration,
         )
         metrics.register(self._registry, self._handle.process.pid)

@@ -21,7 +21,7 @@ from baton.engine.prefill.scheduler import PrefillScheduler
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketBody
-from baton.v1.engine_pb2 import EngineEvent
+from baton.v1.engine_pb2 import EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt, Sampling
 from kvtransfer.protocol.frames import WithdrawReason
@@ -54,7 +54,19 @@ class PrefillJob:
     pushed: list[int]  # blocks pushed so far, by cache group, those resident at decode included
     committed: bool = False  # from here on the receiver decides, within the link's deadline
     first: FirstToken | None = None
-    computed_ns: int = 0  # when its latest step was last seen running, monotonic clock
+    # Monotonic clock: when its first step was begun, when its latest one was last seen running, and when its
+    # first blocks were handed to a link.
+    started_ns: int = 0
+    computed_ns: int = 0
+    shipped_ns: int = 0
+
+    def ended(self) -> None:
+        """Reports the end of the call."""
+        self.reply.ended(
+            PrefillEndedEvent(
+                started_ns=self.started_ns, computed_ns=self.computed_ns, shipped_ns=self.shipped_ns
+            )
+        )
 
 
 @dataclass(eq=False)
@@ -174,6 +186,7 @@ class PrefillJobs:
                 for block in blocks:  # until the transfer has read it
                     self.model.pools.pools[group].pin(block)
             handoff.push(group, first, blocks, after)
+            job.shipped_ns = job.shipped_ns or time.monotonic_ns()
             job.pushed[group] = until
 
     def finish_prompt(self, job: PrefillJob) -> None:
@@ -184,7 +197,7 @@ class PrefillJobs:
         if job.first.finish_reason:
             self.end(job)
             job.handoff.withdraw(WithdrawReason.FINISHED)
-            job.reply.ended()
+            job.ended()
         elif self.commit(job) and isinstance(job.handoff, LocalHandoff):
             self._handed_off(job, "local", 0, time.monotonic_ns())
 
@@ -262,7 +275,7 @@ class PrefillJobs:
     def _handed_off(self, job: PrefillJob, transport: str, bytes_shipped: int, at_ns: int) -> None:
         self.end(job)
         job.reply.handed_off(transport, bytes_shipped, max(0, at_ns - job.computed_ns))
-        job.reply.ended()
+        job.ended()
 
 
 def _retryable(error: BatonError) -> BatonError:

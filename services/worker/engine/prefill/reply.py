@@ -41,8 +41,8 @@ class PrefillReply:
         handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._send(PrefillResponse(handed_off=handed_off))
 
-    def ended(self) -> None:
-        self._emit(EngineEvent(id=self._command_id, prefill_ended=PrefillEndedEvent()))
+    def ended(self, ended: PrefillEndedEvent) -> None:
+        self._emit(EngineEvent(id=self._command_id, prefill_ended=ended))
 
     def failed(self, error: BatonError) -> None:
         self._emit(failed_event(error, self._command_id))

@@ -110,6 +110,7 @@ class PrefillPipeline:
         """Pushes completed blocks. Where a device moves them, they and their commits are sent before any
         reply; the events of that poll."""
         for job, result in self._jobs_of(results):
+            job.started_ns = job.started_ns or result.begun_ns
             job.computed_ns = self.loop.ended_after_ns
             if result.token is not None:
                 job.first = _first_token(job.sequence, result)
@@ -126,7 +127,7 @@ class PrefillPipeline:
                 self.jobs.finish_prompt(job)
             elif result.chunk.is_last:
                 self.jobs.end(job)
-                job.reply.ended()
+                job.ended()
 
     def _jobs_of(self, results: list[ChunkResult]) -> Iterator[tuple[PrefillJob, ChunkResult]]:
         """The jobs that have not ended, with their results."""

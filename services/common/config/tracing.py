@@ -1,0 +1,53 @@
+"""Configuration of traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from services.common.config.types import StrictModel
+
+_TRACES_PATH = "/v1/traces"
+
+
+class TracingSettings(StrictModel):
+    """Where the spans of requests are sent. OTLP's own environment variables state the rest."""
+
+    otlp_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as "
+        "http://collector:4318; unset: no traces",
+    )
+    otlp_headers_file: Path | None = Field(
+        None, description="file of headers for the collector, such as credentials: a line `name: value` each"
+    )
+    sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of calls that are traced among those whose client does not say (traceparent)",
+    )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of the port
+            usable = False
+        if not usable:
+            raise ValueError("otlp_endpoint must be an http or https URL such as http://collector:4318")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("otlp_endpoint has no credentials and no query: use otlp_headers_file")
+        return url
+
+    @property
+    def traces_url(self) -> str:
+        """The URL that spans are posted to; that of a collector gets OTLP's path."""
+        url = (self.otlp_endpoint or "").rstrip("/")
+        return url if url.endswith(_TRACES_PATH) else url + _TRACES_PATH
