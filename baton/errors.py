@@ -38,17 +38,23 @@ _RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.
 class BatonError(Exception):
     """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
-    `retry_after_s`: when another try of a retryable one may succeed, as a hint to the caller.
+    `retry_after_s`: when another try may succeed, as a hint to the caller; 0 where no time is better. Unset:
+    1 s for a retryable kind.
     """
 
     def __init__(
-        self, kind: ErrorKind, message: str, *, tokens_sent: bool = False, retry_after_s: float = 1.0
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        tokens_sent: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.tokens_sent = tokens_sent
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = float(kind.retryable) if retry_after_s is None else retry_after_s
 
 
 class FieldError(BatonError):

@@ -5,7 +5,7 @@ A status code is coarser than our kinds, so a `google.rpc.Status` travels in the
 
     ErrorInfo     reason = the kind's name, domain = "baton", metadata: tokens_sent, code
     BadRequest    the field that a request was refused for
-    RetryInfo     on kinds that are worth another try
+    RetryInfo     where another try may succeed later
 
 A peer that is not ours (or died before it could answer) is judged by its code alone.
 """
@@ -73,7 +73,7 @@ def to_status(error: BatonError) -> grpc.Status:
             refused.field_violations.add(field=error.param, description=status.message)
             status.details.add().Pack(refused)
     status.details.add().Pack(info)
-    if error.kind.retryable:
+    if error.retry_after_s:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)

@@ -18,7 +18,7 @@ _log = get_log("http")
 
 def error_response(error: BatonError, status: int | None = None) -> Response:
     """OpenAI's error body, and the status of the error's kind unless another one is given."""
-    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.kind.retryable else None
+    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.retry_after_s else None
     return JSONResponse(openai_body(error), status or http_status(error), headers)
 
 

@@ -107,6 +107,10 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: router.dispatcher.running),
     Metric("baton_router_waiting_requests", "Requests that wait for a pair of workers with room.",
            lambda router: router.queue.waiting),
+    Metric("baton_router_early_refusals_total",
+           "Requests that were refused before their time was up, because their first token would come after "
+           "the call's deadline (deadline), or they would miss a limit that they state (limits).",
+           lambda router: _by_key(router.queue.refused_early), ("reason",)),
     Metric("baton_router_attempts_total", "Attempts of requests that ended.",
            lambda router: router.observations.attempts),
     Metric("baton_router_failed_attempts_total", "Attempts that failed, by kind of error.",

@@ -23,6 +23,8 @@ class QueueEntry:
     # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
     slo: Slo | None = None
     first_token_by: float | None = None
+    # When its client's call ends in any case, on the same clock.
+    deadline: float | None = None
     tokens: float = 0.0
     # Predicted seconds of its prompt on one worker; 0 where that is not needed.
     prefill_s: float = 0.0

@@ -25,6 +25,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.router.queue.entry import Position, QueueEntry
 from services.router.request.request import ClientCall
@@ -35,6 +36,15 @@ _FLOOR_PARTS = 10
 BURST_TOKENS = 65_536.0
 # Flows without requests are kept, for their start tags, until there are so many.
 _MANY_FLOWS = 4096
+
+
+class Ahead(NamedTuple):
+    """What will be placed before a request: how many requests, their tokens, and the seconds of their prompts
+    on one worker."""
+
+    requests: int = 0
+    tokens: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -175,20 +185,20 @@ class RequestOrder:
         flow = self._places(entry)[1]
         self._passed.requests[flow] = len(flow.waiting)
 
-    def ahead_of(self, entry: QueueEntry) -> tuple[int, float]:
-        """How many requests will be placed before one that would wait from now on, and the seconds of their
-        prompts on one worker."""
+    def ahead_of(self, entry: QueueEntry) -> Ahead:
+        """What will be placed before a request that would wait from now on."""
         priority, own = self._places(entry)
         start = priority.start_of(own) + own.tokens / entry.weight
-        count = prefill_s = 0.0
+        count = tokens = prefill_s = 0.0
         for other in self._waiting:
             for flow in other.waiting:
                 part = 1.0 if other.value < priority.value or flow is own else 0.0
                 if other is priority and flow is not own:
                     part = min(1.0, max(0.0, start - flow.start) * flow.weight / max(1.0, flow.tokens))
                 count += part * len(flow.waiting)
+                tokens += part * flow.tokens
                 prefill_s += part * flow.prefill_s
-        return round(count), prefill_s
+        return Ahead(round(count), tokens, prefill_s)
 
     def _next(self, passed: _Passed) -> QueueEntry | None:
         """The next request that was not passed over: of the most urgent priority, or of one to whose floor

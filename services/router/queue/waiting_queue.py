@@ -14,6 +14,7 @@ import asyncio
 import bisect
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from typing import Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from services.router.queue.block_wait import BlockWait
+from services.router.queue.deadlines import CAUTION, check_deadline
+from services.router.queue.drain_rate import DrainRate
 from services.router.queue.entry import QueueEntry
-from services.router.queue.request_order import RequestOrder
+from services.router.queue.request_order import Ahead, RequestOrder
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
@@ -74,6 +77,9 @@ class WaitingQueue:
         self.timeout_s = timeout_s
         self._waiters: dict[QueueEntry, _Waiter[Any]] = {}
         self._order = RequestOrder()
+        self._drain = DrainRate()
+        # Requests that were refused before their time was up, by what it would not have kept.
+        self.refused_early = Counter({"deadline": 0, "limits": 0})
         # Those that were placed before, the oldest first.
         self._returned: list[QueueEntry] = []
         self._placed = 0
@@ -100,7 +106,7 @@ class WaitingQueue:
     ) -> QueueEntry:
         """The entry of a request that arrived `waited_s` ago. Where late requests are refused, its deadline
         (on the event loop's clock) is a limit of its first token too."""
-        entry = QueueEntry(call, self._order.arrival(call), slo)
+        entry = QueueEntry(call, self._order.arrival(call), slo, deadline=deadline)
         if slo is not None and slo.ttft_s is not None:
             entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
         if deadline is not None and self._placement.refuse_late:
@@ -115,7 +121,8 @@ class WaitingQueue:
         `tokens`: to prefill. `max_tokens`: to generate. `cached`: see `Placement.pick`. The caller must
         release the claim, and call `ended` once decode has reserved its slot or the request is over. Raises
         BatonError: OVERLOADED if the queue is full (for the request's first claim) or no pair had room in
-        time, RATE_LIMITED if it cannot meet its limits, UNAVAILABLE if there is no pair.
+        time, RATE_LIMITED if it cannot meet its limits, DEADLINE if it cannot have its first token before
+        its deadline, UNAVAILABLE if there is no pair.
         """
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
@@ -124,24 +131,64 @@ class WaitingQueue:
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
             left_s=partial(_left_s, entry), behind=self._behind, returning=entry.returning,
         )  # fmt: skip
-        if entry.returning or (entry.slo is None and entry.first_token_by is None):
+        if entry.returning:
             return await self._wait(entry, pick, until)
-        demand = Demand(tokens, mean_context(tokens, max_tokens), entry.slo or Slo())
-        ahead, ahead_s = self._order.ahead_of(entry)
-        ahead += len(self._returned)
-        entry.prefill_s = self._placement.check_in_time(
-            demand, _left_s(entry), cached, entry.call, ahead, ahead_s
-        )
-        if not entry.prefill_s or entry.first_token_by is None:
-            return await self._wait(entry, pick, until)
-        late_at = entry.first_token_by - entry.prefill_s
+        late_at = self._check_in_time(entry, tokens, max_tokens, cached)
         try:
             return await self._wait(entry, pick, min(until, late_at))
         except BatonError as error:
             timed_out = isinstance(error.__cause__, TimeoutError)
             if timed_out and late_at < until and error.kind is ErrorKind.OVERLOADED:
-                raise too_late("no slot became free in time", 1.0) from error
+                late = too_late("no slot became free in time", 1.0, self._refusal_of(entry))
+                raise self._counted_early(late) from error
             raise
+
+    def _check_in_time(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
+        """When it is too late to place the request; infinite without limits. Raises BatonError where it will
+        be."""
+        try:
+            if self._placement.refuse_late:
+                return self._check_limits(entry, tokens, max_tokens, cached)
+            return self._check_deadline(entry, tokens)
+        except BatonError as refusal:
+            raise self._counted_early(refusal) from None
+
+    def _check_limits(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
+        """Where late requests are refused: whether it can meet its limits, by what is predicted."""
+        if entry.slo is None and entry.first_token_by is None:
+            return math.inf
+        context = mean_context(tokens, max_tokens)
+        demand = Demand(tokens, context, entry.slo or Slo(), self._refusal_of(entry))
+        ahead = self._ahead_of(entry)
+        entry.prefill_s = self._placement.check_in_time(
+            demand, _left_s(entry), cached, entry.call, ahead.requests, ahead.prefill_s
+        )
+        if not entry.prefill_s or entry.first_token_by is None:
+            return math.inf
+        return entry.first_token_by - entry.prefill_s
+
+    def _check_deadline(self, entry: QueueEntry, tokens: int) -> float:
+        """Elsewhere: whether the call may have its first token before its deadline at all."""
+        left_s = math.inf if entry.deadline is None else entry.deadline - asyncio.get_running_loop().time()
+        if entry.deadline is None or left_s > self.timeout_s:
+            return math.inf  # the queue's own limit is the stricter one
+        slots, own_s = self._placement.least(tokens, entry.call)
+        check_deadline(left_s, self._ahead_of(entry), self._drain, slots, own_s)
+        return entry.deadline - CAUTION * own_s if own_s else math.inf
+
+    def _ahead_of(self, entry: QueueEntry) -> Ahead:
+        """What will be placed before it."""
+        ahead = self._order.ahead_of(entry)
+        return ahead._replace(requests=ahead.requests + len(self._returned))
+
+    def _refusal_of(self, entry: QueueEntry) -> ErrorKind:
+        """The kind of error with which it is refused early: what ends first, its deadline or its limit."""
+        by_limit = self._placement.refuse_late and entry.first_token_by != entry.deadline
+        return ErrorKind.RATE_LIMITED if by_limit or entry.deadline is None else ErrorKind.DEADLINE
+
+    def _counted_early(self, refusal: BatonError) -> BatonError:
+        self.refused_early["deadline" if refusal.kind is ErrorKind.DEADLINE else "limits"] += 1
+        return refusal
 
     def _behind(self) -> int:
         """How many requests wait behind the one that is placed."""
@@ -193,6 +240,7 @@ class WaitingQueue:
 
     async def _in_queue(self, entry: QueueEntry, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
         self._waiters[entry] = waiter
+        self._drain.update(asyncio.get_running_loop().time(), waiting=True)
         if entry.returning:
             bisect.insort(self._returned, entry, key=lambda one: one.number)
         else:
@@ -238,6 +286,11 @@ class WaitingQueue:
     def _place(self, entry: QueueEntry, claim: PrefillClaim) -> None:
         """Ends the wait of a request that has what it waits for."""
         self._waiters.pop(entry).claim.set_result(claim)
+        now = asyncio.get_running_loop().time()
+        if self._waiters:
+            self._drain.placed(now, entry.tokens)
+        else:
+            self._drain.update(now, waiting=False)
         if entry.returning:
             self._returned.remove(entry)
         else:
@@ -251,6 +304,7 @@ class WaitingQueue:
             claimed.result().release()
             return
         del self._waiters[entry]
+        self._drain.update(asyncio.get_running_loop().time(), waiting=bool(self._waiters))
         if entry.returning:
             self._returned.remove(entry)
         else:

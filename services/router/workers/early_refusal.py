@@ -28,11 +28,12 @@ _DEVIATIONS = 4.0
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a request asks of workers: `tokens` to prefill, `context` while it decodes on average, its
-    limits."""
+    limits. `late`: the kind of error if its first token would come too late."""
 
     tokens: int
     context: int
     slo: Slo
+    late: ErrorKind = ErrorKind.RATE_LIMITED
 
 
 def predicted_ttft_s(
@@ -59,8 +60,10 @@ def check_in_time(
     ahead: int,
     ahead_s: float,
 ) -> None:
-    """Raises BatonError(RATE_LIMITED) where the request cannot meet its limits. `left_s`: of its time to the
-    first token; None: unlimited. The rest as for `predicted_ttft_s`."""
+    """Raises BatonError where the request cannot meet its limits: RATE_LIMITED, or `demand.late`.
+
+    `left_s`: of its time to the first token; None: unlimited. The rest as for `predicted_ttft_s`.
+    """
     if not prefills or not decodes:
         return  # the queue waits for workers
     if left_s is not None:
@@ -68,12 +71,13 @@ def check_in_time(
         if math.isinf(predicted):
             raise too_late("no decode worker can meet the time per output token", _LONGEST_RETRY_S)
         if predicted > SAFETY * left_s:
-            raise too_late(f"time to first token would be {predicted * 1e3:.0f} ms", predicted - left_s)
+            why = f"time to first token would be {predicted * 1e3:.0f} ms"
+            raise too_late(why, predicted - left_s, demand.late)
     elif not any(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes):
         raise too_late("no decode worker can meet the time per output token", 1.0)
 
 
-def too_late(why: str, retry_after_s: float) -> BatonError:
+def too_late(why: str, retry_after_s: float, kind: ErrorKind = ErrorKind.RATE_LIMITED) -> BatonError:
     """The refusal of a request that would miss its limits."""
     wait_s = min(max(retry_after_s, 0.1), _LONGEST_RETRY_S)
-    return BatonError(ErrorKind.RATE_LIMITED, f"refused early: {why}", retry_after_s=wait_s)
+    return BatonError(kind, f"refused early: {why}", retry_after_s=wait_s)

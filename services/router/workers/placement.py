@@ -262,6 +262,18 @@ class Placement:
         check_in_time(demand, left_s, prefills, decodes, ahead, ahead_s)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
+    def least(self, tokens: int, call: ClientCall) -> tuple[int, float]:
+        """The slots of all decode workers that may serve a call, and predicted seconds of its prompt; 0 where
+        it may be cached, or rates are not known."""
+        workers = [worker for worker in self._admitted(call) if worker.alive]
+        slots = sum(worker.described.load.slots for worker in workers if worker.decodes)
+        seconds = (
+            0.0 if worker.caches_prefixes else prefill_s(worker, tokens)
+            for worker in workers
+            if worker.prefills_for_others or worker.prefills_itself
+        )
+        return slots, min(seconds, default=0.0)
+
     def _prefill_for(
         self, decode: Worker, among: Iterable[Worker], order: Callable[[Worker], PrefillOrder]
     ) -> Worker | None:

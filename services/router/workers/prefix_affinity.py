@@ -42,10 +42,9 @@ class CacheKind:
     def of(cls, worker: Worker) -> CacheKind | None:
         """The kind of a worker's cache; None if it has none."""
         described = worker.described
-        size = described.load.block_tokens
-        if not described.cache_dtype or not size:
+        if not worker.caches_prefixes:
             return None
-        return cls(described.fingerprint, described.cache_dtype, size)
+        return cls(described.fingerprint, described.cache_dtype, described.load.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,11 @@ class Worker:
         return self.prefills_itself and self.prefills_for_others
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether it may have parts of a prompt cached."""
+        return bool(self.described.cache_dtype and self.described.load.block_tokens)
+
+    @property
     def alive(self) -> bool:
         """Whether it answers, accepts new work and, if it decodes, has an open token stream."""
         up = self.reachable and not self.lost and not self.draining

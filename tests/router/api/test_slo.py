@@ -74,7 +74,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early_too(site: SiteMake
         await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
         with pytest.raises(grpc.aio.AioRpcError, match="would be 300 ms") as refused:
             await here.generate(ids_request(PROMPT, 4), timeout=0.25)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert retry_delay_s(refused.value) > 0
         assert not here.worker("prefill-0").prompts
         assert tokens_of(await here.generate(ids_request(PROMPT, 4), timeout=5)) == expected(PROMPT, 4)

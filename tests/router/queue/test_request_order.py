@@ -189,10 +189,16 @@ def test_how_many_requests_are_ahead() -> None:
         order.add(entry)
     mine = wait(order, b, 9)[0]
     order.remove(mine)
-    assert order.ahead_of(mine) == (16, 4.0), "8 of its own and as many of the other's"
+
+    def ahead(entry: QueueEntry) -> tuple[int, float]:
+        found = order.ahead_of(entry)
+        assert found.tokens == found.requests * COST
+        return found.requests, found.prefill_s
+
+    assert ahead(mine) == (16, 4.0), "8 of its own and as many of the other's"
     urgent, later = (ClientCall(tenant=b, priority=priority) for priority in (-1, 1))
-    assert order.ahead_of(QueueEntry(urgent, order.arrival(urgent))) == (0, 0.0)
-    assert order.ahead_of(QueueEntry(later, order.arrival(later))) == (108, 50.0)
+    assert ahead(QueueEntry(urgent, order.arrival(urgent))) == (0, 0.0)
+    assert ahead(QueueEntry(later, order.arrival(later))) == (108, 50.0)
 
 
 def test_flows_without_requests_do_not_pile_up() -> None:

@@ -181,15 +181,16 @@ class Cluster:
         prompt: int = PROMPT,
         output: int = OUTPUT,
         call: ClientCall | None = None,
+        deadline: float | None = None,
     ) -> Served:
         """One request from its arrival to its end."""
         loop, queue = asyncio.get_running_loop(), self.queues[router]
         arrived = loop.time()
-        entry = queue.enter(call or ClientCall(), slo)
+        entry = queue.enter(call or ClientCall(), slo, deadline=deadline)
         try:
             claim = await queue.claim(entry, prompt, output, arrived + 60, lambda worker: 0)
         except BatonError as error:
-            if error.kind not in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED):
+            if error.kind not in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.DEADLINE):
                 raise
             return Served(refused_s=loop.time() - arrived, arrived_s=arrived)
         queue.ended(entry)
