@@ -4,8 +4,8 @@
         [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4] [--json]
 
 A run is rows x context: so many sequences of so many tokens each. `programs`: rows are cut so that there are
-about so many programs for each multiprocessor at least (a worker: 1). `tb_s`: bytes of keys, values and
-scales, over the time; `chosen`: what a worker uses.
+about so many programs for each multiprocessor at least; without it, as a worker cuts them. `tb_s`: bytes of
+keys, values and scales, over the time; `chosen`: what a worker uses.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
     parser.add_argument("--runs", default=_RUNS)
-    parser.add_argument("--programs", default="1", help="programs for each multiprocessor: 1,2,4")
+    parser.add_argument("--programs", help="programs for each multiprocessor, such as 1,2,4")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    several = [None] if arguments.programs is None else [int(n) for n in arguments.programs.split(",")]
     os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
     for text in arguments.runs.split(","):
         rows, context = map(int, text.split("x"))
         for kv_dtype in arguments.kv_dtype.split(","):
-            for programs in map(int, arguments.programs.split(",")):
+            for programs in several:
                 bench = Bench(arguments.shape, arguments.dtype, kv_dtype, rows, context, "cuda", programs)
                 for found in bench.measure():
                     show(found, arguments.json)
@@ -72,9 +73,9 @@ class Bench:
         rows: int,
         context: int,
         device: str,
-        programs: int = 1,
+        programs: int | None = None,
     ) -> None:
-        """`programs`: as many for each multiprocessor, at least."""
+        """`programs`: as many for each multiprocessor, at least; None: as a worker cuts rows."""
         import torch
 
         from baton.engine.decode.factory import pass_options
@@ -89,15 +90,17 @@ class Bench:
         model = random_model(reduced, dtype, context, _BLOCK_TOKENS, device, kv_dtype=kv_dtype)
         self.rows = rows
         self.run = {"shape": shape, "kv_dtype": kv_dtype, "rows": rows, "context": context}
-        self.run["programs"] = programs
+        if programs is not None:
+            self.run["programs"] = programs
         width = -(-context // _BLOCK_TOKENS)
         cache = KVCache(model.layout, 1 + rows * width, device)
         randomize(cache)
         table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
         options = pass_options(model, exact=False)
-        kv_heads = model.config.num_kv_heads
-        policy = SplitPolicy.filling(options.multiprocessors * programs, kv_heads)
-        options = replace(options, policy=policy)
+        if programs is not None:
+            kv_heads = model.config.num_kv_heads
+            policy = SplitPolicy.filling(options.multiprocessors * programs, kv_heads, rows)
+            options = replace(options, policy=policy)
         self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * kv_element_bytes(reduced, dtype, kv_dtype)
@@ -133,7 +136,7 @@ class Bench:
 
         from baton.engine.kernels.gpu.attention.items import TILE
 
-        policy, items = self._pass.options.policy, self._pass.inputs.items[number]
+        policy, items = self._pass.policy(rows), self._pass.inputs.items[number]
         start = max(0, context - self._pass.heads[number].seen) // TILE * TILE
         span = context - start
         pieces = math.ceil(span / max(policy.shortest, math.ceil(rows * span / policy.wanted)))

@@ -59,7 +59,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
 
     def front() -> None:
         step.begin(rows, SIMPLE)
-        step.plan()
+        step.plan(rows)
         pass_.embed(rows)
 
     of_layers = dict.fromkeys(product.name for layer in model.layers for product in layer.products())

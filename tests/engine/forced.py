@@ -45,7 +45,7 @@ def decoded_logits(
         step.inputs.token.copy_(token_ids[:, position])
         step.inputs.position.fill_(position)
         for items, group in zip(step.inputs.items, layout.groups, strict=True):
-            plan = split_items([position] * batch, group.window, options.policy)
+            plan = split_items([position] * batch, group.window, step.policy(batch))
             fill_items(items, plan, step.inputs.slot, step.inputs.position)
         out[:, position] = step.run(batch).float().cpu()
     return out

@@ -66,5 +66,4 @@ def pass_options(model: Model, *, exact: bool) -> PassOptions:
         return PassOptions(ProductTable([]))
     gpu = torch.cuda.get_device_properties(model.device)
     table = ProductTable.for_gpu(gpu.name, capability=(gpu.major, gpu.minor))
-    policy = SplitPolicy.filling(gpu.multi_processor_count, model.config.num_kv_heads)
-    return PassOptions(table, policy, gpu.multi_processor_count)
+    return PassOptions(table, None, gpu.multi_processor_count)

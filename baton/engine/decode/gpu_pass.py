@@ -25,10 +25,11 @@ from baton.engine.model.modules import Attention, Model
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut. `attention`: the tuning at any number of rows; None: by rows and heads."""
+    """How the kernels are cut. `policy` and `attention`: those of any number of rows; None: by rows, heads,
+    the cache's format and `multiprocessors`."""
 
     table: ProductTable
-    policy: SplitPolicy = field(default_factory=SplitPolicy)
+    policy: SplitPolicy | None = field(default_factory=SplitPolicy)
     multiprocessors: int = 132
     attention: AttentionTuning | None = None
 
@@ -73,14 +74,22 @@ class DecodePass:
             return torch.zeros(rows, dtype=torch.int32, device=device)
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
-        items = [
-            Items(rows, self.most_items(group, rows), *shape, device) for group in range(len(cache.groups))
+        # Few rows may be cut into more items than many are.
+        most = [
+            max(self.most_items(group, n) for n in buckets_up_to(rows)) for group in range(len(cache.groups))
         ]
+        items = [Items(rows, count, *shape, device) for count in most]
         self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
+
+    def policy(self, rows: int) -> SplitPolicy:
+        """How attention is cut in steps of up to `rows` rows."""
+        options, kv_heads = self.options, self._model.config.num_kv_heads
+        quantised = self._cache.scales[0] is not None
+        return options.policy or SplitPolicy.filling(options.multiprocessors, kv_heads, rows, quantised)
 
     def most_items(self, group: int, rows: int) -> int:
         """Items that a step of `rows` rows may have."""
-        return self.options.policy.most_items(rows, self._group_tokens[group])
+        return self.policy(rows).most_items(rows, self._group_tokens[group])
 
     def run(self, rows: int, before_head: Callable[[], None] = lambda: None) -> Tensor:
         """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer.

@@ -133,7 +133,7 @@ class GraphStep:
 
     def _front(self, bucket: int, features: Feature) -> Tensor:
         self.begin(bucket, features)
-        self.plan()
+        self.plan(bucket)
         return self.pass_.run(bucket, before_head=lambda: self._queue.fork(self._fetch))
 
     def begin(self, bucket: int, features: Feature) -> None:
@@ -164,7 +164,7 @@ class GraphStep:
             RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
             GROUPS=len(self._windows),
             TILE=TILE,
-            FIXED=self.pass_.options.policy.fixed or 0,
+            FIXED=self.pass_.policy(bucket).fixed or 0,
             num_warps=4,
         )
 
@@ -180,9 +180,9 @@ class GraphStep:
             num_warps=4,
         )
 
-    def plan(self) -> None:
-        """Launches the planning of each cache group's attention items."""
-        inputs, policy = self.pass_.inputs, self.pass_.options.policy
+    def plan(self, bucket: int) -> None:
+        """Launches the planning of each cache group's attention items, in a step of up to `bucket` rows."""
+        inputs, policy = self.pass_.inputs, self.pass_.policy(bucket)
         for items, window in zip(inputs.items, self._windows, strict=True):
             plan_items[(1,)](
                 self.control,

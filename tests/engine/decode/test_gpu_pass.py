@@ -121,6 +121,19 @@ def one_step(
     return step.run(count), expected, caches
 
 
+def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -> None:
+    """Of a cache in fp8, few rows are cut into more items than many."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    config = load_config(tmp_path)
+    layout = config.layout(4, "float8_e4m3fn")
+    precision = Precision.of(torch.float32, torch.float8_e4m3fn)
+    model = Model(config, random_weights(config, 3, "cpu", torch.float32), layout, "cpu", precision)
+    options, tables = PassOptions(ProductTable([]), None, 24), (torch.zeros(9, 2, dtype=torch.int32),)
+    step = DecodePass(model, KVCache(layout, 2, "cpu"), tables, 9, options)
+    each = {rows: step.most_items(0, rows) for rows in buckets_up_to(9)}
+    assert max(each.values()) == len(step.inputs.items[0].items) > each[9]
+
+
 def test_buckets() -> None:
     assert buckets_up_to(1) == [1]
     assert buckets_up_to(5) == [1, 2, 4, 5]

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
+from baton.engine.kernels.gpu.attention.items import (
+    TILE,
+    AttentionTuning,
+    Heads,
+    Items,
+    SplitPolicy,
+)
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
 from tests.engine.split_reference import AttentionCase, fill_items, split_items
 
@@ -34,6 +40,7 @@ CASES = {
     "one token each": (Heads(4, 2, 8, 0.35, 1e-5), [0, 0], 4, False, SplitPolicy()),
     "mixed, odd dim": (Heads(6, 3, 10, 0.3, 1e-5), [1, 63, 64, 65, 130], 16, False, SplitPolicy(4, 64)),
     "many parts": (Heads(2, 1, 16, 0.25, 1e-5), [449, 3], 64, False, SplitPolicy(66, 64)),
+    "few rows": (Heads(2, 1, 16, 0.25, 1e-5), [449, 300], 64, False, SplitPolicy.filling(132, 1, 2, True)),
     "window and norms": (Heads(4, 1, 8, 0.35, 1e-6, 70), [200, 69, 70, 5], 4, True, SplitPolicy(3, 64)),
     "fixed parts": (Heads(4, 4, 64, 0.125, 1e-5), [140, 200], 64, False, SplitPolicy(fixed=TILE)),
 }  # fmt: skip
@@ -99,3 +106,16 @@ def test_parts_fill_the_chip_and_cover_each_row_once() -> None:
             assert [item.begin for item in items[1:]] == [item.end for item in items[:-1]]
             assert (items[0].begin, items[-1].end) == (0, position + 1)
             assert all(item.begin % TILE == 0 for item in items)
+
+
+def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None:
+    """Where rows that are not cut would leave multiprocessors idle; keys and values in 16 bits as ever."""
+    heads = Heads(32, 8, 128, 0.1, 1e-5)
+    for rows, wanted, tuning in ((1, 49, (4, 2)), (8, 49, (2, 2)), (16, 49, (2, 2)), (24, 16, (4, 3))):
+        assert SplitPolicy.filling(132, 8, rows, quantised=True) == SplitPolicy(wanted)
+        assert AttentionTuning.of(heads, rows, 132, quantised=True) == AttentionTuning(*tuning)
+        assert SplitPolicy.filling(132, 8, rows) == SplitPolicy(16)
+        assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
+    assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(2, 2)
+    cut = split_items([32_767] * 8, None, SplitPolicy.filling(132, 8, 8, quantised=True))
+    assert [len(items) for items in cut] == [7] * 8
