@@ -1,4 +1,5 @@
-"""Soft state in Redis, which the data plane never waits for: registry, prefix index, journal.
+"""Soft state in Redis, which the data plane never waits for: registry, prefix index, journal; and stored
+responses, for which a request waits that refers to one.
 
     state = State.at(url)      state.registry, prefix_index, journal
 

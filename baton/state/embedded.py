@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
-from baton.state.connect import make_client, parse_url
+from baton.state.client.connect import make_client, parse_url
 
 _READY_S = 10.0
 # Another process may bind the free port before the server does; then another port is tried.

@@ -15,7 +15,7 @@ from itertools import islice
 import structlog
 
 from baton.errors import BatonError
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.records import JournalRecord, JournalWrite
 from baton.state.seal import Seal
 from baton.state.stores import JournalStore

@@ -11,6 +11,9 @@ and one script can access them together.
     {NS.api-keys}:version         string  random, new with each change of the entries
     {NS.quotas}:routers           zset    router -> when its leases end, ms on the clock of Redis
     {NS.quotas}:tenant:NAME       hash    level and limit of each bucket, what each router holds of it; slots
+    {NS.responses.TENANT}:index   zset    response id -> when it ends, ms on the clock of Redis
+    {NS.responses.TENANT}:sizes   hash    response id -> bytes; total -> those of all
+    {NS.responses.TENANT}:record:ID  string  a response and its input (sealed)
     {NS.journal}:open             zset    request id -> when it ends, ms on the clock of Redis
     {NS.journal}:entry:ID         hash    body (sealed), attempt
 """
@@ -75,6 +78,11 @@ class Keys:
     def quota(self, tenant: str) -> str:
         """The key of what is left of one tenant's limits."""
         return f"{{{self.namespace}.quotas}}:tenant:{tenant}"
+
+    def responses(self, tenant: str, response_id: str) -> list[str]:
+        """The keys of a tenant's index, of the sizes in it, and of one response."""
+        tag = f"{{{self.namespace}.responses.{tenant}}}"
+        return [f"{tag}:index", f"{tag}:sizes", f"{tag}:record:{response_id}"]
 
     @property
     def journal_open(self) -> str:

@@ -8,7 +8,7 @@ import random
 import structlog
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.keys import LEASE_S, RENEW_S
 from baton.state.records import Member
 from baton.state.stores import Registry

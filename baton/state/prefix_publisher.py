@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from baton.errors import BatonError
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.keys import PREFIX_TOUCH_S
 from baton.state.stores import MAX_DELTA, PrefixIndex
 

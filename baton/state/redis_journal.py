@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import Argument
-from baton.state.connection import NOW, Connection
+from baton.state.client.connect import Argument
+from baton.state.client.connection import NOW, Connection
 from baton.state.keys import Keys
 from baton.state.records import JournalWrite
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from baton.api_keys import ApiKey
 from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import Argument
-from baton.state.connection import Connection
+from baton.state.client.connect import Argument
+from baton.state.client.connection import Connection
 from baton.state.keys import Keys
 
 MAX_KEYS = 10_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import Argument
-from baton.state.connection import Connection
+from baton.state.client.connect import Argument
+from baton.state.client.connection import Connection
 from baton.state.keys import PREFIX_S, Keys
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 

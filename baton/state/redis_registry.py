@@ -9,9 +9,9 @@ import structlog
 from pydantic import ValidationError
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import Argument, Reply
-from baton.state.connection import NOW, Connection
-from baton.state.counters import Counters
+from baton.state.client.connect import Argument, Reply
+from baton.state.client.connection import NOW, Connection
+from baton.state.client.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, Keys
 from baton.state.records import Listed, Listing, Member
 

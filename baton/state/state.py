@@ -17,9 +17,9 @@ from baton.api_keys import ApiKey
 from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
-from baton.state.connect import Endpoint, parse_url
-from baton.state.connection import Connection
-from baton.state.counters import Counters
+from baton.state.client.connect import Endpoint, parse_url
+from baton.state.client.connection import Connection
+from baton.state.client.counters import Counters
 from baton.state.journal import Journal
 from baton.state.key_view import KeyView
 from baton.state.keys import Keys
@@ -31,8 +31,10 @@ from baton.state.redis_keys import RedisKeyStore
 from baton.state.redis_prefix_index import RedisPrefixIndex
 from baton.state.redis_quotas import RedisQuotas
 from baton.state.redis_registry import RedisRegistry
+from baton.state.redis_responses import RedisResponses
+from baton.state.response_seal import ResponseSeal
 from baton.state.seal import Seal, new_journal_key
-from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry
+from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry, ResponseStore
 from baton.state.view import View
 
 NAMESPACE = "baton"
@@ -48,6 +50,7 @@ class State:
     registry, prefix_index                the stores, for direct calls
     journal                               accepted requests, written in the background (to journal_store)
     quotas                                what is left of tenants' limits
+    responses                             stored responses
     api_keys(secret)                      the API keys, for direct calls
     lease(member), watch(), watch_api_keys(secret), publish_prefixes(holder)    run until `close`
     """
@@ -62,6 +65,7 @@ class State:
         connection: Connection | None = None,
         address: str = "",
         keys: Keys | None = None,
+        response_seal: ResponseSeal | None = None,
     ) -> None:
         self.registry = registry
         self.prefix_index = prefix_index
@@ -72,6 +76,7 @@ class State:
         self.address = address
         self._connection = connection
         self._keys = keys
+        self._response_seal = response_seal
         self._leases: list[Lease] = []
         self._holders: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +100,8 @@ class State:
         used, and only this `State` can read what it writes.
         """
         counters, keys, endpoint = Counters(), Keys(namespace), parse_url(url)
-        seal = Seal(new_journal_key() if journal_key is None else journal_key, namespace)
+        key = new_journal_key() if journal_key is None else journal_key
+        seal = Seal(key, namespace)
         followed = FollowedFile(url_file, "redis_url_file", _endpoint_of) if url_file else None
         connection = Connection(followed.value if followed else endpoint, counters, followed=followed)
         return cls(
@@ -107,6 +113,7 @@ class State:
             connection,
             str(endpoint),
             keys,
+            ResponseSeal(key, namespace),
         )
 
     @property
@@ -168,6 +175,14 @@ class State:
         assert self._connection is not None  # made by `at`
         assert self._keys is not None
         return RedisQuotas(self._connection, self._keys)
+
+    @property
+    def responses(self) -> ResponseStore:
+        """The stored responses, for direct calls."""
+        assert self._connection is not None  # made by `at`
+        assert self._keys is not None
+        assert self._response_seal is not None
+        return RedisResponses(self._connection, self._keys, self._response_seal)
 
     def publish_prefixes(self, holder: str) -> PrefixPublisher:
         """Publishes the cached blocks of the incarnation `holder` until `close`."""

@@ -2,7 +2,8 @@
 contract suite.
 
 Every method raises BatonError(UNAVAILABLE) where the store does not answer in time, so none may be called on
-a request's path. A call may be cancelled at any time; its write may then still happen.
+a request's path, except for what the request itself refers to. A call may be cancelled at any time; its write
+may then still happen.
 """
 
 from __future__ import annotations
@@ -74,6 +75,23 @@ class Quotas(Protocol):
 
     async def withdraw(self, router: str) -> None:
         """Ends a router's leases: what it held by its last settlement is free again."""
+
+
+class ResponseStore(Protocol):
+    """Responses that clients continue later, each under its tenant and id; it expires by itself.
+
+    Neither a tenant's name nor an id has a blank or a brace in it.
+    """
+
+    async def put(self, tenant: str, response_id: str, record: bytes, ttl_s: float, most_bytes: int) -> None:
+        """Stores a record for `ttl_s`, in place of an earlier one with this id. Deletes the tenant's oldest
+        where all of its records have more than `most_bytes`."""
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """The record; None if the tenant has none with this id that this store can read."""
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Removes a record; returns whether there was one."""
 
 
 class JournalStore(Protocol):

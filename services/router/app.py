@@ -12,9 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
-from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.observability.audit_log import AuditFile, AuditLog
@@ -25,7 +23,7 @@ from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.http_api import HttpApi, health_routes
-from services.router.auth.configured import configured_keys
+from services.router.auth.configured import admin_secret, configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import HttpAuth
 from services.router.auth.redis_keys import RedisKeys
@@ -105,7 +103,7 @@ class Router:
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Which workers there are, and the queue for them."""
         config = self._config
-        self.store = Store(config.state)
+        self.store = Store(config.state, config.stored_responses)
         self.cancels = Cancels()
         certificates = configured_certificates(config)
         directory = Directory(
@@ -177,6 +175,7 @@ class Router:
                 config.tool_calls,
                 config.reasoning,
             ),
+            self.store.responses,
         )
         self.readiness = Readiness(
             self.placement, self.dispatcher, lambda: self._leases is None or self._leases.joined
@@ -248,7 +247,8 @@ class Router:
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry, self._questions)] if config.serves_public_metrics else []
-        self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
+        stored = self.store.responses
+        self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes, stored)
         check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
         rules = HttpRules(self.http_api.app.routes)
         app = HttpAuth(self.http_api.app, self._keys, rules) if self._keys else self.http_api.app
@@ -258,7 +258,7 @@ class Router:
         """The admin listeners."""
         config = self._config
         options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _ADMIN_MESSAGE_BYTES)
-        self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], _admin_secret(config), "admin", options)
+        self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], admin_secret(config), "admin", options)
         admin = AdminService(
             self._status,
             self.directory,
@@ -386,15 +386,3 @@ def _audit_log(config: RouterConfig) -> AuditLog:
         return AuditLog()
     suffix = "" if config.member is None else f".{config.member.index}"
     return AuditFile(config.audit_log.with_name(config.audit_log.name + suffix))
-
-
-def _admin_secret(config: RouterConfig) -> str:
-    """The secret that callers of AdminService need; empty if only this machine can reach it.
-
-    BatonError(INVALID) if other machines can reach it and there is no secret.
-    """
-    if is_loopback(config.admin_host):
-        return ""
-    if not config.cluster_secret:
-        raise BatonError(ErrorKind.INVALID, f"an admin port on {config.admin_host} needs a cluster_secret")
-    return config.cluster_secret

@@ -21,6 +21,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(model: Path) -> Iterator[Cluster]:
-    """One worker of each role. What its workers count goes on from one module to the next."""
-    with baton_up(model, "--dtype", "float64", "--numerics", "exact", *CUT) as running:
+    """One worker of each role, and stored responses. What its workers count goes on between modules."""
+    config = model.parent / "baton.yaml"
+    config.write_text("router: {stored_responses: {ttl_s: 60}}\n")
+    flags = ("--config", str(config), "--dtype", "float64", "--numerics", "exact", *CUT)
+    with baton_up(model, *flags) as running:
         yield running

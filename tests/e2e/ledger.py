@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.state.connect import MAX_CONNECTIONS
+from baton.state.client.connect import MAX_CONNECTIONS
 from baton.v1.admin_pb2 import AdminServiceGetStatusResponse, StoreStatus, WorkerState
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, descendants, leaks

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import RedisError
 
-from baton.state.connect import make_client, parse_url
+from baton.state.client.connect import make_client, parse_url
 from baton.state.embedded import EmbeddedServer, _binary, _free_port
 from tests.state.raw import Raw, raw
 from tests.state.waiting import until

@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidTag
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State
-from baton.state.connection import NOW
+from baton.state.client.connection import NOW
 from baton.state.journal import Journal
 from baton.state.redis_journal import RedisJournalStore
 from baton.state.seal import Seal

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
 from baton.state.records import JournalWrite, Listed, Listing, Member
 from baton.state.seal import Seal, new_journal_key

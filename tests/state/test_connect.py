@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import Endpoint, parse_url
+from baton.state.client.connect import Endpoint, parse_url
 from baton.state.embedded import _free_port
 from tests.certificates import self_signed
 from tests.state.opened import open_state

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state.connect import MAX_CONNECTIONS, parse_url
-from baton.state.connection import MAX_CALLS, Connection
-from baton.state.counters import Counters
+from baton.state.client.connect import MAX_CONNECTIONS, parse_url
+from baton.state.client.connection import MAX_CALLS, Connection
+from baton.state.client.counters import Counters
 from tests.state.proxy import Proxy, proxy, seeded_delays
 from tests.state.raw import raw
 from tests.state.waiting import until

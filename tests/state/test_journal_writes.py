@@ -12,7 +12,7 @@ import structlog
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, new_journal_key
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.journal import _BATCH, _BATCH_TOKENS, Journal
 from baton.state.records import JournalWrite
 from baton.state.seal import Seal

@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, View, new_incarnation
-from baton.state.connection import CALL_S
+from baton.state.client.connection import CALL_S
 from baton.state.embedded import EmbeddedServer
 from baton.state.keys import LEASE_S, POLL_S, Keys
 from tests.state.contract import member

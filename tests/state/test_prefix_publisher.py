@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.state import State, new_incarnation
-from baton.state.counters import Counters
+from baton.state.client.counters import Counters
 from baton.state.prefix_publisher import PrefixPublisher
 from tests.state.memory import Memory, MemoryPrefixIndex, memory_state
 from tests.state.waiting import until

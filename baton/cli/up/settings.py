@@ -260,7 +260,7 @@ def check_secret_of_machines(config: UpConfig) -> None:
 def check_redis_url(state: StateSettings) -> None:
     """Raises `BatonError(INVALID)`, without the URL's secrets, where it is not a valid Redis URL."""
     if state.redis_url is not None and state.redis_url != NO_STATE:
-        from baton.state.connect import parse_url  # imported late: it takes a fifth of a second
+        from baton.state.client.connect import parse_url  # imported late: it takes a fifth of a second
 
         parse_url(state.redis_url)
 

@@ -77,6 +77,28 @@ class ConnectionLimits(StrictModel):
     )
 
 
+class ResponseStorage(StrictModel):
+    """Responses that `previous_response_id` continues: input and output of requests, kept in Redis."""
+
+    ttl_s: float | None = Field(
+        None,
+        ge=1,
+        le=31 * 86_400,
+        description="seconds for which the responses of /v1/responses are kept in Redis, encrypted, unless a "
+        "request says `store: false`; unset: none are kept, and previous_response_id is refused",
+    )
+    max_kb: int = Field(
+        1024,
+        ge=1,
+        le=16_384,
+        description="largest response with the conversation before it; further ones "
+        "are refused, or not stored where the output is what is too large",
+    )
+    max_mb_per_tenant: int = Field(
+        64, ge=1, description="memory for one tenant's in Redis; beyond it the oldest are deleted"
+    )
+
+
 class RouterSettings(StrictModel):
     """The operator's settings of the router."""
 
@@ -161,6 +183,7 @@ class RouterSettings(StrictModel):
         description="web page at / of the admin HTTP port; where other machines reach that port, only "
         "with auth, and not with require_tls",
     )
+    stored_responses: ResponseStorage = ResponseStorage()
     audit_log: Path | None = Field(
         None,
         description="file of the audit log: who did what, without content; with several processes, a file "

@@ -10,7 +10,7 @@ from baton.cluster_auth import MIN_SECRET_LENGTH
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
-from services.common.config.state import StateSettings
+from services.common.config.state import NO_STATE, StateSettings
 from services.common.config.tls import Auth
 from services.common.config.tracing import TracingSettings
 from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
@@ -94,6 +94,12 @@ class UpConfig(StrictModel):
                 ("worker_metrics_port", self.worker_metrics_port, everyone),
             )
         )
+        return self
+
+    @model_validator(mode="after")
+    def _responses_have_a_store(self) -> UpConfig:
+        if self.router.stored_responses.ttl_s is not None and self.state.redis_url == NO_STATE:
+            raise ValueError("router.stored_responses.ttl_s needs Redis: state.redis_url is none")
         return self
 
     @model_validator(mode="after")

@@ -171,10 +171,10 @@ ANSWERS: Mapping[str, Schema] = {
                 },
             },
             "parallel_tool_calls": {"type": "boolean"},
-            "previous_response_id": {"type": "null"},
+            "previous_response_id": _NULLABLE,
             "reasoning": {"type": "object"},
             "service_tier": _STRING,
-            "store": _is_bool(value=False),
+            "store": {"type": "boolean"},
             "temperature": {"type": "number"},
             "text": {"type": "object"},
             "tool_choice": {"type": ["string", "object"]},
@@ -187,6 +187,25 @@ ANSWERS: Mapping[str, Schema] = {
             "metadata": {"type": "object"},
         }
     ),
+    "DeletedResponse": _object({"id": _STRING, "object": _is("response"), "deleted": _is_bool(value=True)}),
+    "ResponseItems": _object(
+        {
+            "object": _is("list"),
+            "data": _many("ResponseItem"),
+            "first_id": _NULLABLE,
+            "last_id": _NULLABLE,
+            "has_more": {"type": "boolean"},
+        }
+    ),
+    "ResponseItem": {
+        **_object(
+            {
+                "id": _STRING,
+                "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+            }
+        ),
+        "additionalProperties": True,
+    },
     "ResponseMessage": _object(
         {
             "id": _STRING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -16,6 +17,8 @@ from services.router.api.docs_page import docs_page
 from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.api.openapi import installed_version, openapi_document
 from services.router.api.responses_answer import ResponsesAnswer
+from services.router.api.stored_responses import StoredResponsesApi
+from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.ignored_fields import header
 from services.router.formats.openai.chat import ChatFormatter
 from services.router.formats.openai.completions import CompletionFormatter
@@ -43,9 +46,11 @@ class HttpApi:
         dispatcher: Dispatcher,
         readiness: Readiness,
         more_routes: Sequence[BaseRoute] = (),
+        stored: StoredResponses | None = None,
     ) -> None:
-        """`more_routes` are served in addition to those of the API."""
+        """`more_routes` are served in addition to those of the API. `stored`: the admission's responses."""
         self._admission = admission
+        self._stored = StoredResponsesApi(admission.model.name, stored)
         self._dispatcher = dispatcher
         self._created = int(time.time())
         posts = {
@@ -58,6 +63,7 @@ class HttpApi:
         limit = admission.reader.max_body_bytes
         routes: list[BaseRoute] = [
             *(Route(at, CancelOnDisconnect(handle, limit), methods=["POST"]) for at, handle in posts.items()),
+            *self._stored.routes,
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             *health_routes(readiness),
@@ -82,10 +88,11 @@ class HttpApi:
 
     async def responses(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/responses."""
-        body, admitted = await self._admission.response(request.state.body, request.headers)
+        body, admitted, items = await self._admission.response(request.state.body, request.headers)
         request.state.deadline = admitted.deadline
         texts = self._admission.tokenizer.token_texts
-        answer = ResponsesAnswer(self._dispatcher, body, admitted, texts)
+        keep = partial(self._stored.keep, bytes(items)) if items else None
+        answer = ResponsesAnswer(self._dispatcher, body, admitted, texts, keep)
         await (answer.stream(send) if body.stream else answer.whole(send))
 
     async def models(self, request: HttpRequest) -> Response:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.router.api.answer_schemas import ANSWERS
+from services.router.api.stored_responses import DEFAULT_ITEMS, MOST_ITEMS
 from services.router.formats.openai.body_schemas import REFERENCES, Schema, body_schema
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
@@ -18,11 +20,12 @@ from services.router.formats.responses.body import ResponsesBody
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+_PATH_PART: Schema = {"type": "string", "minLength": 1}
 # Status → when.
 _ERRORS: Mapping[str, str] = {
     "400": "a field is invalid, or not supported",
     "401": "no valid API key",
-    "404": "an unknown model",
+    "404": "an unknown model, or no stored response with this id",
     "413": "the body is too large",
     "415": "the body is not declared as JSON",
     "429": "a limit of requests is exceeded; Retry-After says when to try again",
@@ -43,9 +46,11 @@ class Operation:
     body: type[Body] | None = None
     stream: str | None = None
     errors: Sequence[str] = ("401",)
+    query: Mapping[str, Schema] = field(default_factory=dict)
 
 
 _POST_ERRORS = ("400", "401", "404", "413", "415", "429", "503", "504")
+_STORED_ERRORS = ("401", "404", "429", "503")
 _CONVERSION_ERRORS = ("400", "401", "404", "413", "415", "503")
 
 OPERATIONS = (
@@ -69,6 +74,28 @@ OPERATIONS = (
         body=ResponsesBody,
         stream="ResponseEvent",
         errors=_POST_ERRORS,
+    ),
+    Operation(
+        *("get", "/v1/responses/{response_id}", "getResponse", "A stored response, without logprobs"),
+        answer="Response",
+        errors=("400", *_STORED_ERRORS),
+        query={"stream": {"enum": ["false"]}},
+    ),
+    Operation(
+        *("delete", "/v1/responses/{response_id}", "deleteResponse", "Deletes a stored response"),
+        answer="DeletedResponse",
+        errors=_STORED_ERRORS,
+    ),
+    Operation(
+        *("get", "/v1/responses/{response_id}/input_items", "listInputItems"),
+        summary="The items that a stored response was given, those of earlier turns included",
+        answer="ResponseItems",
+        errors=("400", *_STORED_ERRORS),
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": DEFAULT_ITEMS},
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+            "after": {"type": "string"},
+        },
     ),
     Operation("get", "/v1/models", "listModels", "The served model", "ModelList"),
     Operation("get", "/v1/models/{model}", "getModel", "One model", "Model", errors=("401", "404")),
@@ -128,6 +155,7 @@ def openapi_document() -> dict[str, Any]:
 
 def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, Any]:
     """The operation; adds the schemas of its body."""
+    names = re.findall(r"{(\w+)}", operation.path)
     content = {_JSON: _reference(operation.answer)}
     if operation.stream is not None:
         content[_EVENTS] = {"schema": _event(operation.stream)}
@@ -141,10 +169,12 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
     }
     if not operation.errors or operation.path == "/ready":
         described["security"] = []
-    if "{model}" in operation.path:
-        described["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
+    parameters = [
+        *({"name": name, "in": "path", "required": True, "schema": _PATH_PART} for name in names),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
         schema, parts = body_schema(operation.body)
         schemas |= {operation.body.__name__: schema, **parts}

@@ -1,4 +1,4 @@
-"""The API keys that a configuration names."""
+"""The API keys that a configuration names, and the secret of its admin port."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def configured_keys(config: RouterConfig, audit: AuditLog) -> Keys | None:
     keys = _keys(config.auth)
     keys.audit_to(audit)
     return keys
+
+
+def admin_secret(config: RouterConfig) -> str:
+    """The secret that callers of AdminService need; empty if only this machine can reach it.
+
+    BatonError(INVALID) if other machines can reach it and there is no secret.
+    """
+    if is_loopback(config.admin_host):
+        return ""
+    if not config.cluster_secret:
+        raise BatonError(ErrorKind.INVALID, f"an admin port on {config.admin_host} needs a cluster_secret")
+    return config.cluster_secret
 
 
 def _keys(auth: Auth) -> Keys:

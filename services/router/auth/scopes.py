@@ -33,6 +33,8 @@ HTTP_RULES: dict[str, Rule] = {
     "/v1/completions": "generate",
     "/v1/chat/completions": "generate",
     "/v1/responses": "generate",
+    "/v1/responses/{response_id}": "generate",
+    "/v1/responses/{response_id}/input_items": "generate",
     "/tokenize": "generate",
     "/detokenize": "generate",
     "/v1/models": "models",

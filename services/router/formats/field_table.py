@@ -148,9 +148,9 @@ _RESPONSES: FieldTable = {
     **_used(
         *("input", "instructions", "max_output_tokens", "include", "text", "top_logprobs"),
         *("chat_template_kwargs", "tools", "tool_choice", "parallel_tool_calls"),
+        # Without stored responses the first is refused, and nothing is stored, which the response says.
+        *("previous_response_id", "store"),
     ),
-    # Nothing is stored, whatever `store` is; the response says so.
-    **_no_effect("store"),
     **_refused(
         access_programs=(),
         background=(False,),
@@ -162,7 +162,6 @@ _RESPONSES: FieldTable = {
         media_io_kwargs=({},),
         mm_processor_kwargs=({},),
         previous_input_messages=([],),
-        previous_response_id=(),
         prompt=(),
         reasoning=({}, {"effort": None}, {"effort": "none"}),
         truncation=("disabled",),

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.errors import BatonError, FieldError
+from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
@@ -97,8 +98,10 @@ class Admission:
         timeout_s: float,
         max_response_values: int,
         conversation_format: ConversationFormat | None = None,
+        responses: StoredResponses | None = None,
     ) -> None:
-        """`timeout_s`: the longest that a request may take. `max_response_values`: see `sizes`."""
+        """`timeout_s`: the longest that a request may take. `max_response_values`: see `sizes`.
+        `responses`: those that requests continue; None: none are stored."""
         self.model = model
         self.reader = reader
         self.tokenizer = tokenizer
@@ -106,6 +109,7 @@ class Admission:
         self._timeout_s = timeout_s
         self._max_response_values = max_response_values
         self._format = conversation_format or ConversationFormat()
+        self._responses = responses
 
     async def completion(
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
@@ -125,11 +129,16 @@ class Admission:
 
     async def response(
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
-    ) -> tuple[ResponsesBody, Request]:
-        """POST /v1/responses: the body and its request."""
+    ) -> tuple[ResponsesBody, Request, Body]:
+        """POST /v1/responses: the body, its request, and the items to be stored with the response, as JSON;
+        empty unless it is to be stored."""
+        stored = self._responses
         with self._arrival("/v1/responses", headers=headers) as arrival:
-            parsed, prompt = await self.reader.response(body)
-            return parsed, (await self._admit([prompt], arrival))[0]
+            earlier = None if stored is None else stored.conversation
+            parsed, prompt, items = await self.reader.response(body, earlier)
+            if stored is not None:
+                stored.check(items)
+            return parsed, (await self._admit([prompt], arrival))[0], items
 
     async def generate(
         self, data: bytes, remaining_s: float | None, metadata: Mapping[str, str] = NO_HEADERS

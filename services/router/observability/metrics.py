@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request as HttpRequest
@@ -24,12 +25,15 @@ from services.common.observability.metrics import (
 )
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys
+from services.router.conversations.stored_responses import StoredResponses
 from services.router.observability.aliases import Aliases
 from services.router.observability.process_series import QUESTION, merged, series
 from services.router.observability.status import Status
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.tenants.account import TenantAccount
 from services.router.workers.worker import Worker, state_of
+
+T = TypeVar("T")
 
 
 def _by_key(counts: Counter[str]) -> Samples:
@@ -67,6 +71,11 @@ def _refused_by_tenant(router: Status) -> Samples | None:
 def _of_state(read: Callable[[State], float], router: Status) -> float | None:
     """A metric that exists only with a state store."""
     return None if router.store.state is None else read(router.store.state)
+
+
+def _of_responses(read: Callable[[StoredResponses], T], router: Status) -> T | None:
+    """A metric that exists only where responses are stored."""
+    return None if router.store.responses is None else read(router.store.responses)
 
 
 # fmt: off
@@ -211,6 +220,17 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_journal_failed_batches_total",
            "Batches of journal changes that failed and are sent again.",
            partial(_of_state, lambda state: state.counters.journal_batches_failed)),
+    Metric("baton_router_stored_responses_total",
+           "Responses that ended and were to be stored, by result: stored, failed (Redis did not take it), "
+           "too_large, dropped (too many waited); absent unless responses are stored.",
+           partial(_of_responses, lambda responses: _by_key(responses.written)), ("result",)),
+    Metric("baton_router_stored_response_reads_total",
+           "Stored responses that requests referred to, by result: found, missing, failed (Redis did not "
+           "answer).",
+           partial(_of_responses, lambda responses: _by_key(responses.reads)), ("result",)),
+    Metric("baton_router_pending_stored_response_bytes",
+           "Responses that wait to be written to Redis.",
+           partial(_of_responses, lambda responses: responses.pending_bytes)),
 )
 # fmt: on
 

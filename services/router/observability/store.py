@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from baton.api_keys import ApiKey
-from baton.errors import BatonError
+from baton.errors import BatonError, ErrorKind
 from baton.state import Journal, Member, State
 from baton.state.key_view import KeyView
 from baton.state.stores import Quotas
 from baton.v1.admin_pb2 import StoreStatus
+from services.common.config.router import ResponseStorage
 from services.common.config.state import StateConfig
+from services.router.conversations.stored_responses import StoredResponses
 
 # At shutdown, the time to write pending journal entries, if Redis is available.
 _CLOSE_S = 0.5
@@ -23,9 +25,11 @@ _COUNT_S = 1.0
 
 
 class Store:
-    """Construct it on a running event loop, and `close` it. BatonError(INVALID) if the URL is invalid."""
+    """Construct it on a running event loop, and `close` it. BatonError(INVALID) if the URL is invalid, or
+    responses are to be stored where they could not be read again."""
 
-    def __init__(self, config: StateConfig | None) -> None:
+    def __init__(self, config: StateConfig | None, storage: ResponseStorage | None = None) -> None:
+        """`storage`: whether and how responses are stored; None: they are not."""
         self._config = config
         key = bytes.fromhex(config.journal_key) if config and config.journal_key else None
         self.state = (
@@ -38,6 +42,7 @@ class Store:
             if config
             else None
         )
+        self.responses = self._stored_responses(storage) if storage and storage.ttl_s else None
         # How often the parent has restarted the embedded server.
         self.restarts = 0
         self._members: Callable[[], Mapping[str, Member]] = dict
@@ -94,6 +99,18 @@ class Store:
             journal_dropped=self.state.counters.journal_dropped,
         )
 
+    def _stored_responses(self, storage: ResponseStorage) -> StoredResponses:
+        if self.state is None or self._config is None:
+            raise BatonError(
+                ErrorKind.INVALID, "router.stored_responses.ttl_s needs Redis: set state.redis_url"
+            )
+        if not self._config.journal_key:
+            message = (
+                "router.stored_responses.ttl_s needs state.journal_key_file, which encrypts the responses"
+            )
+            raise BatonError(ErrorKind.INVALID, message)
+        return StoredResponses(self.state.responses, storage)
+
     async def _open(self, journal: Journal) -> int | None:
         try:
             async with asyncio.timeout(_COUNT_S):
@@ -103,5 +120,7 @@ class Store:
 
     async def close(self) -> None:
         """Writes what is pending, if Redis answers at once."""
+        if self.responses is not None:
+            await self.responses.close(_CLOSE_S)
         if self.state is not None:
             await self.state.close(_CLOSE_S)

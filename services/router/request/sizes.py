@@ -68,7 +68,7 @@ def check_message(request: GenerateRequest, context: int) -> None:
     """The same checks for a gRPC message."""
     for name in LENGTHS:
         _check_count(name, getattr(request, name))
-    _check_message_count("messages", len(request.chat.messages), context)
+    check_message_count("messages", len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
 
@@ -112,7 +112,7 @@ def _check_prompt(prompt: object, context: int) -> None:
 def _check_messages(name: str, messages: object, context: int) -> None:
     if not isinstance(messages, list):
         return
-    _check_message_count(name, len(messages), context)
+    check_message_count(name, len(messages), context)
     parts = 0
     for message in messages:
         if isinstance(message, dict):
@@ -120,10 +120,11 @@ def _check_messages(name: str, messages: object, context: int) -> None:
                 raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
             content = message.get("content")
             parts += len(content) if isinstance(content, list) else 0
-    _check_message_count(name, parts, context)
+    check_message_count(name, parts, context)
 
 
-def _check_message_count(name: str, count: int, context: int) -> None:
+def check_message_count(name: str, count: int, context: int) -> None:
+    """Raises FieldError where a conversation has more messages, or parts of them, than its context tokens."""
     if count > context:
         raise too_many_messages(name, context)
 

@@ -15,7 +15,7 @@ from typing import Any
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
-from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_bodies import encode, parse_json
 from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody, MessageBody
 from services.router.formats.openai.completions import CompletionBody
@@ -27,6 +27,7 @@ from services.router.formats.openai.tokenize_bodies import (
     tokenize_response,
 )
 from services.router.formats.responses.body import InputItem, ResponsesBody
+from services.router.formats.responses.conversation import check_storage, continued, stored_items
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -59,14 +60,33 @@ def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts
     return [_rest(document, ChatBody), *prompt]
 
 
-def response(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
-    """POST /v1/responses: the body without input, then the prompt's ids and an empty text."""
+def response(
+    tokenizer: ModelTokenizer,
+    limits: RequestLimits,
+    body: bytes,
+    earlier: bytes = b"",
+    *,
+    stores: bool = False,
+) -> Parts:
+    """POST /v1/responses: the body without input, then the prompt's ids, an empty text, and the items that
+    are stored with the response; empty unless it is stored. `stores`: whether responses are.
+
+    The body alone where it continues a response and the items of that, `earlier`, are not given.
+    """
     document = _document(body, limits)
-    prompt = _prompt(tokenizer, limits, ResponsesBody.parse(document).parsed_request())
+    parsed = ResponsesBody.parse(document)
+    check_storage(parsed, enabled=stores)
     items = document["input"] if isinstance(document["input"], list) else []
     document["input"] = _ignored_keys(items, InputItem)
     document.pop("chat_template_kwargs", None)
-    return [_rest(document, ResponsesBody), *prompt]
+    rest = _rest(document, ResponsesBody)
+    if parsed.previous_response_id is not None and not earlier:
+        return [rest]
+    if earlier:
+        parsed = continued(parsed, earlier, limits.max_context_tokens)
+    prompt = _prompt(tokenizer, limits, parsed.parsed_request())
+    stored = encode(stored_items(parsed)).encode() if stores and parsed.is_to_be_stored else b""
+    return [rest, *prompt, stored]
 
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc import peek
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.ignored_fields import IgnoredFields
-from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_bodies import encode, parse_json
 from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
+from services.router.formats.responses.conversation import check_storage, continued, stored_items
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits, text_exceeds_context
@@ -24,6 +25,8 @@ from services.router.tokenization.helper_jobs import Job
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 
 Body = bytes | bytearray
+# By a response's id: the items with which a request begins that continues it, as JSON.
+Conversations = Callable[[str], Awaitable[bytes]]
 # Ids converted to Python integers at once, so that the GIL is held for less than 1 ms.
 _SLICE = 16 * 1024
 
@@ -72,17 +75,37 @@ class RequestReader:
         self.ignored.report(parsed.ignored)
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
 
-    async def response(self, body: Body) -> tuple[ResponsesBody, ParsedRequest]:
-        """POST /v1/responses: the body and its request."""
-        document = self._small(body)
+    async def response(
+        self, body: Body, conversation: Conversations | None = None
+    ) -> tuple[ResponsesBody, ParsedRequest, Body]:
+        """POST /v1/responses: the body, its request, and the items to be stored with the response, as JSON;
+        empty unless it is to be stored. `conversation` returns the items of an earlier response; None: none
+        are stored."""
+        document, earlier = self._small(body), b""
         if document is not None:
             small = ResponsesBody.parse(document)
             self.ignored.report(small.ignored)
-            return small, small.parsed_request()
-        rest, *prompt = await self._in_process(helper_jobs.response, self._counted(body))
+            check_storage(small, enabled=conversation is not None)
+            if conversation is not None and small.previous_response_id is not None:
+                earlier = await conversation(small.previous_response_id)
+                if len(body) + len(earlier) <= sizes.LARGE_BYTES:
+                    small = continued(small, earlier, self._limits().max_context_tokens)
+                    earlier = b""
+            if not earlier:
+                request = small.parsed_request()
+                stored = conversation is not None and small.is_to_be_stored
+                return small, request, encode(stored_items(small)).encode() if stored else b""
+        stores = conversation is not None
+        rest, *parts = await self._in_process(
+            helper_jobs.response, self._counted(body), earlier, stores=stores
+        )
         parsed = ResponsesBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
-        return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0]
+        if conversation is not None and parsed.previous_response_id is not None and not parts:
+            earlier = await conversation(parsed.previous_response_id)
+            rest, *parts = await self._in_process(helper_jobs.response, body, earlier, stores=stores)
+        *prompt, items = parts
+        return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0], items
 
     async def generate(self, data: bytes) -> ParsedRequest:
         """RouterService.Generate: the request of a serialised message."""
@@ -126,8 +149,8 @@ class RequestReader:
         check_counts(body, self._limits().max_context_tokens, sizes.LARGE_BYTES)
         return body
 
-    async def _in_process(self, job: Job, body: Body) -> list[bytearray]:
-        return await self._pool.processes.run(job.__name__, self._limits(), [body])
+    async def _in_process(self, job: Job, *parts: Body, **options: object) -> list[bytearray]:
+        return await self._pool.processes.run(job.__name__, self._limits(), parts, **options)
 
     async def _with_prompts(
         self, requests: Sequence[ParsedRequest], prompts: Sequence[Body]

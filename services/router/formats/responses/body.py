@@ -110,6 +110,13 @@ class ResponsesBody(GenerationBody):
     tools: list[FunctionTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+
+    @property
+    def is_to_be_stored(self) -> bool:
+        """Whether the response is stored, by a router that stores responses."""
+        return self.store is not False
 
     @property
     def wants_logprobs(self) -> bool:

@@ -22,12 +22,21 @@ class ResponseDocuments:
     """The documents of one response."""
 
     def __init__(
-        self, body: ResponsesBody, request: Request, token: str, created: int, texts: TokenTexts
+        self,
+        body: ResponsesBody,
+        request: Request,
+        token: str,
+        created: int,
+        texts: TokenTexts,
+        *,
+        stored: bool = False,
     ) -> None:
-        """`token`: the random part of the ids; `created`: seconds of Unix time."""
+        """`token`: the random part of the ids; `created`: seconds of Unix time; `stored`: whether the
+        response will be stored."""
         self._body = body
         self._request = request
-        self._id = f"resp_{token}"
+        self.id = f"resp_{token}"
+        self._stored = stored
         self._created = created
         self._texts = texts
         self._events = 0
@@ -35,13 +44,17 @@ class ResponseDocuments:
         self._parser = OutputParser(request.structure or OutputStructure())
 
     def whole(self, delta: Delta, completed: int) -> Document:
-        """The response to a request that is not streamed. Its lists are iterators (see `json_pieces`)."""
-        assert delta.finish is not None
-        status = _status(delta.finish)
+        """The response to a request that is not streamed, without logprobs (see `with_logprobs`)."""
         for _ in self._pieces(delta, with_logprobs=False):
             pass
+        assert delta.finish is not None
+        status = _status(delta.finish)
         for _ in self._items.close(status):
             pass
+        return self._ended(delta, len(delta.token_ids), completed)
+
+    def with_logprobs(self, whole: Document, delta: Delta) -> Document:
+        """What is sent of a whole response. Its lists are iterators (see `json_pieces`)."""
         items = [
             {**item, "content": iter(item["content"])} if "content" in item else item
             for item in self._items.items
@@ -49,8 +62,7 @@ class ResponseDocuments:
         message = next((item for item in self._items.items if item["type"] == "message"), None)
         if message is not None:
             message["content"][0]["logprobs"] = self._logprobs(delta)
-        usage = self._usage(delta)
-        return self._response(status, iter(items), finish=delta.finish, usage=usage, completed=completed)
+        return {**whole, "output": iter(items)}
 
     def opening(self) -> list[Document]:
         """The events before the first item."""
@@ -65,20 +77,27 @@ class ResponseDocuments:
         for kind, fields in self._pieces(delta, with_logprobs=True):
             yield self._event(kind, **fields)
 
-    def closing(self, last: Delta, tokens: int, completed: int) -> Iterator[Document]:
-        """The events after the last text. `last`: the delta that ended the output, of `tokens` in all."""
+    def closing(self, last: Delta) -> Iterator[Document]:
+        """The events after the last text but the very last. `last`: the delta that ended the output."""
         assert last.finish is not None
-        status = _status(last.finish)
-        for kind, fields in self._items.close(status):
+        for kind, fields in self._items.close(_status(last.finish)):
             yield self._event(kind, **fields)
-        response = self._response(
-            status,
+
+    def last(self, last: Delta, tokens: int, completed: int) -> Document:
+        """The last event, with the response. `tokens`: of the output."""
+        response = self._ended(last, tokens, completed)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def _ended(self, last: Delta, tokens: int, completed: int) -> Document:
+        """The response once its items are closed."""
+        assert last.finish is not None
+        return self._response(
+            _status(last.finish),
             self._items.items,
             finish=last.finish,
             usage=self._usage(last, tokens),
             completed=completed,
         )
-        yield self._event(f"response.{status}", response=response)
 
     def _pieces(self, delta: Delta, *, with_logprobs: bool) -> Iterator[Event]:
         """The events of a delta's pieces. Its logprobs come with its first text."""
@@ -114,7 +133,7 @@ class ResponseDocuments:
     ) -> Document:
         body = self._body
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "completed_at": completed if status == "completed" else None,
@@ -128,10 +147,10 @@ class ResponseDocuments:
             "model": body.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "store": False,
+            "store": self._stored,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": _text_format(body), "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
@@ -144,9 +163,8 @@ class ResponseDocuments:
             "metadata": {},
         }
 
-    def _usage(self, last: Delta, tokens: int | None = None) -> Document:
+    def _usage(self, last: Delta, count: int) -> Document:
         prompt = len(self._request.prompt_ids)
-        count = len(last.token_ids) if tokens is None else tokens
         cached = last.usage.cached_tokens if last.usage is not None else 0
         return {
             "input_tokens": prompt,

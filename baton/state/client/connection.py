@@ -18,8 +18,8 @@ from redis import exceptions as redis_errors
 
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
-from baton.state.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
-from baton.state.counters import Counters
+from baton.state.client.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
+from baton.state.client.counters import Counters
 
 # Longest time of a call, including its wait for a connection.
 CALL_S = 2.0

@@ -1,0 +1,107 @@
+"""GET and DELETE of stored responses, and the list of what one was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.conversations.record import StoredResponse
+from services.router.conversations.stored_responses import StoredResponses
+from services.router.formats.responses.body import LOGPROBS
+from services.router.tenants.current import check_model
+
+_PATH = "/v1/responses/{response_id}"
+# Items of one page.
+DEFAULT_ITEMS, MOST_ITEMS = 20, 100
+_ORDERS = ("asc", "desc")
+
+
+class StoredResponsesApi:
+    """The routes, and what `POST /v1/responses` stores."""
+
+    def __init__(self, model: str, stored: StoredResponses | None) -> None:
+        """`model`: the name of the served model. `stored`: None: there is no response."""
+        self._model = model
+        self._stored = stored
+        self.routes = [
+            Route(_PATH, self.get, methods=["GET"]),
+            Route(_PATH, self.delete, methods=["DELETE"]),
+            Route(f"{_PATH}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    def keep(self, items: bytes, response_id: str, document: bytes) -> None:
+        """Stores a response that has ended."""
+        if self._stored is not None:
+            self._stored.keep(response_id, StoredResponse(document, items))
+
+    async def get(self, request: HttpRequest) -> Response:
+        """GET: the response as it was answered, without logprobs."""
+        _check_query(request.query_params.multi_items())
+        found = await self._found(request)
+        return Response(found.document, media_type="application/json")
+
+    async def delete(self, request: HttpRequest) -> Response:
+        """DELETE: the response is not found from then on."""
+        response_id = request.path_params["response_id"]
+        await self._responses().delete(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: HttpRequest) -> Response:
+        """GET .../input_items: a page of the items that the response was given."""
+        query = request.query_params
+        _check_query(query.multi_items())
+        limit, order = _limit(query), query.get("order", "desc")
+        if order not in _ORDERS:
+            raise FieldError("order is asc or desc", param="order")
+        items: list[dict[str, Any]] = json.loads((await self._found(request)).items)
+        if order == "desc":
+            items.reverse()
+        after = query.get("after")
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise FieldError("the response has no item with this id", param="after")
+            items = items[ids.index(after) + 1 :]
+        page = items[:limit]
+        listed = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+        return JSONResponse(listed)
+
+    async def _found(self, request: HttpRequest) -> StoredResponse:
+        return await self._responses().get(request.path_params["response_id"])
+
+    def _responses(self) -> StoredResponses:
+        check_model(self._model)
+        if self._stored is None:
+            raise BatonError(ErrorKind.NOT_FOUND, "this router stores no responses")
+        return self._stored
+
+
+def _check_query(query: list[tuple[str, str]]) -> None:
+    """Refuses what would change the answer: streams, and logprobs, which are not stored."""
+    for name, value in query:
+        if name == "stream" and value.lower() not in ("false", ""):
+            raise FieldError(
+                "a stored response is not streamed", param="stream", code="unsupported_parameter"
+            )
+        if name in ("include", "include[]") and value == LOGPROBS:
+            raise FieldError("logprobs are not stored", param="include", code="unsupported_parameter")
+
+
+def _limit(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(DEFAULT_ITEMS))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else 0
+    if not 1 <= limit <= MOST_ITEMS:
+        raise FieldError(f"limit is a number from 1 to {MOST_ITEMS}", param="limit")
+    return limit
