@@ -192,3 +192,30 @@ def test_a_second_release_of_the_cluster_is_let_in() -> None:
     policy = case("second-pool").one("NetworkPolicy", "demo-v2-workers")
     peer = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
     assert peer == {"app.kubernetes.io/name": "baton", "app.kubernetes.io/part-of": "chat"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://collector.observability:4318", 4318),
+        ("https://[fd00::1]:4319/otlp", 4319),
+        ("https://collector.example.com", 443),
+        ("http://collector/v1/traces", 80),
+    ],
+)
+def test_traces_open_the_port_of_their_collector(endpoint: str, port: int) -> None:
+    """For routers and workers, to any address or to named peers."""
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
+    for peers in ([], [peer]):
+        rendered = render_with("split", tracing={"endpoint": endpoint}, networkPolicy={"collector": peers})
+        policies = rendered.of_kind("NetworkPolicy")
+        for component in ("router", "prefill", "decode"):
+            wanted = {"ports": [{"port": port}], **({"to": peers} if peers else {})}
+            assert wanted in policies[f"demo-baton-{component}"]["spec"]["egress"]
+        assert wanted not in policies["demo-baton-test"]["spec"]["egress"]
+
+
+def test_without_traces_no_such_port_is_open() -> None:
+    before, after = case("split"), render_with("split", tracing={"sampleRatio": 0.5})
+    assert before.of_kind("NetworkPolicy") == after.of_kind("NetworkPolicy")
+    assert "tracing" not in before.config("router")

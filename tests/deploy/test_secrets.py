@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from services.common.config.tracing import TracingSettings
 from tests.deploy.chart import CASES, Object, Rendered, case, render, render_with
 
 KEYS = ("cluster-secret", "prefix-secret", "journal-key")
@@ -67,6 +68,19 @@ def test_the_authority_of_redis_is_a_file_of_all_that_call_it() -> None:
     for pod in ("router", "prefill", "decode", "supervisor", "ray-head"):
         assert _secret_files(rendered.pods()[f"demo-baton-{pod}"])["redis-ca.crt"] == "redis-ca"
     assert "redis-ca.crt" not in _secret_files(case("production").pods()["demo-baton-router"])
+
+
+def test_headers_for_the_collector_of_traces_are_a_file_that_the_configuration_names() -> None:
+    rendered = case("monitoring")
+    for component in ("router", "workers"):
+        files = _secret_files(rendered.pods()[f"demo-baton-{component}"])
+        assert files["otlp-headers"] == "collector-headers"
+        tracing = TracingSettings.model_validate(rendered.config(component)["tracing"])
+        assert str(tracing.otlp_headers_file) == "/run/baton/secrets/otlp-headers"
+        assert (tracing.traces_url, tracing.sample_ratio) == (
+            "http://collector.observability:4318/v1/traces",
+            0.01,
+        )
 
 
 def test_drawn_secrets_differ_each_time_and_are_long() -> None:

@@ -108,6 +108,9 @@ test.apiKeySecret is empty, and auth.tenantsSecret holds only hashes of keys; or
 {{- if and $values.redis.caSecret (not $values.redis.existingSecret) (not $values.redis.url) }}
 redis.caSecret is for redis.existingSecret or redis.url
 {{- end }}
+{{- if and $values.tracing.headersSecret (not $values.tracing.endpoint) }}
+tracing.headersSecret is for tracing.endpoint
+{{- end }}
 {{- range $name := list "public" "internal" }}
 {{- $one := index $tls $name }}
 {{- if and $one.enabled (eq (empty $one.existingSecret) (not $one.certManager)) }}
@@ -192,6 +195,10 @@ security.strict: tls.public.enabled is false
 {{- end }}
 {{- if and $router (not $values.auth.enabled) }}
 security.strict: auth.enabled is false
+{{- end }}
+{{- $collector := $values.tracing.endpoint }}
+{{- if and (hasPrefix "http://" $collector) (not (regexMatch "^http://(localhost|127\\.0\\.0\\.1|\\[::1\\])([:/]|$)" $collector)) }}
+security.strict: tracing.endpoint is without TLS: https://host:port
 {{- end }}
 {{- if not $values.networkPolicy.enabled }}
 security.strict: networkPolicy.enabled is false

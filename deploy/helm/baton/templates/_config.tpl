@@ -12,6 +12,16 @@ require_tls: {{ $values.security.strict }}
 drain_s: {{ $values.lifecycle.longestGenerationSeconds }}
 start_timeout_s: {{ $values.modelLoadTimeout }}
 log_level: {{ $values.logLevel }}
+{{- with $values.tracing }}
+{{- if .endpoint }}
+tracing:
+  otlp_endpoint: {{ .endpoint | quote }}
+  sample_ratio: {{ .sampleRatio }}
+  {{- if .headersSecret }}
+  otlp_headers_file: /run/baton/secrets/otlp-headers
+  {{- end }}
+{{- end }}
+{{- end }}
 state:
   namespace: {{ include "baton.cluster" $root | quote }}
   {{- if include "baton.redisSecretName" $root }}

@@ -61,6 +61,17 @@
 {{- end }}
 {{- end -}}
 
+{{/* The rule that lets pods reach the collector of traces. */}}
+{{- define "baton.toCollector" -}}
+{{- with .Values.tracing.endpoint }}
+{{- $url := urlParse . }}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (eq $url.scheme "https" | ternary "443" "80") }}
+- {{ with $.Values.networkPolicy.collector }}to:
+    {{- toYaml . | nindent 4 }}
+  {{ end }}ports: [{port: {{ $port }}}]
+{{- end }}
+{{- end -}}
+
 {{/* The rule that lets pods load a model from a hub. */}}
 {{- define "baton.toHub" -}}
 {{- if eq .Values.model.source "hub" }}

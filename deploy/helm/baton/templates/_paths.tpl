@@ -21,6 +21,7 @@
     {{- include "baton.portRange" (dict "first" $ports.worker) | nindent 4 }}
 {{- include "baton.toRedis" . }}
 {{- include "baton.toHub" . }}
+{{- include "baton.toCollector" . }}
 {{- end -}}
 
 {{- define "baton.workerIngress" -}}
@@ -52,6 +53,7 @@
     {{- include "baton.linkPorts" . | nindent 4 }}
 {{- include "baton.toRedis" . }}
 {{- include "baton.toHub" . }}
+{{- include "baton.toCollector" . }}
 {{- if include "baton.withRay" . }}
 {{ include "baton.betweenRay" (dict "root" . "key" "to") }}
 {{- end }}

@@ -73,6 +73,11 @@
           name: {{ . }}
           items: [{key: ca.crt, path: redis-ca.crt}]
       {{- end }}
+      {{- with .root.Values.tracing.headersSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: otlp-headers, path: otlp-headers}]
+      {{- end }}
       {{- if and .root.Values.auth.enabled (eq .component "router") }}
       {{- with .root.Values.auth }}
       {{- $file := empty .tenantsSecret | ternary "api-keys" "tenants" }}
