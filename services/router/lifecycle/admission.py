@@ -195,8 +195,8 @@ class Admission:
         """A request for each output of one prompt."""
         parsed = self._with_forced_calls(parsed)
         fields = validate.check_fields(parsed, self.model.limits())
-        if sum(map(len, fields.stop)) > _LONG_STOPS:
-            await self.tokenizer.run(lambda: automaton_of(fields.stop))
+        if (stop_chars := sum(map(len, fields.stop))) > _LONG_STOPS:
+            await self.tokenizer.run(lambda: automaton_of(fields.stop), stop_chars)
         known, context = parsed.tokenized or parsed.token_ids, self.model.max_context_tokens
         prompt_ids = known or await self.tokenizer.encode(parsed, context)
         limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())

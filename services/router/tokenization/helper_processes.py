@@ -1,7 +1,8 @@
 """The router's side of its helper processes, which tokenise large requests.
 
 There are two, each started with its first job: one for requests of up to 1 MiB and one for larger ones, which
-can take seconds and thus delay only each other. A thread for each process sends one job at a time and waits.
+can take seconds and thus delay only each other. A thread for each process sends one job at a time and waits;
+the jobs of several tenants take turns.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
@@ -25,6 +26,7 @@ from services.common.observability.logs import get_log
 from services.router.request.validate import RequestLimits
 from services.router.tenants.current import current_tenant
 from services.router.tenants.places import Places
+from services.router.tokenization.fair_threads import FairThreads
 from services.router.tokenization.helper_frames import receive_frame, send_frame
 
 _MODULE = "services.router.tokenization.helper_process"
@@ -90,7 +92,7 @@ class HelperProcess:
         self._settings = settings
         self._job_s = job_s
         # Lives longer than the process, which the kernel kills when the thread that started it ends.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-helper")
+        self._thread = FairThreads(1, "tokenizer-helper")
         self._jobs = Places(MAX_JOBS, _PLACES, "large requests wait to be tokenised")
         self._bytes = Places(MAX_WAITING_BYTES, _PLACES, "bytes of requests wait to be tokenised")
         # Guards `_process` and `_socket` against `close`; never held while waiting.
@@ -110,8 +112,7 @@ class HelperProcess:
         with self._jobs.hold(tenant), self._bytes.hold(tenant, size):
             try:
                 async with asyncio.timeout(WAIT_S):
-                    loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._thread, self._exchange, header, parts)
+                    return await self._thread.run(partial(self._exchange, header, parts), size)
             except TimeoutError:
                 message = f"the request was not tokenised within {WAIT_S:g} s: too many large ones come"
                 raise BatonError(ErrorKind.OVERLOADED, message) from None
@@ -122,7 +123,7 @@ class HelperProcess:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=True)
         self._end()
 
     def _exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:

@@ -127,7 +127,7 @@ class RequestReader:
         """Runs a job on a body of up to `small_bytes` in a thread, on a larger one in a helper process."""
         if len(body) > small_bytes:
             return await self._in_process(job, self._counted(body))
-        return await self._pool.run(lambda: job(self._pool.tokenizer, self._limits(), bytes(body)))
+        return await self._pool.run(lambda: job(self._pool.tokenizer, self._limits(), bytes(body)), len(body))
 
     def _known(self, request: ParsedRequest) -> ParsedRequest:
         """Reports the request's undocumented fields."""
@@ -158,7 +158,7 @@ class RequestReader:
         """The requests with their prompts. `prompts` alternates token ids (int32) and text to echo."""
         complete = []
         for one, ids, text in zip(requests, prompts[::2], prompts[1::2], strict=True):
-            numbers = await self._pool.run(partial(token_ids, ids))
+            numbers = await self._pool.run(partial(token_ids, ids), len(ids))
             echo = text.decode() or None
             complete.append(dataclasses.replace(one, tokenized=numbers, text=echo, chat=None))
         return complete
