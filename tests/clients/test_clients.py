@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from models.demo_training.evaluate import DEMO_MODEL
-from tests.clients.environments import PACKAGES, python_of, version_of
+from tests.clients.environments import PACKAGES, environment_of
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -41,9 +41,9 @@ def test_every_client_has_a_program() -> None:
 @pytest.mark.timeout(1800)  # the first run installs it
 @pytest.mark.parametrize("client", list(PACKAGES))
 def test_the_client_runs_unchanged(client: str, cluster: Cluster, tmp_path: Path) -> None:
-    program = PROGRAMS / f"{client.replace('-', '_')}.py"
+    program, environment = PROGRAMS / f"{client.replace('-', '_')}.py", environment_of(client)
     ran = subprocess.run(
-        [python_of(client), "-P", program, cluster.url, MODEL, DEMO_MODEL],
+        [environment.python, "-P", program, cluster.url, MODEL, DEMO_MODEL],
         cwd=tmp_path,
         env={**os.environ, **OFFLINE, "OPENAI_API_KEY": "unused", "PYTHONPATH": "", "HOME": str(tmp_path)},
         capture_output=True,
@@ -52,5 +52,5 @@ def test_the_client_runs_unchanged(client: str, cluster: Cluster, tmp_path: Path
         check=False,
     )
     assert ran.returncode == 0, f"{client}\n{ran.stdout[-4000:]}\n{ran.stderr[-8000:]}"
-    print(f"{client} {version_of(client)}: {ran.stdout.strip().splitlines()[-1]}")
+    print(f"{client} {environment.version}: {ran.stdout.strip().splitlines()[-1]}")
     asyncio.run(assert_all_free(cluster, within_s=5))

@@ -71,7 +71,14 @@ def read_headers(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
             if tensor.name in found:
                 raise tensor.error(f"is in {found[tensor.name].path.name} as well")
             found[tensor.name] = tensor
-    missing = sorted(name for name, one in expected.items() if name not in found and not one.optional)
+    for name, one in expected.items():
+        if name in found and one.substitute in found:
+            raise found[name].error(f"is stored beside {one.substitute}, of which one is expected")
+    missing = sorted(
+        name
+        for name, one in expected.items()
+        if not one.optional and not {name, one.substitute} & found.keys()
+    )
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         where = files[0] if len(files) == 1 else folder
@@ -95,6 +102,7 @@ class _Expected:
     shapes: tuple[tuple[int, ...], ...]
     optional: bool
     read: bool
+    substitute: str | None = None
 
     def check(self, tensor: StoredTensor) -> None:
         """Raises BatonError(INVALID) for a tensor of another dtype or shape."""
@@ -110,10 +118,17 @@ def _expected(config: ModelConfig, spec: TensorSpec) -> list[_Expected]:
     if stored is None:
         return [_Expected(spec.name, "weight", tuple(FLOATS), (spec.shape,), optional=False, read=True)]
     module = spec.name.removesuffix("weight")
-    rows, columns = spec.shape
     return [
-        _Expected(module + part.suffix, part.suffix, part.dtypes, part.shapes, part.optional, part.read)
-        for part in stored_parts(stored, rows, columns)
+        _Expected(
+            module + part.suffix,
+            part.suffix,
+            part.dtypes,
+            part.shapes,
+            part.optional,
+            part.read,
+            None if part.substitute is None else module + part.substitute,
+        )
+        for part in stored_parts(stored, *spec.shape)
     ]
 
 

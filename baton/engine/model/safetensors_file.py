@@ -19,6 +19,8 @@ from baton.errors import BatonError, ErrorKind
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# Beyond these no product of a shape could be written down in a message.
+_MOST_DIMENSIONS, _MOST_SIZE = 8, 1 << 63
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CODES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -54,7 +56,7 @@ class StoredTensor:
         return next(name for name, dtype in _DTYPES.items() if dtype is self.dtype)
 
     def error(self, text: str) -> BatonError:
-        return BatonError(ErrorKind.INVALID, f"{self.path}: tensor {self.name} {text}")
+        return _refusal(self.path, self.name, text)
 
 
 def stored_tensors(path: Path, ignored_suffixes: tuple[str, ...] = ()) -> list[StoredTensor]:
@@ -88,16 +90,30 @@ def stored_tensors(path: Path, ignored_suffixes: tuple[str, ...] = ()) -> list[S
 def _stored(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:  # noqa: ANN401 (JSON)
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = isinstance(kind, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        sizes = len(shape) <= _MOST_DIMENSIONS and all(map(_is_size, (*shape, begin, end)))
+        whole = isinstance(kind, str) and sizes
     except (TypeError, KeyError, ValueError):
         whole = False
     if not whole:
-        raise BatonError(ErrorKind.INVALID, f"{path}: tensor {name} has no dtype, shape and data_offsets")
+        raise _refusal(path, name, "has no dtype, shape and data_offsets")
     if kind not in _DTYPES:
-        raise BatonError(ErrorKind.INVALID, f"{path}: tensor {name} is stored as {kind}, which is not served")
+        raise _refusal(path, name, f"is stored as {_line(kind)}, which is not served")
     tensor = StoredTensor(path, name, _DTYPES[kind], shape, start + begin)
     if end - begin != tensor.nbytes:
         raise tensor.error(f"has {end - begin} bytes, its shape {list(shape)} {tensor.nbytes}")
     if start + end > size:
         raise tensor.error(f"ends at byte {start + end}, the file at {size}: it is cut off")
     return tensor
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < _MOST_SIZE
+
+
+def _refusal(path: Path, name: str, text: str) -> BatonError:
+    return BatonError(ErrorKind.INVALID, f"{path}: tensor {_line(name)} {text}")
+
+
+def _line(text: str) -> str:
+    """A file's own text as part of a line."""
+    return text if text.isprintable() else json.dumps(text)

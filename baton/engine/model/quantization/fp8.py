@@ -14,13 +14,14 @@ _HEAD = ("lm_head",)
 
 
 def read_fp8(section: ConfigFile) -> Scheme:
-    """`quant_method` fp8: scales by tensor, or with `weight_block_size` their inverses by block."""
+    """`quant_method` fp8: scales by tensor, as vLLM (`weight_scale`) or `transformers` (`weight_scale_inv`)
+    calls them, or with `weight_block_size` by block."""
     if (kind := section.text("fmt", "e4m3")) != "e4m3":
         raise section.error("fmt", f"only e4m3 is supported, got {kind!r}")
     if (kind := section.text("scale_fmt", "float")) == "ue8m0":
         raise section.error("scale_fmt", "scales that are powers of two (ue8m0) are not supported")
     if section.get("weight_block_size") is None:
-        stored = StoredFormat("scaled", WeightFormat("fp8"))
+        stored = StoredFormat("scaled-either", WeightFormat("fp8"))
     else:
         rows, columns = read_block(section, "weight_block_size")
         stored = StoredFormat("scaled-inverse", WeightFormat("fp8", rows, columns))

@@ -11,8 +11,9 @@ from typing import Literal
 
 from baton.engine.kernels.weight_format import WeightFormat
 
-Container = Literal["scaled", "scaled-inverse", "packed", "gptq", "awq"]
-"""Which tensors a matrix is stored as; `stored_parts` lists them for each."""
+Container = Literal["scaled", "scaled-inverse", "scaled-either", "packed", "gptq", "awq"]
+"""Which tensors a matrix is stored as; `stored_parts` lists them for each. "scaled-either": its scales have
+one of two names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,14 @@ _MATCHING: dict[str, Callable[[str, str], bool]] = {
 class StoredPart:
     """One tensor of a stored matrix: `suffix` replaces `weight` in its name. `dtypes` as safetensors spells
     them; `shapes`: those that it may have. An `optional` one may be missing; one that is not `read` is
-    checked and left alone."""
+    checked and left alone. `substitute`: the suffix of an optional one that may be stored in its place."""
 
     suffix: str
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     optional: bool = False
     read: bool = True
+    substitute: str | None = None
 
 
 _FLOATS = ("F32", "BF16", "F16")
@@ -117,16 +119,24 @@ def stored_parts(stored: StoredFormat, rows: int, columns: int) -> list[StoredPa
         if stored.container == "gptq":
             parts.append(StoredPart("g_idx", ("I32", "I64"), ((columns,),), optional=True))
         return parts
-    scale = "weight_scale" if stored.container == "scaled" else "weight_scale_inv"
     shapes: tuple[tuple[int, ...], ...] = ((count, groups),)
     if not weight_format.scale_columns:
-        shapes = ((rows, 1), (rows,), (), (1,))  # of each row, or of the whole matrix
+        shapes = ((rows, 1), (rows,), (), (1,), (1, 1))  # of each row, or of the whole matrix
     inputs = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
     ignored = (
         StoredPart(name, (*_FLOATS, "I8", "I32"), ((), (1,)), optional=True, read=False) for name in inputs
     )
     return [
         StoredPart("weight", (_CODE_DTYPES[weight_format.codes],), ((rows, columns),)),
-        StoredPart(scale, _FLOATS, shapes),
+        *_scale_parts(stored.container, shapes),
         *ignored,
     ]
+
+
+def _scale_parts(container: Container, shapes: tuple[tuple[int, ...], ...]) -> list[StoredPart]:
+    """Scales of a matrix with codes of 8 bits. By either name they are what codes are multiplied by."""
+    plain, inverse = "weight_scale", "weight_scale_inv"
+    if container == "scaled-either":
+        either = StoredPart(plain, _FLOATS, shapes, substitute=inverse)
+        return [either, StoredPart(inverse, _FLOATS, shapes, optional=True)]
+    return [StoredPart(plain if container == "scaled" else inverse, _FLOATS, shapes)]

@@ -34,8 +34,7 @@ def unpack(stored: StoredFormat, parts: Mapping[str, Tensor], rows: int, columns
         return _gptq(stored, parts, rows, columns)
     if stored.container == "awq":
         return _awq(weight_format, parts, rows, columns)
-    suffix = "weight_scale" if stored.container == "scaled" else "weight_scale_inv"
-    scales = _finite(parts, suffix)
+    scales = _finite(parts, "weight_scale" if "weight_scale" in parts else "weight_scale_inv")
     if not weight_format.scale_columns:
         scales = scales.reshape(-1, 1).expand(rows, 1)
     return QuantizedWeight(weight_format, columns, parts["weight"].contiguous(), scales.contiguous())

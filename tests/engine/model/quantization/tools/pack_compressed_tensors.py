@@ -1,10 +1,10 @@
 """Packs a matrix with the `compressed-tensors` package, in each of its formats that are supported, and keeps
 what the package itself makes of the codes.
 
-    python -m tests.engine.model.quantization.pack_fixtures [--check]
+    python -m tests.engine.model.quantization.tools.pack_compressed_tensors [--check]
 
-writes fixtures/compressed_tensors.safetensors, or with --check compares it. Wants an environment of its own
-with `compressed-tensors` (0.20.0), torch, transformers and safetensors.
+writes fixtures/compressed_tensors.safetensors, or with --check compares it. Wants the environment of
+`compressed_tensors`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FIXTURES = Path(__file__).with_name("fixtures") / "compressed_tensors.safetensors"
+FIXTURES = Path(__file__).parent.with_name("fixtures") / "compressed_tensors.safetensors"
 ROWS, COLUMNS = 24, 64
 _FP8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
 _INT: dict[str, Any] = {"type": "int", "symmetric": True}
