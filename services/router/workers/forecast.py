@@ -24,8 +24,8 @@ _NEAR = 0.8
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
-# Released slots are counted over so many seconds.
-_TURNOVER_S = 2.0
+# Released slots and prompts are counted over so many seconds.
+RECENT_S = 2.0
 
 
 class Backlog:
@@ -84,10 +84,10 @@ class PrefillShare:
 
     def after(self, seconds: float = 0.0) -> float:
         """The share with a further prompt that takes so long."""
-        since = self._clock() - _TURNOVER_S
+        since = self._clock() - RECENT_S
         while self._sent and self._sent[0][0] < since:
             self._seconds -= self._sent.popleft()[1]
-        return min(1.0, max(0.0, self._seconds + seconds) / _TURNOVER_S)
+        return min(1.0, max(0.0, self._seconds + seconds) / RECENT_S)
 
 
 class Turnover:
@@ -104,10 +104,10 @@ class Turnover:
     @property
     def per_second(self) -> float:
         """Over the last two seconds."""
-        since = self._clock() - _TURNOVER_S
+        since = self._clock() - RECENT_S
         while self._released and self._released[0] < since:
             self._released.popleft()
-        return len(self._released) / _TURNOVER_S
+        return len(self._released) / RECENT_S
 
 
 class MeasuredWorker(Protocol):
@@ -184,16 +184,18 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
-def miss_risk(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> MissRisk:
+def miss_risk(
+    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, more_prefill_s: float = 0.0
+) -> MissRisk:
     """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
     missed there already count no more, so that those with loose limits gather with them, and tight limits are
     met elsewhere."""
     if tpot_s is None and not worker.tpot_limits:
         return MissRisk()
-    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens)
+    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens, more_prefill_s)
     own_s = math.inf if tpot_s is None else tpot_s
     missed = bisect.bisect_left(limits, after_s / SAFETY)
-    misses = missed - bisect.bisect_left(limits, step_s(worker, 0) / SAFETY)
+    misses = missed - bisect.bisect_left(limits, step_s(worker, 0, 0, more_prefill_s) / SAFETY)
     tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
     pressure = after_s / tightest
     return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)

@@ -16,7 +16,7 @@ A combined worker that exchanges sequences with others may compute a prompt for 
 (conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
 prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
 meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
-otherwise wait for long.
+otherwise wait for long. Where all workers are combined, half of them are on prefill duty (`prefill_duty`).
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.
@@ -46,6 +46,7 @@ from services.router.workers.forecast import (
     step_s,
 )
 from services.router.workers.pools import Pools, bind
+from services.router.workers.prefill_duty import choose_decode, may_decode
 from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
@@ -159,8 +160,9 @@ class Placement:
         self.refuse_late = refuse_late
         # Called after each claim.
         self.on_claim: Callable[[], None] = lambda: None
-        # Placements by who computes the prompt: the worker that decodes it, or another.
-        self.placed = Counter({"own": 0, "other": 0})
+        # Placements by who computes the prompt: the worker that decodes it (`spare`: one that is on prefill
+        # duty and has time to spare), or another.
+        self.placed = Counter({"own": 0, "other": 0, "spare": 0})
 
     def usable(self, call: ClientCall | None = None) -> bool:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
@@ -212,17 +214,19 @@ class Placement:
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         if self.refuse_late and tpot_s is not None and not returning:
             may_use = partial(_in_time, may_use, tpot_s, context)
-        ordered = sorted(hits, key=order.__getitem__)
-        for place, decode in enumerate(ordered):
-            if not _has_room(decode, may_use):
+        has_room = partial(_has_room, may_use=may_use)
+        choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
+        for place, decode in enumerate(choice.workers):
+            if not has_room(decode):
                 continue
+            why_kept = choice.kept.get(decode, "")
             order_of = partial(_prefill_order, decode, tokens, hits, left_s(), behind())
-            prefill = self._prefill_for(decode, hits, order_of)
+            prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of)
             if prefill is not None:
                 if prefill.group != decode.group:
-                    decode = _nearest(prefill, ordered[place:], order, may_use)
+                    decode = _nearest(prefill, choice.workers[place:], order, has_room)
                 bind(call, prefill, decode)
-                self.placed["own" if prefill is decode else "other"] += 1
+                self.placed["spare" if why_kept else "own" if prefill is decode else "other"] += 1
                 output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
                 claim = Claim(
                     prefill,
@@ -232,7 +236,9 @@ class Placement:
                     seconds=prefill_s(prefill, tokens, hits[prefill]),
                     context=context,
                     tpot_s=tpot_s,
-                    reason=_reason(decode, prefill, self._prefills(decode, hits), order_of),
+                    reason=f"kept on prefill duty: {why_kept}"
+                    if why_kept
+                    else _reason(decode, prefill, self._prefills(decode, hits), order_of),
                     cost=max(1, tokens - hits[prefill]) + output_cost,
                 )
                 self.on_claim()
@@ -253,7 +259,7 @@ class Placement:
         if not self.refuse_late:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
-        decodes = [worker for worker in workers if worker.decodes]
+        decodes = may_decode(workers)
         prefills = {
             worker: cached(worker)
             for worker in workers
@@ -306,7 +312,7 @@ class Placement:
 
 
 def _has_room(decode: Worker, may_use: MayUse) -> bool:
-    return decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)
+    return decode.decodes and decode.has_free_slot and may_use(decode)
 
 
 def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
@@ -356,13 +362,16 @@ def _reason(
 
 
 def _nearest(
-    prefill: Worker, ordered: Sequence[Worker], order: Mapping[Worker, DecodeOrder], may_use: MayUse
+    prefill: Worker,
+    ordered: Sequence[Worker],
+    order: Mapping[Worker, DecodeOrder],
+    has_room: Callable[[Worker], bool],
 ) -> Worker:
     """The first decode worker, or one that is equal to it and of the group of `prefill`."""
     first = ordered[0]
     for decode in itertools.takewhile(lambda one: order[one] == order[first], ordered):
         near = decode.group == prefill.group and prefill.can_prefill_for(decode)
-        if near and _has_room(decode, may_use):
+        if near and has_room(decode):
             return decode
     return first
 

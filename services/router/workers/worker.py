@@ -210,6 +210,11 @@ class Worker:
         return slots - self.claimed_slots - siblings.slots - self.foreign_slots
 
     @property
+    def has_free_slot(self) -> bool:
+        """Whether it accepts work, and has a free slot for it."""
+        return self.accepts_work and self.free_slots > 0
+
+    @property
     def used_slots(self) -> int:
         """Slots that are reserved or run, as far as this router knows."""
         return self.claimed_slots + self.siblings.slots + self.foreign_slots

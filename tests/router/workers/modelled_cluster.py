@@ -213,12 +213,14 @@ class Cluster:
 @dataclass(frozen=True)
 class Traffic:
     """Poisson arrivals: `rate` a second for `seconds`, each with one of the limits and one of the routers in
-    turn, or at random."""
+    turn, or at random; `prompt` and `output`: their tokens."""
 
     rate: float
     seconds: float
     slos: tuple[Slo, ...]
     seed: int = 0
+    prompt: int = PROMPT
+    output: int = OUTPUT
 
 
 def simulate(
@@ -234,7 +236,8 @@ def simulate(
         while (at := at + draw.expovariate(traffic.rate)) < traffic.seconds:
             await asyncio.sleep(at - loop.time())
             slo = draw.choice(traffic.slos)
-            request = asyncio.create_task(cluster.serve(draw.randrange(routers), slo))
+            served = cluster.serve(draw.randrange(routers), slo, traffic.prompt, traffic.output)
+            request = asyncio.create_task(served)
             requests.append((slo, request))
         return [(slo, await request) for slo, request in requests]
 

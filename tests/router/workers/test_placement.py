@@ -321,7 +321,7 @@ def test_a_combined_worker_computes_what_delays_less_there() -> None:
     assert placed_by(1000, behind=12).startswith(own), "twelve that wait would wait for it"
     both.tpot_limits = [0.0106]  # what 10 ms and a twentieth of the time with prefill exceed
     assert placed_by(1000, behind=12).startswith(other + "0 limits missed")
-    assert placement.placed == {"own": 3, "other": 2}
+    assert placement.placed == {"own": 3, "other": 2, "spare": 0}
 
 
 def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:

@@ -1,0 +1,161 @@
+"""Combined workers that exchange sequences: who is on prefill duty, what it decodes with time to spare, and
+what that gives in virtual time, where round robin, two combined workers or prefill and decode apart give
+less."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from services.router.request.slo import Slo
+from services.router.workers.placement import Claim, Placement
+from services.router.workers.prefill_duty import MOST_SHARE, on_duty
+from services.router.workers.worker import Worker
+from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
+from tests.router.workers.modelled_cluster import RATES, Machine, Make, Traffic, attained, simulate
+
+AHEAD = 2048
+
+
+class InTurn(Placement):
+    """Round robin: the workers decode in turn, and compute the prompts in turn, of one another too."""
+
+    def __init__(self, found: Found, workers: list[Worker]) -> None:
+        super().__init__(found, pools_of(workers), AHEAD)
+        self._pairs = itertools.cycle(itertools.product(workers, workers))
+
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+        prefill, decode = next(self._pairs)
+        return Claim(prefill, decode, tokens, tokens)
+
+
+def aware(found: Found, workers: list[Worker]) -> Placement:
+    return Placement(found, pools_of(workers), AHEAD)
+
+
+def refusing(found: Found, workers: list[Worker]) -> Placement:
+    return Placement(found, pools_of(workers), AHEAD, refuse_late=True)
+
+
+def exchanging() -> list[Machine]:
+    return [Machine("both", exchanges=True) for _ in range(2)]
+
+
+def combined() -> list[Machine]:
+    return [Machine("both") for _ in range(2)]
+
+
+def apart() -> list[Machine]:
+    return [Machine("prefill"), Machine("decode")]
+
+
+def share(machines: list[Machine], make: Make, traffic: Traffic, routers: int = 1) -> float:
+    served = simulate(lambda: machines, make, traffic, routers=routers)
+    return attained(served) / len(served)
+
+
+@pytest.mark.parametrize("routers", [1, 4])
+def test_two_that_exchange_divide_the_work_from_the_start(routers: int) -> None:
+    """At 8 ms, 16 requests a second and worker are met by prefill and decode apart alone: where both decode,
+    the steps of both are slowed down by prompts."""
+    traffic = Traffic(32, 5, (Slo(0.5, 0.008),))
+    machines = exchanging()
+    assert share(machines, aware, traffic, routers) >= 0.97
+    assert machines[0].most_running <= 3 < machines[1].most_running
+
+
+def test_two_that_exchange_are_no_worse_than_any_arrangement() -> None:
+    """Of 1,024 tokens in and 256 out a worker on duty computes the prompts, and decodes nothing. Of 256 in
+    and 512 out it is idle for two thirds of the time, and decodes a third of the sequences, which would miss
+    10 ms where the others run. Every other arrangement fails in one of both."""
+    slos, worst = (Slo(0.5, 0.010),), [1.0] * 3
+    for traffic, least, most in (
+        (Traffic(38, 5, slos), 0, 3),
+        (Traffic(60, 7, slos, prompt=256, output=512), 50, 150),
+    ):
+        machines = exchanging()
+        assert share(machines, aware, traffic) >= 0.97
+        assert least <= machines[0].most_running <= most
+        others = ((apart(), aware), (combined(), aware), (exchanging(), InTurn))
+        worst = [
+            min(before, share(machines, make, traffic))
+            for before, (machines, make) in zip(worst, others, strict=True)
+        ]
+    assert max(worst) < 0.7, worst
+
+
+def test_under_overload_one_on_duty_decodes_nothing() -> None:
+    """Twice the rate that the pair sustains, with early refusal: prompts take all of its time, and what the
+    other worker has no room for is refused rather than decoded there."""
+    machines = exchanging()
+    served = simulate(lambda: machines, refusing, Traffic(80, 5, (Slo(0.5, 0.012),)))
+    assert attained(served) >= 0.9 * 40 * 5
+    assert machines[0].most_running <= 5
+
+
+def test_half_of_those_that_exchange_are_on_duty_where_no_worker_only_prefills() -> None:
+    def duty(*workers: Worker) -> set[str]:
+        return {worker.name for worker in on_duty(workers)}
+
+    both = [bare_worker(f"both-{number}", receives_handoffs=True) for number in range(5)]
+    assert duty(*reversed(both)) == {"both-0", "both-1"}
+    assert duty(*both[:2], bare_worker("decode-0")) == {"both-0"}
+    both[0].following = False
+    assert duty(*both) == {"both-1", "both-2"}, "the next one takes over"
+    assert not duty(both[0], both[1]), "one that is left does everything"
+    assert not duty(*both, bare_worker("prefill-0"))
+    assert not duty(bare_worker("both-8"), bare_worker("both-9")), "they keep to themselves"
+
+
+def pair() -> tuple[Worker, Worker]:
+    """One on duty and another, with room for 100 sequences each."""
+    workers = [bare_worker(f"both-{number}", receives_handoffs=True, slots=100) for number in range(2)]
+    for worker in workers:
+        rates = worker.described.load.rates
+        rates.CopyFrom(RATES)
+        rates.decode_beside_prefill_s = 0.006
+    return workers[0], workers[1]
+
+
+def decoded_at(workers: tuple[Worker, Worker], tpot_s: float | None = None) -> tuple[str, str]:
+    """Where a request is decoded, and why."""
+    placement = placement_of(list(workers), ahead=10**6)
+    claim = placement.pick(64, 10, tpot_s=tpot_s)
+    assert claim is not None
+    claim.release()
+    kept = claim.decode is workers[0]
+    assert placement.placed["spare"] == kept
+    assert not kept or claim.prefills_itself
+    return claim.decode.name, claim.reason
+
+
+def test_one_on_duty_keeps_what_runs_clearly_faster_there() -> None:
+    duty, other = workers = pair()
+    assert decoded_at(workers)[0] == other.name
+    other.claimed_slots, other.claimed_context = 90, 90_000
+    assert decoded_at(workers) == (
+        duty.name,
+        "kept on prefill duty: a step takes 4.9 ms, elsewhere 8.3 and 0 more limits missed",
+    )
+    duty.prefill_share.add(0.8 * 2)
+    assert decoded_at(workers)[0] == other.name, "prompts take the time"
+
+
+def test_one_on_duty_keeps_what_would_miss_its_limit_elsewhere_and_not_there() -> None:
+    duty, other = workers = pair()
+    other.claimed_slots, other.claimed_context = 10, 10_000
+    assert decoded_at(workers, 0.006)[0] == other.name
+    other.prefill_share.add(0.1 * 2)
+    assert decoded_at(workers, 0.006)[1] == (
+        "kept on prefill duty: a step takes 5.5 ms, elsewhere 5.9 and 1 more limits missed"
+    )
+    duty.prefill_share.add(0.1 * 2)
+    assert decoded_at(workers, 0.006)[0] == other.name, "it would be missed there too"
+
+
+def test_one_on_duty_decodes_what_no_other_has_a_slot_for() -> None:
+    duty, other = workers = pair()
+    duty.prefill_share.add(2 * MOST_SHARE + 0.1)
+    other.claimed_slots = 100
+    assert decoded_at(workers) == (duty.name, "kept on prefill duty: no room elsewhere")
