@@ -5,14 +5,14 @@ A status code is coarser than our kinds, so a `google.rpc.Status` travels in the
 
     ErrorInfo     reason = the kind's name, domain = "baton", metadata: tokens_sent, code
     BadRequest    the field that a request was refused for
-    RetryInfo     where another try may succeed later
+    RetryInfo     where another try may succeed later: when
 
 A peer that is not ours (or died before it could answer) is judged by its code alone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     Metadata = Iterable[tuple[str, str | bytes]]
+
+_Detail: TypeAlias = error_details_pb2.BadRequest | error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo
+_DETAILS = (error_details_pb2.BadRequest, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
 DOMAIN = "baton"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -88,10 +91,12 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
         kind = ErrorKind.INVALID
     param = own_code = None
-    sent = False
+    sent, retry_after_s = False, None
     for detail in _details(metadata):
         if isinstance(detail, error_details_pb2.BadRequest):
             param = next((violation.field for violation in detail.field_violations), None)
+        elif isinstance(detail, error_details_pb2.RetryInfo):
+            retry_after_s = detail.retry_delay.ToNanoseconds() / 1e9
         elif detail.domain == DOMAIN:
             kind = ErrorKind.__members__.get(detail.reason, kind)
             sent = detail.metadata.get("tokens_sent") == "true"
@@ -101,18 +106,20 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
     else:
         error = BatonError(kind, text)
     error.tokens_sent = sent
+    if retry_after_s is not None:
+        error.retry_after_s = retry_after_s
     return error
 
 
-def _details(metadata: Metadata) -> list[error_details_pb2.BadRequest | error_details_pb2.ErrorInfo]:
+def _details(metadata: Metadata) -> list[_Detail]:
     """Those we read; a peer's broken ones are none."""
-    found: list[error_details_pb2.BadRequest | error_details_pb2.ErrorInfo] = []
+    found: list[_Detail] = []
     try:
         for key, value in metadata:
             if key != DETAILS_KEY or isinstance(value, str):
                 continue
             for packed in status_pb2.Status.FromString(value).details:
-                for message in (error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()):
+                for message in (kind() for kind in _DETAILS):
                     if packed.Unpack(message):
                         found.append(message)
     except DecodeError:

@@ -23,7 +23,7 @@ _CHOICES = {
     "auto": ToolChoice.TOOL_CHOICE_AUTO,
     "required": ToolChoice.TOOL_CHOICE_REQUIRED,
 }
-_GRAMMARS = ("json_schema", "regex", "choice", "grammar")
+_GRAMMARS = ("json_schema", "regex", "choice", "grammar", "json_object")
 # A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -49,6 +49,8 @@ class Sampling(TypedDict, total=False):
     ttft_slo_ms: float
     tpot_slo_ms: float
     skip_special_tokens: bool
+    # Whether the tokenizer adds its special tokens, such as BOS, to a text prompt.
+    add_special_tokens: bool
     # How many of the likeliest tokens to report at each place.
     logprobs: int
     echo: bool
@@ -56,11 +58,18 @@ class Sampling(TypedDict, total=False):
     # Requests with lower ones are placed first; below 0 counts as 0.
     priority: int
     # What the output must match, one of these: a JSON schema (as a mapping, or its text), a regular
-    # expression, one of some texts, a context-free grammar.
+    # expression, one of some texts, a context-free grammar, any JSON object (False: anything).
     json_schema: str | Mapping[str, Any]
     regex: str
     choice: Sequence[str]
     grammar: str
+    json_object: bool
+    # With json_schema or json_object: a regular expression of the white space between JSON tokens.
+    whitespace_pattern: str
+    # For conversations: further variables of the model's chat template, and whether the prompt ends with the
+    # beginning of an assistant's message.
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
     # For conversations: what the model may call, and whether it must: "none", "auto", "required", or the name
     # of one of them.
     tools: Sequence[Tool]
@@ -77,6 +86,7 @@ def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> Gene
         fields["grammar"] = _grammar(fields)
         fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
         message = GenerateRequest(model=model, **_prompt(prompt))
+        _add_template_fields(message, fields)
         _add_tools(message, fields)
         message.MergeFrom(GenerateRequest(**fields))
         return message
@@ -88,7 +98,10 @@ def _grammar(fields: dict[str, Any]) -> Grammar | None:
     """Takes what the output must match out of the arguments. Raises ValueError where there is more than
     one."""
     given = {name: fields.pop(name) for name in _GRAMMARS if name in fields}
+    space = fields.pop("whitespace_pattern", None)
     if not given:
+        if space is not None:
+            raise ValueError("whitespace_pattern needs json_schema or json_object")
         return None
     if len(given) > 1:
         raise ValueError(f"only one of {', '.join(given)} may be given")
@@ -96,8 +109,22 @@ def _grammar(fields: dict[str, Any]) -> Grammar | None:
     if name == "json_schema" and not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False)
     if name == "choice":
-        return Grammar(choice=Choices(choices=value))
-    return Grammar(**{name: value})
+        value = Choices(choices=value)
+    return Grammar(whitespace_pattern=space, **{name: value})
+
+
+def _add_template_fields(request: GenerateRequest, fields: dict[str, Any]) -> None:
+    """Takes what the chat template is told out of the arguments. Raises ValueError where the prompt is no
+    conversation."""
+    variables, begins = fields.pop("chat_template_kwargs", None), fields.pop("add_generation_prompt", None)
+    if variables is None and begins is None:
+        return
+    if not request.HasField("chat"):
+        raise ValueError("chat_template_kwargs and add_generation_prompt need messages")
+    if variables:
+        request.chat.chat_template_kwargs = json.dumps(variables, ensure_ascii=False)
+    if begins is not None:
+        request.chat.add_generation_prompt = begins
 
 
 def _add_tools(request: GenerateRequest, fields: dict[str, Any]) -> None:

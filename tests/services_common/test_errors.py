@@ -57,6 +57,21 @@ def test_details_are_what_gRPC_libraries_expect(kind: ErrorKind) -> None:  # noq
     assert (info.reason, info.domain) == (kind.name, "baton")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        BatonError(ErrorKind.RATE_LIMITED, "no", retry_after_s=2.5),
+        BatonError(ErrorKind.DEADLINE, "no", retry_after_s=0.125),
+        BatonError(ErrorKind.DEADLINE, "no"),
+        BatonError(ErrorKind.OVERLOADED, "no"),
+    ],
+)
+def test_when_to_try_again_arrives(error: BatonError) -> None:
+    status = to_status(error)
+    read = from_status(status.code, status.details, status.trailing_metadata)
+    assert (read.kind, read.retry_after_s) == (error.kind, error.retry_after_s)
+
+
 def test_a_long_message_fits_the_metadata() -> None:
     ((_, value),) = to_status(BatonError(ErrorKind.INTERNAL, "x" * 100_000)).trailing_metadata
     assert len(value) < 4096
