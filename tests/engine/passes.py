@@ -32,12 +32,13 @@ class Passes:
         length: int = 512,
         cache_dtype: torch.dtype | None = None,
         quantization: str | None = None,
+        quantize_head: bool = False,
     ) -> None:
         """`cache_dtype`: where it is not `dtype`."""
         config, cache_dtype = load_config(folder), cache_dtype or dtype
         layout = config.layout(block_tokens, str(cache_dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
-        formats = weight_formats(config, quantization)
+        formats = weight_formats(config, quantization, quantize_head=quantize_head)
         weights = load_weights(config, folder, "cpu", dtype, formats=formats)
         self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype, cache_dtype)))
         self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")

@@ -64,6 +64,7 @@ FLAGS = (
     Flag("engine.dtype", "auto|bf16|fp16|fp32|fp64", "dtype of weights and KV cache"),
     Flag("engine.kv_dtype", "auto|fp8", "dtype of the KV cache: as --dtype says, or 8-bit"),
     Flag("engine.quantization", "fp8|int8|int4", "quantise the weights while they are loaded"),
+    Flag("engine.quantize_head", "true|false", "quantise lm_head too, as --quantization says", bare="true"),
     Flag("engine.numerics", "auto|exact|fast", "exact: a token never depends on other requests of its batch"),
     Flag("transfer.transport", "auto|grpc|ipc|nccl", "transport of KV blocks between workers"),
     Flag("transfer.kv_wire", "native|fp8|int8", "format of KV blocks between workers: unchanged, or 8-bit"),

@@ -16,6 +16,7 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.rope import RopeTable
+from baton.engine.model.tensors import EMBEDDING, HEAD
 from baton.engine.model.weights import packed
 from baton.layout import Layout
 
@@ -145,9 +146,9 @@ class Model:
         tensors = _Tensors(packed(config, weights))
         self.nbytes = sum(tensor.nbytes for tensor in tensors.weights.values())
         self.layers = [_layer(config, tensors, i, *place[i]) for i in range(config.num_layers)]
-        self.embedding = tensors.dense("model.embed_tokens.weight")
+        self.embedding = tensors.dense(EMBEDDING)
         self.norm = Norm(_gain(config, tensors.dense("model.norm.weight")), config.rms_norm_eps)
-        head = self.embedding if config.tied_head else tensors.weights["lm_head.weight"]
+        head = tensors.weights.get(HEAD, self.embedding)
         self.head = Product("head", Linear(head, None), norm=self.norm)
         self.ropes = [RopeTable(rope, config.head_dim, self.device) for rope in config.ropes]
         scale = torch.tensor(config.embedding_scale, dtype=torch.float32)

@@ -18,6 +18,9 @@ class Shard(Enum):
     COLUMNS = "columns"
 
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor. `dtype`: as torch spells it; None: that of the model's weights.
@@ -41,15 +44,16 @@ class TensorSpec:
         return self.pack or self.name
 
 
-def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
-    """Every tensor that the model has."""
+def tensor_specs(config: ModelConfig, *, own_head: bool = False) -> list[TensorSpec]:
+    """Every tensor that the model has. `own_head`: a head that is tied to the embedding has a matrix of its
+    own, in another format, which no checkpoint stores."""
     vocabulary = config.vocab_size, config.hidden_size
-    specs = [TensorSpec("model.embed_tokens.weight", vocabulary, shard=Shard.ROWS)]
+    specs = [TensorSpec(EMBEDDING, vocabulary, shard=Shard.ROWS)]
     for number in range(config.num_layers):
         specs += _layer(config, f"{_LAYERS}{number}.")
     specs.append(_norm(config, "model.norm.weight", config.hidden_size))
-    if not config.tied_head:
-        specs.append(TensorSpec("lm_head.weight", vocabulary, shard=Shard.ROWS))
+    if own_head or not config.tied_head:
+        specs.append(TensorSpec(HEAD, vocabulary, shard=Shard.ROWS))
     return specs
 
 

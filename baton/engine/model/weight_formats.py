@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.quantization.scheme import StoredFormat
-from baton.engine.model.tensors import TensorSpec, in_layers, tensor_specs
+from baton.engine.model.tensors import EMBEDDING, HEAD, TensorSpec, in_layers, tensor_specs
 from baton.errors import BatonError, ErrorKind
 
 _WEIGHT = ".weight"
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 def stored_format(config: ModelConfig, spec: TensorSpec) -> StoredFormat | None:
     """How the checkpoint stores a tensor in fewer bits; None: as it is."""
-    if config.quantization is None or len(spec.shape) != 2 or spec.name == _EMBEDDING:
+    if config.quantization is None or len(spec.shape) != 2 or spec.name == EMBEDDING:
         return None
     return config.quantization.stored(spec.name.removesuffix(_WEIGHT))
 
 
-def weight_formats(config: ModelConfig, quantization: str | None = None) -> dict[str, WeightFormat]:
+def weight_formats(
+    config: ModelConfig, quantization: str | None = None, *, quantize_head: bool = False
+) -> dict[str, WeightFormat]:
     """The format of each matrix in fewer bits by the name under which a model finds it (`TensorSpec.key`).
 
-    `quantization`: one of FORMATS, for the layers' matrices of a checkpoint that is not quantised.
+    `quantization`: one of FORMATS, for the layers' matrices of a checkpoint that is not quantised, and with
+    `quantize_head` for the head; one that is tied to the embedding gets a matrix of its own.
     Projections that the engine multiplies as one matrix, but that are stored differently, are kept at full
     width. Raises BatonError(INVALID) for a quantised checkpoint with `quantization`.
     """
@@ -38,9 +40,13 @@ def weight_formats(config: ModelConfig, quantization: str | None = None) -> dict
     for spec in tensor_specs(config):
         packs.setdefault(spec.key, []).append(spec)
     formats: dict[str, WeightFormat] = {}
+    if quantize_head and quantization is not None:
+        formats[HEAD] = FORMATS[quantization]
     for key, parts in packs.items():
         if quantization is not None and in_layers(parts[0]):
             formats[key] = FORMATS[quantization]
+            continue
+        if key in formats:
             continue
         stored = [stored_format(config, part) for part in parts]
         found = {one.format for one in stored if one is not None}
@@ -50,8 +56,10 @@ def weight_formats(config: ModelConfig, quantization: str | None = None) -> dict
 
 
 def format_name(formats: dict[str, WeightFormat], dtype: str) -> str:
-    """A model's weights in a word: `dtype` where none is in fewer bits, else the names of the formats."""
-    return ",".join(sorted({one.name for one in formats.values()})) or dtype
+    """A model's weights in a word: `dtype` where none is in fewer bits, else the names of the formats, with
+    `+head` where the head is among them."""
+    names = ",".join(sorted({one.name for one in formats.values()}))
+    return (f"{names}+head" if HEAD in formats else names) or dtype
 
 
 def _pack_format(part_format: WeightFormat, parts: Sequence[TensorSpec]) -> WeightFormat:

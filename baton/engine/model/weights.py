@@ -20,7 +20,7 @@ from baton.engine.model.config import ModelConfig
 from baton.engine.model.quantization.quantize import quantize
 from baton.engine.model.quantization.unpack import UnpackError, unpack
 from baton.engine.model.safetensors_file import StoredTensor
-from baton.engine.model.tensors import TensorSpec, tensor_specs
+from baton.engine.model.tensors import EMBEDDING, HEAD, TensorSpec, tensor_specs
 from baton.engine.model.weight_formats import stored_format
 from baton.engine.model.weight_reader import Progress, read_tensors
 
@@ -28,6 +28,8 @@ _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
 # Tensors as stored that are on the device at once, beside the model, to be unpacked or quantised.
 _UNPACKED_BYTES = 1 << 30
+# Elements of a matrix that are quantised at once, which takes a few float32 for each.
+_QUANTIZED_ELEMENTS = 1 << 27
 
 Formats = Mapping[str, WeightFormat]
 """The matrices in fewer bits, as `weight_formats` lists them."""
@@ -44,7 +46,7 @@ def weight_places(
     """Uninitialised memory for every tensor. Those of one pack lie one behind another, so that `packed`
     needs no copy: a model is in memory once, from the first byte on."""
     packs: dict[str, list[TensorSpec]] = {}
-    specs = tensor_specs(config)
+    specs = tensor_specs(config, own_head=HEAD in formats)
     for spec in specs:
         packs.setdefault(spec.key, []).append(spec)
     places: dict[str, Weight] = {}
@@ -65,7 +67,7 @@ def packed(config: ModelConfig, weights: Mapping[str, Weight]) -> dict[str, Weig
     """A model's tensors as its layers take them: those of one pack as one tensor, by its name, without a copy
     where they lie as `weight_places` lays them; all others by their own names."""
     packs: dict[str, list[Weight]] = {}
-    for spec in tensor_specs(config):
+    for spec in tensor_specs(config, own_head=HEAD in weights):
         packs.setdefault(spec.key, []).append(weights[spec.name])
     return {name: parts[0] if len(parts) == 1 else _one(parts) for name, parts in packs.items()}
 
@@ -142,6 +144,7 @@ def load_weights(
     for spec in tensor_specs(config):
         if spec.order is not None and spec.name in direct:
             direct[spec.name].copy_(direct[spec.name][torch.tensor(spec.order, device=device)])
+    _copy_tied_head(config, places)
     return places
 
 
@@ -192,9 +195,18 @@ def _put(place: Weight, weight: Weight) -> None:
     if isinstance(place, Tensor):
         place.copy_(dense(weight, place.dtype))
     elif isinstance(weight, Tensor):
-        place.copy_(quantize(weight, place.format))
+        rows = max(1, _QUANTIZED_ELEMENTS // weight.shape[1]) * place.format.scale_rows
+        parts = torch.split(weight, rows)
+        for part, into in zip(parts, place.split([len(part) for part in parts]), strict=True):
+            into.copy_(quantize(part, place.format))
     else:
         place.copy_(weight if weight.format == place.format else weight.with_row_scales())
+
+
+def _copy_tied_head(config: ModelConfig, places: Mapping[str, Weight]) -> None:
+    """Fills a tied head's own matrix, where there is one, from the embedding."""
+    if config.tied_head and HEAD in places:
+        _put(places[HEAD], places[EMBEDDING])
 
 
 def random_weights(
@@ -224,6 +236,7 @@ def random_weights(
             torch.cuda.synchronize(place.device)
         done += place.nbytes
         progress(done, total)
+    _copy_tied_head(config, weights)
     return weights
 
 
@@ -239,7 +252,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, formats: Formats = UNQ
     """Bytes of all tensors."""
     total = 0
     packs: dict[str, tuple[int, int]] = {}
-    for spec in tensor_specs(config):
+    for spec in tensor_specs(config, own_head=HEAD in formats):
         if spec.key in formats:
             rows, columns = spec.shape
             packs[spec.key] = packs.get(spec.key, (0, 0))[0] + rows, columns

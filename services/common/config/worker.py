@@ -53,6 +53,11 @@ class EngineConfig(StrictModel):
         description="quantise the layers' matrices while they are loaded: fp8 (e4m3) and int8 by rows, int4 "
         "by groups of 128 columns; unset: as the checkpoint stores them",
     )
+    quantize_head: bool = Field(
+        False,
+        description="quantise the head (lm_head) too, as quantization says; where it is tied to the "
+        "embedding, a copy of it",
+    )
     weights: Weights = "file"
     weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
     kernel_cache: str | None = Field(
@@ -152,6 +157,12 @@ class EngineConfig(StrictModel):
     def _disk_is_behind_the_host(self) -> EngineConfig:
         if self.prefix_disk_dir is not None and not self.prefix_host_mb:
             raise ValueError("prefix_disk_dir needs prefix_host_mb: blocks on disk pass through host memory")
+        return self
+
+    @model_validator(mode="after")
+    def _head_is_quantised_like_the_rest(self) -> EngineConfig:
+        if self.quantize_head and self.quantization is None:
+            raise ValueError("quantize_head needs quantization: it says how")
         return self
 
     @property

@@ -66,6 +66,15 @@ def test_logits_are_the_plain_decoders(
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("family", "quantization"), [("llama with biases", "fp8"), ("llama", "int4")])
+def test_a_quantised_head(tmp_path: Path, family: str, quantization: str) -> None:
+    """Tied to the embedding, and not."""
+    mine, expected, _ = one_step(tmp_path, family, exact=False, quantization=quantization, head=True)
+    torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
+    plain, *_ = one_step(tmp_path, family, exact=False, quantization=quantization)
+    assert float((mine - plain).abs().max()) > 0.01
+
+
 @pytest.mark.parametrize("family", ["llama", "windows"])
 def test_a_cache_of_codes(tmp_path: Path, family: str) -> None:
     """The last bit of a sum may decide to which side an element of a new key is rounded: in few of them."""
@@ -82,12 +91,13 @@ def one_step(
     exact: bool,
     cache_dtype: torch.dtype = torch.float32,
     quantization: str | None = None,
+    head: bool = False,
 ) -> tuple[Tensor, Tensor, list[KVCache]]:
     """Logits of the kernels and of the plain model, and the caches of the plain model and of the kernels."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
     config = load_config(folder)
     layout = config.layout(4, str(cache_dtype).removeprefix("torch."))
-    formats = weight_formats(config, quantization)
+    formats = weight_formats(config, quantization, quantize_head=head)
     weights = random_weights(config, 3, DEVICE, torch.float32, formats=formats)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32, cache_dtype))
     positions = [37] if family == "llama" and not exact else [37, 3, 70]

@@ -33,11 +33,13 @@ SIZES = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Variant:
-    """Formats of a run. `activations`: that of products' inputs, where GPUs multiply codes by codes."""
+    """Formats of a run. `activations`: that of products' inputs, where GPUs multiply codes by codes; `head`:
+    whether the head is quantised too."""
 
     cache: torch.dtype | None = None
     weights: str | None = None
     activations: str | None = None
+    head: bool = False
 
 
 EXACT = Variant()
@@ -56,6 +58,10 @@ WEIGHTS = {
     "fp8": (Variant(weights="fp8"), 0.005),
     "fp8, W8A8": (Variant(weights="fp8", activations="fp8"), 0.005),
     "int8": (Variant(weights="int8"), 0.005),
+    "fp8, head too": (Variant(weights="fp8", head=True), 0.005),
+    "fp8, head too, W8A8": (Variant(weights="fp8", activations="fp8", head=True), 0.005),
+    "int8, head too": (Variant(weights="int8", head=True), 0.005),
+    "int4, head too": (Variant(weights="int4", head=True), 0.03),
     "int8, W8A8": (Variant(weights="int8", activations="int8"), 0.005),
 }
 
@@ -63,7 +69,7 @@ WEIGHTS = {
 @pytest.mark.parametrize(
     ("sizes", "names"),
     [
-        (REDUCED, list(WEIGHTS)[:2]),
+        (REDUCED, [*list(WEIGHTS)[:2], "int4, head too"]),
         pytest.param(FULL, list(WEIGHTS), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
     ids=["reduced", "full"],
@@ -117,6 +123,7 @@ def logits_of(ids: list[int], variant: Variant) -> Tensor:
         length=len(ids),
         cache_dtype=variant.cache,
         quantization=variant.weights,
+        quantize_head=variant.head,
     )
     with codes_of_activations(variant.activations):
         return torch.cat([passes.run([(0, at, ids[at : at + 256])])[0] for at in range(0, len(ids), 256)])

@@ -20,7 +20,8 @@ import contextlib
 from dataclasses import dataclass
 
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.tensors import layer_matrices
+from baton.engine.model.tensors import HEAD, layer_matrices
+from baton.engine.model.weight_formats import weight_formats
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
@@ -141,11 +142,13 @@ class MemoryPlanner:
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
     """Bytes that a worker may use on a GPU beside weights, links and KV blocks."""
     logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
-    matrices = layer_matrices(config).values()
+    matrices = list(layer_matrices(config).values())
     widest = max(rows for rows, _ in matrices) + 4 * config.hidden_size
-    quantized = config.quantization is not None or engine.quantization is not None
+    formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
+    if HEAD in formats and (formats[HEAD].codes == "int4" or formats[HEAD].scale_columns):
+        matrices.append((config.vocab_size, config.hidden_size))
     # One matrix at full width, of formats whose codes cannot be multiplied by those of many rows.
-    dequantized = 2 * max(rows * columns for rows, columns in matrices) if quantized else 0
+    dequantized = 2 * max(rows * columns for rows, columns in matrices) if formats else 0
     rows = engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
     return _BASE_BYTES + logits + rows + dequantized
 

@@ -66,7 +66,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
-    formats = weight_formats(config, engine.quantization)
+    formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
     tune_products(config, engine, device, dtype, formats)
     weights_need = weight_bytes(config, dtype, formats)
     plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()

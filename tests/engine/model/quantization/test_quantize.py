@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.quantization.quantize import quantize
-from baton.engine.model.weight_formats import weight_formats
+from baton.engine.model.weight_formats import format_name, weight_formats
 from baton.engine.model.weights import load_weights, random_weights, weight_bytes
 from baton.errors import BatonError
 from tests.engine.passes import Passes
@@ -69,6 +71,52 @@ def test_places_of_int4_codes() -> None:
     assert packed[0, 2, 4] == 8 | 8 << 4  # beyond the last column
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_head(name: str, tied: bool, tmp_path: Path) -> None:
+    """Tokens are looked up in the embedding as it is, and logits computed by what the head's codes stand for;
+    `transformers` runs both."""
+    folder = make_checkpoint(tmp_path / "model", "qwen2", tie_word_embeddings=tied)
+    config = load_config(folder)
+    formats = weight_formats(config, name, quantize_head=True)
+    assert formats["lm_head.weight"] == FORMATS[name]
+    assert format_name(formats, "float32") == f"{FORMATS[name].name}+head"
+    weights = load_weights(config, folder, "cpu", torch.float32, formats=formats)
+    tensors = load_file(folder / "model.safetensors")
+    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    assert isinstance(embedding, Tensor)
+    assert isinstance(head, QuantizedWeight)
+    assert torch.equal(embedding, tensors["model.embed_tokens.weight"])
+    source = tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    restored = {
+        key: weight.dequantized(torch.float32)
+        for key, weight in weights.items()
+        if isinstance(weight, QuantizedWeight)
+    }
+    assert torch.equal(restored["lm_head.weight"], quantize(source, FORMATS[name]).dequantized(torch.float32))
+    passes = Passes(folder, torch.float32, quantization=name, quantize_head=True)
+    prompt = list(range(5, 60))
+    output = passes.greedy(0, prompt, 16)
+    edited = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(edited))
+    save_file({**tensors, **restored}, folder / "model.safetensors", metadata={"format": "pt"})
+    greedy_matches(load_reference(folder, torch.float32), prompt, output)
+
+
+def test_a_large_matrix_is_quantised_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path)
+    config = load_config(folder)
+    formats = weight_formats(config, "int4", quantize_head=True)
+    whole = load_weights(config, folder, "cpu", torch.float32, formats=formats)
+    monkeypatch.setattr("baton.engine.model.weights._QUANTIZED_ELEMENTS", 1000)
+    parts = load_weights(config, folder, "cpu", torch.float32, formats=formats)
+    for key in formats.keys() & whole.keys():
+        mine, other = whole[key], parts[key]
+        assert isinstance(mine, QuantizedWeight)
+        assert isinstance(other, QuantizedWeight)
+        assert all(map(torch.equal, mine.tensors(), other.tensors()))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_text_is_that_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
     """`transformers` runs what the codes stand for."""
@@ -98,10 +146,12 @@ def test_an_element_that_is_not_finite_is_refused(tmp_path: Path) -> None:
         load_weights(config, folder, "cpu", torch.bfloat16, formats=weight_formats(config, "fp8"))
 
 
+@pytest.mark.parametrize(("head", "tied"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_are_those_that_are_planned(name: str, tmp_path: Path) -> None:
-    config = load_config(make_checkpoint(tmp_path, hidden_size=256, intermediate_size=512))
-    formats = weight_formats(config, name)
+def test_bytes_are_those_that_are_planned(name: str, head: bool, tied: bool, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": tied}
+    config = load_config(make_checkpoint(tmp_path, **sizes))
+    formats = weight_formats(config, name, quantize_head=head)
     weights = random_weights(config, 3, "cpu", torch.bfloat16, formats=formats)
     model = Model(config, weights, config.layout(16, "bfloat16"), "cpu", Precision.of(torch.bfloat16))
     assert model.nbytes == weight_bytes(config, torch.bfloat16, formats)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -131,14 +131,38 @@ def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfi
     assert fp8 - full == 2 * 28672 * 4096
 
 
-@pytest.mark.parametrize(("name", "share"), [("fp8", 0.565), ("int8", 0.565), ("int4", 0.361)])
-def test_bytes_of_the_whole_model(config: ModelConfig, name: str, share: float) -> None:
-    """Embedding, head and norms stay as they are."""
-    whole, quantized = (
-        weight_bytes(config, torch.bfloat16, weight_formats(config, quantization))
-        for quantization in (None, name)
+@pytest.mark.parametrize(("name", "more"), [("fp8", 0), ("int8", 0), ("int4", 2 * (128256 - 28672) * 4096)])
+def test_a_head_in_int4_is_the_widest_matrix_at_full_width(
+    config: ModelConfig, name: Literal["fp8", "int8", "int4"], more: int
+) -> None:
+    without, with_head = (
+        other_bytes(config, EngineConfig(quantization=name, quantize_head=head), 64) for head in (False, True)
     )
+    assert with_head - without == more
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "share"),
+    [
+        ("fp8", False, 0.565),
+        ("int8", False, 0.565),
+        ("int4", False, 0.361),
+        ("fp8", True, 0.533),
+        ("int4", True, 0.313),
+    ],
+)
+def test_bytes_of_the_whole_model(config: ModelConfig, name: str, head: bool, share: float) -> None:
+    """Embedding and norms stay as they are, and the head where nothing else is said."""
+    whole = weight_bytes(config, torch.bfloat16)
+    quantized = weight_bytes(config, torch.bfloat16, weight_formats(config, name, quantize_head=head))
     assert quantized / whole == pytest.approx(share, rel=0.01)
+
+
+def test_a_tied_head_in_fewer_bits_takes_memory_beside_the_embedding(config: ModelConfig) -> None:
+    tied = replace(config, tied_head=True)
+    plain, more = (weight_formats(tied, "fp8", quantize_head=head) for head in (False, True))
+    added = weight_bytes(tied, torch.bfloat16, more) - weight_bytes(tied, torch.bfloat16, plain)
+    assert added == 128256 * (4096 + 4)
 
 
 def test_no_more_blocks_than_all_slots_can_use(plan: Plan) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from baton.errors import BatonError, ErrorKind
@@ -90,3 +91,16 @@ def test_quantised_weights_are_planned_held_and_named(tmp_path: Path) -> None:
     assert (full.weight_format, fp8.weight_format) == ("float32", "fp8")
     assert fp8.decoder.nbytes < full.decoder.nbytes
     assert (full.checkpoint, full.fingerprint) == (fp8.checkpoint, fp8.fingerprint)  # they may be a pair
+    with_head = EngineConfig(
+        device="cpu", weights="random", kv_memory_mb=1, quantization="fp8", quantize_head=True
+    )
+    head = load(str(tmp_path), with_head)
+    assert head.weight_format == "fp8+head"
+    assert head.decoder.head.linear.format == "fp8"
+    assert head.decoder.nbytes < fp8.decoder.nbytes
+    assert head.fingerprint == fp8.fingerprint
+
+
+def test_a_quantised_head_needs_a_format() -> None:
+    with pytest.raises(ValidationError, match="quantize_head needs quantization"):
+        EngineConfig(quantize_head=True)
