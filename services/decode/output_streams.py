@@ -222,7 +222,6 @@ class OutputStreams:
         self._by_slot.pop((stream.slot, stream.generation), None)
         if stream.span is not None:
             stream.span.record(stream.slot, finish, len(stream.token_ids))
-            stream.span = None
 
     def _mark(self, stream: OutputStream) -> None:
         if stream.has_unsent:

@@ -122,7 +122,10 @@ async def test_a_request_over_http_is_one_trace(cluster: Cluster, collector: Otl
         "baton.prefill_worker": "prefill-0",
         "baton.decode_worker": "decode-0",
         "baton.kv_bytes_shipped": root.attributes["baton.kv_bytes_shipped"],
+        "gen_ai.response.time_to_first_chunk": root.attributes["gen_ai.response.time_to_first_chunk"],
     }
+    first_s = root.attributes["gen_ai.response.time_to_first_chunk"]
+    assert 0 < first_s <= (root.end_ns - root.start_ns) / 1e9
     assert {span.attributes.get("baton.request_id", request_id) for span in named.values()} == {request_id}
     transfer = named["worker.prefill.transfer"].attributes
     assert transfer["baton.transport"] == "grpc"

@@ -47,7 +47,6 @@ class _Ended:
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
-    error: str = ""
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
     events: list[SpanEvent] = field(default_factory=list)
 
@@ -118,7 +117,6 @@ class RequestTraces:
         ended.completion_tokens += usage.completion_tokens
         ended.cached_tokens += usage.cached_tokens if request.choice == 0 else 0
         ended.finish_reasons.append(outcome)
-        ended.error = ended.error or error
         ended.attributes = {
             "baton.request_id": request.id.hex(),
             "baton.attempts": trace.attempts,
@@ -126,6 +124,8 @@ class RequestTraces:
             "baton.decode_worker": trace.decode_worker,
             "baton.kv_bytes_shipped": trace.kv_bytes_shipped,
         }
+        if (first := timeline.latencies_s(usage.completion_tokens).get("ttft")) is not None:
+            ended.attributes["gen_ai.response.time_to_first_chunk"] = first
         ended.events += [
             SpanEvent("attempt_failed", offset + at, {"error.type": kind}) for at, kind in timeline.failures
         ]
@@ -159,7 +159,7 @@ class RequestTraces:
             "server",
             attributes,
             ended.events,
-            error or ended.error,
+            error,
         )
         self.recorder.record([span])
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from services.common.config.tls import Auth
 from services.common.config.tracing import TracingSettings
 from services.common.observability.tracing import recorder as recorder_module
 from services.common.observability.tracing.span import Span
 from services.router.lifecycle import request_traces
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
+from tests.router.tenants.test_tenants_file import file_of, tenant
 from tests.support.kept_spans import KeptSpans
 from tests.support.otlp_collector import OtlpCollector, otlp_collector
 
@@ -112,6 +115,40 @@ async def test_what_is_refused_has_a_root_alone(site: SiteMaker, kept: KeptSpans
     assert root.context.trace_id == bytes.fromhex(TRACE)
     assert root.attributes["baton.route"] == "/v1/completions"
     assert "secret" not in repr(root)
+
+
+# Refused when it arrives, and when it would run.
+@pytest.mark.parametrize("limit", [{"concurrent_requests": 1}, {"output_tokens_per_minute": 250}])
+async def test_what_a_limit_refuses_has_one_root_with_the_error(
+    limit: dict[str, int], site: SiteMaker, kept: KeptSpans, tmp_path: Path
+) -> None:
+    keys = tmp_path / "tenants"
+    keys.write_text(file_of(tenant("a", "sk-1", **limit)))
+    async with site(auth=Auth(tenants_file=keys)) as here, http(here) as client:
+        here.worker("decode-0").behaviour.step_s = 0.05
+        client.headers.update({"authorization": "Bearer sk-1", **GIVEN})
+        body = {"model": MODEL, "prompt": "words", "max_tokens": 200, "ignore_eos": True}
+        running = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: here.router.dispatcher.running == 1)
+        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    refused, ran = roots(kept.all())
+    assert (refused.error, ran.error) == ("rate_limited", "")
+    assert refused.attributes["baton.tenant"] == ran.attributes["baton.tenant"] == "a"
+
+
+async def test_the_clients_flag_decides_whether_a_call_is_recorded(site: SiteMaker, kept: KeptSpans) -> None:
+    unsampled = {"traceparent": GIVEN["traceparent"].removesuffix("1") + "0"}
+    async with site() as here, http(here) as client:
+        for prompt in ("words", -1):
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
+            await client.post("/v1/completions", json=body, headers=unsampled)
+        prefill, reserve = here.worker("prefill-0").last_prefill, here.worker("decode-0").reserves[0]
+    assert prefill is not None
+    assert not prefill.HasField("trace")
+    assert not reserve.HasField("trace")
+    assert kept.all() == []
 
 
 async def test_a_client_that_goes_away_leaves_a_whole_trace(site: SiteMaker, kept: KeptSpans) -> None:
