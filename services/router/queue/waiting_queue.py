@@ -157,8 +157,8 @@ class WaitingQueue:
         """Where late requests are refused: whether it can meet its limits, by what is predicted."""
         if entry.slo is None and entry.first_token_by is None:
             return math.inf
-        context = mean_context(tokens, max_tokens)
-        demand = Demand(tokens, context, entry.slo or Slo(), self._refusal_of(entry))
+        context, output = mean_context(tokens, max_tokens), usual_output(max_tokens)
+        demand = Demand(tokens, context, output, entry.slo or Slo(), self._refusal_of(entry))
         ahead = self._ahead_of(entry)
         entry.prefill_s = self._placement.check_in_time(
             demand, _left_s(entry), cached, entry.call, ahead.requests, ahead.prefill_s

@@ -3,7 +3,8 @@
 The predicted time to the first token is that of the prompts before it, in this router's queue and at the
 workers, and its own, by measured rates; where no decode worker has room under the limits, it waits for as
 many slots to be released as there are requests before it, at the rate at which they were released lately,
-with a margin, since they are released in bursts.
+with a margin, since they are released in bursts. Combined workers that leave their prompts to others are not
+counted on for those of the queue: they compute what their streams allow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from services.router.request.slo import Slo
-from services.router.workers.forecast import SAFETY, first_token_s, sequences_within
+from services.router.workers.forecast import SAFETY, first_token_s, sequences_within, step_s
 from services.router.workers.worker import Worker
 
 # What a client is asked to wait at most before it tries again.
@@ -22,16 +23,20 @@ _LONGEST_RETRY_S = 60.0
 # Slots are released at random: the wait for n of them is by so many of its standard deviations longer than on
 # average. A request that is let in and is late after all is refused when it is too late to help its client,
 # and one that is refused though it could have been in time costs little: others take the slots.
-_DEVIATIONS = 4.0
+_DEVIATIONS = 6.0
+# How much longer than predicted the prompts before it may take.
+_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of workers: `tokens` to prefill, `context` while it decodes on average, its
-    limits. `late`: the kind of error if its first token would come too late."""
+    """What a request asks of workers: `tokens` to prefill, `context` while it decodes on average, `output`
+    tokens as far as is known, its limits. `late`: the kind of error if its first token would come too
+    late."""
 
     tokens: int
     context: int
+    output: int
     slo: Slo
     late: ErrorKind = ErrorKind.RATE_LIMITED
 
@@ -43,13 +48,24 @@ def predicted_ttft_s(
     worker. `prefills`: the workers that may compute its prompt, and what each has cached of it; not empty."""
     own = min(first_token_s(worker, demand.tokens, cached) for worker, cached in prefills.items())
     rooms = sum(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes)
-    turnover = sum(worker.turnover.per_second for worker in decodes)
     waits, lacking = 0.0, ahead + 1 - rooms
-    if lacking > 0 and turnover > 0:
-        waits = (lacking + _DEVIATIONS * math.sqrt(lacking)) / turnover
-    elif lacking > 0 and not any(worker.used_slots for worker in decodes):
+    if lacking > 0 and not any(worker.used_slots for worker in decodes):
         waits = math.inf  # an empty worker has no room under the limit
-    return max(waits, ahead_s / len(prefills)) + own
+    elif lacking > 0:
+        waits = (lacking + _DEVIATIONS * math.sqrt(lacking)) / sum(
+            _released_per_second(worker, demand) for worker in decodes
+        )
+    computing = sum(not (worker.exchanges and worker in decodes) for worker in prefills)
+    return max(waits, _MARGIN * ahead_s / max(1, computing)) + own
+
+
+def _released_per_second(worker: Worker, demand: Demand) -> float:
+    """The rate at which a decode worker's slots are released: as lately, and while none was, as if its
+    sequences took as long as this one will; infinite where that is not known."""
+    if worker.turnover.per_second or not worker.used_slots:
+        return worker.turnover.per_second
+    lasts_s = demand.output * step_s(worker, 0)
+    return worker.used_slots / lasts_s if lasts_s else math.inf
 
 
 def check_in_time(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeResponse, Rates
@@ -60,12 +62,17 @@ class Machine:
     exchanges: bool = False
     running: set[Decoding] = field(default_factory=set)
     most_running: int = 0
+    # Of the prompts computed last, how many times as long as `RATES` they took.
+    _slowness: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     _stepping: asyncio.Task[None] | None = None
 
-    def prefill_s(self, tokens: int) -> float:
+    async def prefill(self, tokens: int) -> None:
+        """Computes a prompt, once those before it are."""
         units = tokens + tokens * tokens / 2 / RATES.prefill_half_context
-        slower = self.slower * (BESIDE_DECODE if self.running else 1.0)
-        return slower * max(RATES.prefill_step_s, units * RATES.prefill_token_s)
+        async with self.prompts:
+            slower = self.slower * (BESIDE_DECODE if self.running else 1.0)
+            await asyncio.sleep(slower * max(RATES.prefill_step_s, units * RATES.prefill_token_s))
+            self._slowness.append(slower)
 
     def step_s(self) -> float:
         sequences, context = len(self.running), self.context
@@ -111,7 +118,9 @@ class Machine:
             load.rates.decode_beside_prefill_s = BESIDE_PREFILL_S
         for field_, value in load.rates.ListFields():
             if field_.name.endswith("_s"):
-                setattr(load.rates, field_.name, value * self.slower)
+                measured = median(self._slowness or [self.slower])
+                slower = measured if field_.name == "prefill_token_s" else self.slower
+                setattr(load.rates, field_.name, value * slower)
         return described
 
 
@@ -202,8 +211,7 @@ class Cluster:
     async def _run(self, router: int, claim: Claim, prompt: int, output: int, arrived: float) -> Served:
         loop, view = asyncio.get_running_loop(), self.views[router]
         prefill, decode = (self.machines[view.index(one)] for one in (claim.prefill, claim.decode))
-        async with prefill.prompts:
-            await asyncio.sleep(prefill.prefill_s(prompt))
+        await prefill.prefill(prompt)
         claim.prefill_ended()
         first = loop.time()
         await decode.decode(prompt, output - 1)

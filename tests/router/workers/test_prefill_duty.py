@@ -27,7 +27,7 @@ class InTurn(Placement):
 
     def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
         prefill, decode = next(self._pairs)
-        return Claim(prefill, decode, tokens, tokens)
+        return Claim(prefill, decode, tokens, tokens) if decode.free_slots > 0 else None
 
 
 def aware(found: Found, workers: list[Worker]) -> Placement:

@@ -97,25 +97,44 @@ def test_tight_and_loose_limits_do_not_share_a_worker() -> None:
         assert attained(served) - attained(of_tight) >= 0.95 * (len(served) - len(of_tight))
 
 
-@pytest.mark.parametrize(("slo", "peak"), [(Slo(0.5, 0.006), 14), (Slo(0.5, 0.012), 38)])
-def test_goodput_survives_twice_the_sustainable_rate(slo: Slo, peak: float) -> None:
+def apart() -> list[Machine]:
+    return of(("prefill", 1), ("decode", 1))
+
+
+def conditional() -> list[Machine]:
+    return [Machine("prefill"), Machine("both", exchanges=True)]
+
+
+def exchanging() -> list[Machine]:
+    return [Machine("both", exchanges=True), Machine("both", exchanges=True)]
+
+
+@pytest.mark.parametrize(
+    ("machines", "slo", "peak"),
+    [
+        (apart, Slo(0.5, 0.006), 14),
+        (conditional, Slo(0.5, 0.008), 33),
+        (exchanging, Slo(0.5, 0.012), 42),
+    ],
+)
+def test_goodput_survives_twice_the_sustainable_rate(machines: Machines, slo: Slo, peak: float) -> None:
     """`peak` requests a second are what one pair serves in time without early refusal."""
-
-    def machines() -> list[Machine]:
-        return of(("prefill", 1), ("decode", 1))
-
-    seconds = 20
+    seconds = 9
     at_peak = simulate(machines, aware(), Traffic(peak, seconds, (slo,)))
     assert attained(at_peak) >= 0.9 * len(at_peak)
-    traffic = Traffic(2 * peak, seconds, (slo,))
-    refusing, accepting = (simulate(machines, aware(refuse_late=refuse), traffic) for refuse in (True, False))
+    refusing = simulate(machines, aware(refuse_late=True), Traffic(2 * peak, seconds, (slo,)))
     assert attained(refusing) >= 0.9 * attained(at_peak)
-    assert attained(accepting) < 0.2 * attained(at_peak)
     accepted = [one for _, one in refusing if one.refused_s is None]
     assert sum(one.meets(slo) for one in accepted) >= 0.98 * len(accepted)
     refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
-    assert refused[int(0.93 * len(refused))] == 0, "at once"
+    assert refused[int(0.98 * len(refused))] == 0, "at once"
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
+
+
+def test_without_early_refusal_overload_has_all_miss_their_limits() -> None:
+    seconds, slo = 12, Slo(0.5, 0.006)
+    accepting = simulate(apart, aware(), Traffic(28, seconds, (slo,)))
+    assert attained(accepting) < 0.3 * 14 * seconds
 
 
 def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arrangement() -> None:
@@ -126,9 +145,6 @@ def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arr
     def combined() -> list[Machine]:
         return of(("both", 1), ("both", 1))
 
-    def conditional() -> list[Machine]:
-        return [Machine("prefill"), Machine("both", exchanges=True)]
-
     def share(machines: Machines, make: Make, rate: float, tpot_ms: float) -> float:
         served = simulate(machines, make, Traffic(rate, 8, (Slo(0.5, tpot_ms / 1e3),)))
         return attained(served) / len(served)
@@ -137,7 +153,7 @@ def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arr
     assert share(combined, aware(), 32, 8) < 0.5
     assert share(conditional, InTurn, 32, 8) < 0.5
     assert share(conditional, aware(), 42, 12) >= 0.9
-    assert share(lambda: of(("prefill", 1), ("decode", 1)), aware(), 42, 12) < 0.9
+    assert share(apart, aware(), 42, 12) < 0.9
     assert share(conditional, InTurn, 42, 12) < 0.5
     assert share(conditional, aware(), 44, 20) >= 0.97 * share(combined, aware(), 44, 20)
 
