@@ -28,6 +28,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_MODEL_CHARS = 1024
 MAX_GRAMMAR_BYTES = 128 * 1024
+MAX_TOOLS = 128
+MAX_TEMPLATE_VARIABLES = 128
 
 # Field → the bounds of its number. Those of repetition_penalty keep a float32 logit finite.
 NUMBERS: Mapping[str, Bounds] = {
@@ -51,4 +53,6 @@ LENGTHS: Mapping[str, int] = {
     "logit_bias": MAX_LOGIT_BIASES,
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "tools": MAX_TOOLS,
+    "chat_template_kwargs": MAX_TEMPLATE_VARIABLES,
 }

@@ -17,7 +17,7 @@ from collections.abc import Sequence, Sized
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.request.bounds import LENGTHS
+from services.router.request.bounds import LENGTHS, MAX_GRAMMAR_BYTES
 from services.router.request.request import Request
 from services.router.request.validate import context_exceeded
 
@@ -34,6 +34,15 @@ MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
 # The fields that have a conversation.
 MESSAGES = ("messages", "input")
+# The fields that have a grammar, besides what says of which kind it is. Above so many bytes of them it is
+# surely too large; `validate` counts its own.
+GRAMMARS = frozenset(
+    {
+        *("structured_outputs", "response_format", "text"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    }
+)
+MAX_GRAMMAR_FIELD_BYTES = 2 * MAX_GRAMMAR_BYTES
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
 
@@ -66,8 +75,11 @@ def check_document(document: object, context: int) -> None:
 
 def check_message(request: GenerateRequest, context: int) -> None:
     """The same checks for a gRPC message."""
-    for name in LENGTHS:
+    for name in LENGTHS.keys() & GenerateRequest.DESCRIPTOR.fields_by_name.keys():
         _check_count(name, getattr(request, name))
+    _check_count("tools", request.chat.tools)
+    if request.grammar.ByteSize() > MAX_GRAMMAR_FIELD_BYTES:
+        raise grammar_too_large("grammar")
     check_message_count("messages", len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
@@ -81,6 +93,16 @@ def too_many_fields() -> FieldError:
 def too_many(name: str) -> FieldError:
     """The error of a field with more items than `LENGTHS` allows."""
     return FieldError(f"{name}: at most {LENGTHS[name]}", param=name)
+
+
+def too_many_message_fields(name: str) -> FieldError:
+    """The error of a message with too many fields."""
+    return FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
+
+
+def grammar_too_large(name: str) -> FieldError:
+    """The error of a field with a grammar that is far too large."""
+    return FieldError(f"{name} has more than {MAX_GRAMMAR_BYTES} bytes", param=name)
 
 
 def too_many_messages(name: str, context: int) -> FieldError:
@@ -117,7 +139,7 @@ def _check_messages(name: str, messages: object, context: int) -> None:
     for message in messages:
         if isinstance(message, dict):
             if len(message) > MAX_MESSAGE_FIELDS:
-                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
+                raise too_many_message_fields(name)
             content = message.get("content")
             parts += len(content) if isinstance(content, list) else 0
     check_message_count(name, parts, context)

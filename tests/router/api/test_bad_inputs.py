@@ -68,6 +68,10 @@ def raw(text: str) -> bytes:
     return b'{"model": "fake", "prompt": "a", ' + text.encode() + b"}"
 
 
+NUMBERS = {str(number): 1 for number in range(60_000)}
+PROPERTIES: dict[str, Any] = {"properties": {str(number): {} for number in range(50_000)}}
+HELLO = {"role": "user", "content": "a"}
+
 # What is wrong, with a body for HTTP, and a message for gRPC where that can express it; the kind of refusal.
 CASES: dict[str, tuple[bytes, bytes | None, ErrorKind]] = {
     "truncated": (b'{"model": "fake", "pro', message()[:-1], ErrorKind.INVALID),
@@ -216,6 +220,32 @@ CASES: dict[str, tuple[bytes, bytes | None, ErrorKind]] = {
     "a grammar and ignore_eos": (
         body(structured_outputs={"json_object": True}, ignore_eos=True),
         message(grammar=Grammar(json_object=True), ignore_eos=True),
+        ErrorKind.INVALID,
+    ),
+    "13,000 tools": (
+        chat(HELLO, tools=[{"type": "function", "function": {"name": "f"}}] * 13_000),
+        conversation(tools=[Tool(name="f")] * 13_000),
+        ErrorKind.INVALID,
+    ),
+    "60,000 template variables": (
+        chat(HELLO, chat_template_kwargs=NUMBERS),
+        conversation(chat_template_kwargs=json.dumps(NUMBERS)),
+        ErrorKind.INVALID,
+    ),
+    "a message of 60,000 fields": (chat({**HELLO, **NUMBERS}), None, ErrorKind.INVALID),
+    "a schema of 50,000 properties": (
+        body(structured_outputs={"json": PROPERTIES}),
+        message(grammar=Grammar(json_schema=json.dumps(PROPERTIES))),
+        ErrorKind.INVALID,
+    ),
+    "many messages, then 60,000 biases": (
+        chat(*[HELLO] * 200, logit_bias=NUMBERS),
+        None,
+        ErrorKind.INVALID,
+    ),
+    "a long prompt, then 50,000 keys": (
+        body(prompt="a" * 100_000, **NUMBERS),
+        None,
         ErrorKind.INVALID,
     ),
     "cache salt": (body(cache_salt="x" * MIB), None, ErrorKind.INVALID),

@@ -30,6 +30,12 @@ _BOUNDED = st.fixed_dictionaries(
         "stop_token_ids": st.lists(st.integers(), min_size=6, max_size=10),
         "prompt": st.integers(CONTEXT - 2, CONTEXT + 2).map(lambda count: [1] * count),
         "messages": st.integers(CONTEXT - 2, CONTEXT + 2).map(lambda count: [{"content": "[,"}] * count),
+        "input": st.lists(st.integers(0, 34).map(lambda count: dict.fromkeys(map(str, range(count)), "{")))
+        | st.lists(_VALUES, max_size=40),
+        "tools": st.lists(st.just({"a": [1, 2]}), min_size=127, max_size=129),
+        "chat_template_kwargs": st.integers(127, 129).map(
+            lambda count: dict.fromkeys(map(str, range(count)))
+        ),
     },
 )
 
@@ -50,6 +56,24 @@ def test_agrees_with_the_document(odd: dict[str, Any], bounded: dict[str, Any], 
         document = {**odd, **one, "after": 1}
         text = json.dumps(document, indent=indent, ensure_ascii=False).encode()
         assert refusal(check_counts, text, CONTEXT) == refusal(check_document, document, CONTEXT)
+
+
+_SCHEMA = {"type": "object", "properties": {f"p{number}": {"enum": ["a"]} for number in range(4800)}}
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "text"])
+@pytest.mark.parametrize(
+    "grammar",
+    [{"json": _SCHEMA}, {"regex": "\\d\n" * 32_000}, {"regex": "\u00e9" * 65_000}, {"regex": '"' * 131_000}],
+)
+def test_a_grammar_of_the_largest_size_however_it_is_written(field: str, grammar: dict[str, Any]) -> None:
+    """Several times as many of the same are refused."""
+    for ensure_ascii in (True, False):
+        for indent in (None, 8):
+            text = json.dumps({field: grammar, "n": 1}, ensure_ascii=ensure_ascii, indent=indent)
+            check_counts(text.encode(), CONTEXT)
+    large = json.dumps({field: [grammar] * 9}).encode()
+    assert refusal(check_counts, large, CONTEXT) == (f"{field} has more than 131072 bytes", field)
 
 
 def test_reads_no_further_than_it_may() -> None:

@@ -36,6 +36,12 @@ DOCUMENTS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
         {"messages": [{}, dict.fromkeys(map(str, range(33)))]},
         "messages",
     ),
+    ({"tools": [{}] * 128}, {"tools": [{}] * 129}, "tools"),
+    (
+        {"chat_template_kwargs": dict.fromkeys(range(128))},
+        {"chat_template_kwargs": dict.fromkeys(range(129))},
+        "chat_template_kwargs",
+    ),
     ({"prompt": [1] * CONTEXT}, {"prompt": [1] * (CONTEXT + 1)}, "prompt"),
     ({"prompt": [[1], [1] * CONTEXT]}, {"prompt": [[1], [1] * (CONTEXT + 1)]}, "prompt"),
     ({"prompt": "a" * 1000}, {"prompt": ["a"] * (CONTEXT + 1)}, "prompt"),

@@ -8,8 +8,11 @@ from typing import Any
 from baton.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
 from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_counts import check_items
 from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
+from services.router.request.bounds import LENGTHS
 from services.router.request.request import Chat, ChatTurn
+from services.router.request.sizes import too_many
 from services.router.tools.tool_use import ToolUse
 
 
@@ -32,15 +35,19 @@ def tool_use_of(chat: ChatMessages) -> ToolUse | None:
 
 
 def _variables(text: str) -> dict[str, object] | None:
-    """Variables of the chat template. Raises FieldError where the text is not a JSON object."""
+    """Variables of the chat template. Raises FieldError where the text is not a JSON object, or they are too
+    many."""
     if not text:
         return None
+    check_items("chat_template_kwargs", text.encode())
     try:
         variables = parse_json(text.encode())
     except FieldError:
         variables = None
     if not isinstance(variables, dict):
         raise FieldError("chat_template_kwargs must be a JSON object", param="chat_template_kwargs")
+    if len(variables) > LENGTHS["chat_template_kwargs"]:
+        raise too_many("chat_template_kwargs")
     return variables
 
 

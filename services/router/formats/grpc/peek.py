@@ -16,7 +16,9 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 # Wire type → bytes of the value.
 _FIXED_BYTES = {1: 8, 5: 4}
 # Number → name, of the fields with a bound on their items.
-_COUNTED = {GenerateRequest.DESCRIPTOR.fields_by_name[name].number: name for name in LENGTHS}
+_COUNTED = {
+    field.number: name for name, field in GenerateRequest.DESCRIPTOR.fields_by_name.items() if name in LENGTHS
+}
 # More than a message has that keeps to all bounds. To walk over them takes 1 ms.
 _MOST_FIELDS = 1024
 _MOST_VARINT_BYTES = 10

@@ -63,9 +63,10 @@ def _bound(name: str, field: Schema) -> None:
                 one["maxItems"] = most
                 if name in _CHARS:
                     one["items"] |= {"minLength": 1, "maxLength": _CHARS[name]}
-            case "object" if most is not None and bounds is not None:
+            case "object" if most is not None:
                 one["maxProperties"] = most
-                one["additionalProperties"] |= _numeric(bounds)
+                if bounds is not None:
+                    one["additionalProperties"] |= _numeric(bounds)
     if bounds is not None and bounds.default is not None and name in NUMBERS and name not in LENGTHS:
         field["default"] = bounds.default
 

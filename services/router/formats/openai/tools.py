@@ -12,7 +12,6 @@ from baton.errors import FieldError
 from services.router.formats.openai.fields import Part
 from services.router.tools.tool_use import MOST_CALLS, Tool, ToolUse
 
-MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -41,8 +40,6 @@ def tool_use(
     tools: Sequence[ToolBody], choice: str | dict[str, Any] | None, *, parallel: bool
 ) -> ToolUse | None:
     """What the model may or must call; None where it is not shown any tool. Raises FieldError."""
-    if len(tools) > MOST_TOOLS:
-        raise FieldError(f"at most {MOST_TOOLS} tools; got {len(tools)}", param="tools")
     found: dict[str, Tool] = {}
     for number, tool in enumerate(tools):
         name = tool.function.name
