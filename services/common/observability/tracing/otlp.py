@@ -42,7 +42,7 @@ class OtlpExporter:
         # The recorder logs when exports begin to fail, not each of them.
         logger = logging.getLogger(_LOGGER)
         logger.propagate = False
-        logger.addHandler(self._reasons)
+        logger.handlers = [self._reasons]
 
     def export(self, spans: Sequence[Span]) -> str:
         """Sends a batch; why that failed, or ""."""
@@ -55,7 +55,6 @@ class OtlpExporter:
     def close(self) -> None:
         """Ends an export that waits to try again."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-        logging.getLogger(_LOGGER).removeHandler(self._reasons)
 
     def _readable(self, span: Span) -> ReadableSpan:
         own = span.context

@@ -42,7 +42,7 @@ class SpanRecorder:
         self._interval_s = interval_s
         # Appended to by the recording thread, taken from by the exporting one.
         self._spans: deque[Span] = deque()
-        self._closing = threading.Event()
+        self._closing, self._closed = threading.Event(), threading.Event()
         self._failing = False
         # Counts since the start: exported, refused for want of room, and lost because an export failed.
         self.exported = self.crowded_out = self.failed = 0
@@ -64,13 +64,14 @@ class SpanRecorder:
         more."""
         self._closing.set()
         self._thread.join(timeout_s)
+        self._closed.set()
         self._exporter.close()
 
     def _run(self) -> None:
         closing = False
         while not closing:
             closing = self._closing.wait(self._interval_s)
-            while self._spans:
+            while self._spans and not self._closed.is_set():
                 count = min(BATCH, len(self._spans))
                 self._export([self._spans.popleft() for _ in range(count)])
 
