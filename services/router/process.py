@@ -21,6 +21,10 @@ from services.common.processes.child_protocol import (
 from services.router.app import Router
 from services.router.http.descriptors import raise_descriptor_limit
 
+# New objects before the collector looks for cycles among them, about 1 ms of work. What is in flight for some
+# hundred streams exceeds Python's default of 700 with every step, and almost none of it is in a cycle.
+_YOUNG_OBJECTS = 10_000
+
 _log = get_log("router")
 
 
@@ -43,6 +47,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
             report_ready(addresses)
             router.operator_state.begin()
             gc.freeze()  # a full collection would delay every stream by 50 ms or more
+            gc.set_threshold(_YOUNG_OBJECTS)
         elif refused.done():
             raise refused.result()
         await stopping
