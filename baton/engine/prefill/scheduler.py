@@ -36,7 +36,7 @@ LEAST_UNITS = 128.0
 # long one would wait longer, at loads that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
 # Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
-# end in that step, since they wait for all of it, or where short ones have come lately, since more may come
+# end in that step that may not wait for all of it, or where short ones have come lately, since more may come
 # while it runs.
 BESIDE_SHARE = 1 / 2
 LATELY_S = 1.0
@@ -157,7 +157,7 @@ class PrefillScheduler:
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
         for sequence in runnable:
-            step.give(sequence)
+            step.give(sequence, patient=self._is_patient(sequence))
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
         return step.chunks
@@ -294,8 +294,9 @@ class _Step:
     def chunks(self) -> list[Chunk]:
         return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
 
-    def give(self, sequence: Sequence, share: float = 1.0) -> None:
-        """Gives a sequence what is left of the step, or a share of it, beside what it has already."""
+    def give(self, sequence: Sequence, share: float = 1.0, *, patient: bool = False) -> None:
+        """Gives a sequence what is left of the step, or a share of it, beside what it has already. `patient`:
+        it may wait for all of the step, should it end in it."""
         has = self.given.get(sequence, 0)
         start = sequence.reached + has
         left = sequence.length - start
@@ -317,7 +318,7 @@ class _Step:
             self.given[sequence] = has + count
             self._tokens -= count
             self._used += self._cost.of(start, count)
-            self._ends = self._ends or count == left
+            self._ends = self._ends or (count == left and not patient)
 
     def _aligned(self, start: int, count: int, most: int, units: float) -> int:
         """The chunk's tokens up to the next multiple of the alignment, where they cost little more than

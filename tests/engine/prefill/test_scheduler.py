@@ -213,7 +213,7 @@ def test_short_prompts_whose_limits_leave_time_do_not_shorten_steps() -> None:
     patient = sequence(300)
     patient.first_token_in_s = 3 * PATIENT_STEPS + 1.0
     scheduler.add(patient)
-    assert [chunk.count for chunk in scheduler.plan()] == [300, 1200], "half of a step of three seconds"
+    assert [chunk.count for chunk in scheduler.plan()] == [300, 2700], "all of a step of three seconds"
     clock.now = 0.9
     assert [chunk.count for chunk in scheduler.plan()] == [300, 200], "it has waited"
 
