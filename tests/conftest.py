@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -66,6 +67,10 @@ if not torch.cuda.is_available():
 
 # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
 torch.set_num_threads(1)
+
+# No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 # Hundreds of processes of ours are started: each would compile what it imports anew, a fifth of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
