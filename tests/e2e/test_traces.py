@@ -131,6 +131,8 @@ async def test_a_request_over_http_is_one_trace(cluster: Cluster, collector: Otl
     assert transfer["baton.transport"] == "grpc"
     assert transfer["baton.kv_bytes_shipped"] == root.attributes["baton.kv_bytes_shipped"] > 0
     assert named["worker.decode"].attributes["gen_ai.usage.output_tokens"] == 12
+    instances = {one["service.name"]: one.get("service.instance.id") for one in collector.resources}
+    assert instances == {"baton-router": None, "baton-prefill": "prefill-0", "baton-decode": "decode-0"}
     assert set(collector.paths) == {"/v1/traces"}
     assert {one["authorization"] for one in collector.headers} == {"Bearer of-the-collector"}
     assert "of-the-collector" not in cluster.log.read_text()
