@@ -115,16 +115,22 @@ def held_out(sizes: Sizes) -> list[Row]:
     return rows + [MAKER.long(draw, long_length, 1.0) for _ in range(long)]
 
 
-def logits_of(ids: list[int], variant: Variant) -> Tensor:
-    passes = Passes(
+def passes_of(variant: Variant, length: int) -> Passes:
+    """The demo model in a variant's formats, for one sequence; activations are the caller's."""
+    return Passes(
         DEMO_MODEL,
         torch.float32,
         sequences=1,
-        length=len(ids),
+        length=length,
         cache_dtype=variant.cache,
         quantization=variant.weights,
         quantize_head=variant.head,
     )
+
+
+def logits_of(ids: list[int], variant: Variant, passes: Passes | None = None) -> Tensor:
+    """[len(ids), vocab]. `passes`: the variant's, whatever ran before."""
+    passes = passes or passes_of(variant, len(ids))
     with codes_of_activations(variant.activations):
         return torch.cat([passes.run([(0, at, ids[at : at + 256])])[0] for at in range(0, len(ids), 256)])
 
