@@ -20,6 +20,7 @@ from services.router.formats.responses.body import ResponsesBody
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+_RETRY_AFTER = {"required": True, "schema": {"type": "integer", "minimum": 1}, "description": "seconds"}
 _PATH_PART: Schema = {"type": "string", "minLength": 1}
 # Status → when.
 _ERRORS: Mapping[str, str] = {
@@ -47,6 +48,8 @@ class Operation:
     stream: str | None = None
     errors: Sequence[str] = ("401",)
     query: Mapping[str, Schema] = field(default_factory=dict)
+    # Operations on what the answer's `id` names.
+    links: Sequence[str] = ()
 
 
 _POST_ERRORS = ("400", "401", "404", "413", "415", "429", "503", "504")
@@ -74,6 +77,7 @@ OPERATIONS = (
         body=ResponsesBody,
         stream="ResponseEvent",
         errors=_POST_ERRORS,
+        links=("getResponse", "deleteResponse", "listInputItems"),
     ),
     Operation(
         *("get", "/v1/responses/{response_id}", "getResponse", "A stored response, without logprobs"),
@@ -167,6 +171,10 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
             **{status: _error(operation, status) for status in operation.errors},
         },
     }
+    if operation.links:
+        given = {"response_id": "$response.body#/id"}
+        links = {name: {"operationId": name, "parameters": given} for name in operation.links}
+        described["responses"]["200"]["links"] = links
     if not operation.errors or operation.path == "/ready":
         described["security"] = []
     parameters = [
@@ -187,7 +195,10 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
 
 def _error(operation: Operation, status: str) -> dict[str, Any]:
     schema = "State" if operation.path == "/ready" else "Error"
-    return {"description": _ERRORS[status], "content": {_JSON: _reference(schema)}}
+    described: dict[str, Any] = {"description": _ERRORS[status], "content": {_JSON: _reference(schema)}}
+    if status in ("429", "503") and schema == "Error":
+        described["headers"] = {"Retry-After": _RETRY_AFTER}
+    return described
 
 
 def _event(name: str) -> Schema:

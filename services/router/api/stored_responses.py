@@ -30,8 +30,7 @@ class StoredResponsesApi:
         self._model = model
         self._stored = stored
         self.routes = [
-            Route(_PATH, self.get, methods=["GET"]),
-            Route(_PATH, self.delete, methods=["DELETE"]),
+            Route(_PATH, self.get_or_delete, methods=["GET", "DELETE"]),
             Route(f"{_PATH}/input_items", self.input_items, methods=["GET"]),
         ]
 
@@ -39,6 +38,10 @@ class StoredResponsesApi:
         """Stores a response that has ended."""
         if self._stored is not None:
             self._stored.keep(response_id, StoredResponse(document, items))
+
+    async def get_or_delete(self, request: HttpRequest) -> Response:
+        """One route, so that a refused method is told of both."""
+        return await (self.delete(request) if request.method == "DELETE" else self.get(request))
 
     async def get(self, request: HttpRequest) -> Response:
         """GET: the response as it was answered, without logprobs."""

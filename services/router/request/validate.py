@@ -69,7 +69,7 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
     """Checks everything that can be checked before the prompt is tokenised."""
     check_model(parsed, limits.served_name)
     if parsed.chat is not None:
-        _check_roles(parsed.chat)
+        check_roles(parsed.chat)
     if parsed.grammar is not None:
         _check_grammar(parsed, parsed.grammar)
     fields = Fields(
@@ -242,7 +242,8 @@ def _empty_prompt(parsed: ParsedRequest) -> FieldError:
     return FieldError("the prompt is empty", param=parsed.api_name("prompt"))
 
 
-def _check_roles(chat: Chat) -> None:
+def check_roles(chat: Chat) -> None:
+    """Raises FieldError for a message with an unknown role."""
     for number, turn in enumerate(chat.turns):
         if turn.role not in ROLES:
             message = f"{chat.field_name}[{number}].role must be one of {', '.join(sorted(ROLES))}"

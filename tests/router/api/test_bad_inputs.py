@@ -339,6 +339,16 @@ async def test_what_is_too_much_by_its_count_alone_is_not_parsed(site: SiteMaker
         assert both.here.router.tokenizer.processes.pids
 
 
+async def test_roles_are_the_same_to_tokenize(site: SiteMaker) -> None:
+    """A template may copy a role into the prompt."""
+    async with both_apis(site) as both:
+        for role, status in (("robot", 400), ("user", 200)):
+            messages = json.dumps({"messages": [{"role": role, "content": "a"}]}).encode()
+            answer = await both.post("role", messages, "/tokenize")
+            assert answer.status_code == status
+            assert status == 200 or answer.json()["error"]["param"] == "messages"
+
+
 async def test_a_prompt_that_just_fits_is_served(site: SiteMaker) -> None:
     ids = [1] * (CONTEXT - 1)
     async with both_apis(site) as both:

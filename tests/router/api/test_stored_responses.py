@@ -16,12 +16,14 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from baton.errors import BatonError
+from baton.errors import BatonError, FieldError
 from baton.state.embedded import EmbeddedServer
 from services.common.config.router import ResponseStorage, RouterConfig
 from services.router.conversations import stored_responses
 from services.router.conversations.record import StoredResponse
 from services.router.conversations.stored_responses import StoredResponses
+from services.router.formats.responses.body import ResponsesBody
+from services.router.formats.responses.conversation import stored_items
 from services.router.observability.store import Store
 from tests.router.auth.test_tenants import auth
 from tests.router.conftest import MODEL, Site, SiteMaker, until
@@ -182,10 +184,10 @@ async def test_bounds(site: SiteMaker, server: EmbeddedServer) -> None:
         assert (await create(client, "a", instructions="x" * 150, metadata={"a": "b"})).output_text
         assert responses_of(here).written["too_large"] == 1
         assert responses_of(here).written["stored"] == 0
-        items = [{"type": "reasoning"}] * 1025
-        with pytest.raises(openai.BadRequestError) as many:
-            await create(client, [*items, {"role": "user", "content": "a"}])
-        assert many.value.code in ("response_too_large", "context_length_exceeded")
+    body = ResponsesBody.parse({"model": MODEL, "input": [{"type": "reasoning"}] * 1025})
+    with pytest.raises(FieldError) as many:
+        stored_items(body)
+    assert (many.value.param, many.value.code) == ("store", "response_too_large")
 
 
 async def test_invalid_references(site: SiteMaker, server: EmbeddedServer) -> None:

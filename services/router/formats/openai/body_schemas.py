@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from services.router.formats.field_table import Treatment
 from services.router.formats.openai.fields import Body
 from services.router.request.bounds import LENGTHS, MAX_MODEL_CHARS, MAX_STOP_STRING_CHARS, NUMBERS, Bounds
+from services.router.request.sizes import MAX_PROMPTS
 
 Schema = dict[str, Any]
 # Fields whose bounds are those of a field with another name.
@@ -18,6 +20,29 @@ _BOUNDS_OF = {
 }
 _CHARS = {"model": MAX_MODEL_CHARS, "stop": MAX_STOP_STRING_CHARS}
 REFERENCES = "#/components/schemas/"
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PARTS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+}
+_CONTENT: Schema = {"anyOf": [{"type": "string"}, _PARTS, {"type": "null"}]}
+# Fields that are checked by hand, for better messages than pydantic's: by model and name.
+_BY_HAND: dict[tuple[str, str], Schema] = {
+    ("CompletionBody", "prompt"): {
+        "anyOf": [
+            _TEXT,
+            _IDS,
+            {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT},
+            {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _IDS},
+        ]
+    },
+    ("DetokenizeBody", "tokens"): {**_IDS, "minItems": 0},
+    ("MessageBody", "content"): _CONTENT,
+    ("InputItem", "content"): _CONTENT,
+}
+# Lists that may not be empty, by model and name.
+_NOT_EMPTY = (("ChatBody", "messages"), ("ChatBody", "guided_choice"), ("CompletionBody", "guided_choice"))
 
 
 def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
@@ -25,7 +50,12 @@ def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
     without effect may have any value."""
     schema = _untitled(body.model_json_schema(ref_template=REFERENCES + "{model}"))
     parts: dict[str, Schema] = schema.pop("$defs", {})
+    for model, properties in ((body.__name__, schema["properties"]), *_properties(parts)):
+        properties |= {name: _BY_HAND[model, name] for name in properties if (model, name) in _BY_HAND}
     for name, field in schema["properties"].items():
+        if (body.__name__, name) in _NOT_EMPTY:
+            for one in field.get("anyOf", [field]):
+                one |= {"minItems": 1} if one["type"] == "array" else {}
         _bound(name, field)
         if name == "max_tokens" and "echo" in schema["properties"]:
             field["anyOf"][0]["minimum"] = 0  # the echo alone
@@ -33,6 +63,10 @@ def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
     schema["properties"] |= {name: {"description": "accepted, no effect"} for name in sorted(no_effect)}
     schema.pop("additionalProperties", None)
     return schema, parts
+
+
+def _properties(parts: dict[str, Schema]) -> Iterator[tuple[str, dict[str, Schema]]]:
+    return ((name, part["properties"]) for name, part in parts.items() if "properties" in part)
 
 
 def _untitled(schema: Schema) -> Schema:

@@ -79,7 +79,9 @@ def _ids(tokenizer: ModelTokenizer, body: TokenizeBody) -> list[int]:
     if body.add_special_tokens:
         message = "add_special_tokens with messages is not supported: the template writes them"
         raise FieldError(message, param="add_special_tokens", code="unsupported_parameter")
-    return tokenizer.encode_chat(body.chat())
+    chat = body.chat()
+    validate.check_roles(chat)
+    return tokenizer.encode_chat(chat)
 
 
 def _check_model(name: str | None, limits: RequestLimits) -> None:
