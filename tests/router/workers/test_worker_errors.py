@@ -42,7 +42,8 @@ async def test_a_workers_refusal_is_tried_again(site: SiteMaker, code: grpc.Stat
             behaviour.break_prefills, behaviour.break_at, behaviour.break_code = 1, place, code
         answer = await here.generate(ids_request(PROMPT, 8))
         assert tokens_of(answer) == expected(PROMPT, 8)
-        assert answer[-1].trace.attempts == 3
+        # 2 where the first worker was heard of again in time for the second attempt.
+        assert answer[-1].trace.attempts in (2, 3)
         await here.quiet()
 
 
