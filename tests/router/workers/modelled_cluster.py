@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -221,7 +221,8 @@ class Cluster:
 @dataclass(frozen=True)
 class Traffic:
     """Poisson arrivals: `rate` a second for `seconds`, each with one of the limits and one of the routers in
-    turn, or at random; `prompt` and `output`: their tokens."""
+    turn, or at random; `prompt` and `output`: their tokens. `then`: the rate afterwards, for as long
+    again."""
 
     rate: float
     seconds: float
@@ -229,6 +230,14 @@ class Traffic:
     seed: int = 0
     prompt: int = PROMPT
     output: int = OUTPUT
+    then: float = 0.0
+
+    def arrivals(self, draw: random.Random) -> Iterator[float]:
+        """When requests come."""
+        for begin, rate in ((0.0, self.rate), (self.seconds, self.then)):
+            at = begin
+            while rate and (at := at + draw.expovariate(rate)) < begin + self.seconds:
+                yield at
 
 
 def simulate(
@@ -240,8 +249,7 @@ def simulate(
         cluster = Cluster(machines(), make, routers=routers, heartbeat_s=heartbeat_s)
         draw, loop = random.Random(traffic.seed), asyncio.get_running_loop()
         requests: list[tuple[Slo, asyncio.Task[Served]]] = []
-        at = 0.0
-        while (at := at + draw.expovariate(traffic.rate)) < traffic.seconds:
+        for at in traffic.arrivals(draw):
             await asyncio.sleep(at - loop.time())
             slo = draw.choice(traffic.slos)
             served = cluster.serve(draw.randrange(routers), slo, traffic.prompt, traffic.output)

@@ -131,6 +131,20 @@ def test_goodput_survives_twice_the_sustainable_rate(machines: Machines, slo: Sl
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
 
 
+def test_all_is_well_again_soon_after_an_overload() -> None:
+    """Twice the sustainable rate for five seconds, then three quarters of it: from two seconds after that on,
+    none is refused or late. Without early refusal what waits has all miss their limits."""
+    slo, over_s = Slo(0.5, 0.012), 5.0
+    traffic = Traffic(84, over_s, (slo,), then=32)
+    refusing, accepting = (
+        [one for _, one in simulate(exchanging, aware(refuse_late=refuse), traffic)]
+        for refuse in (True, False)
+    )
+    for served, least, most in ((refusing, 0.98, 1.0), (accepting, 0.0, 0.5)):
+        after = [one.meets(slo) for one in served if one.arrived_s > over_s + 2]
+        assert least <= sum(after) / len(after) <= most
+
+
 def test_without_early_refusal_overload_has_all_miss_their_limits() -> None:
     seconds, slo = 12, Slo(0.5, 0.006)
     accepting = simulate(apart, aware(), Traffic(28, seconds, (slo,)))
