@@ -75,7 +75,7 @@ def _scalar(draw: random.Random, field: FieldDescriptor) -> Any:
             return draw.random() < 0.5
         case FieldDescriptor.TYPE_FLOAT | FieldDescriptor.TYPE_DOUBLE:
             return draw.choice((0.0, 0.5, 1.0, -1.0, 1e30, math.inf, -math.inf, math.nan, 5e-324))
-        case FieldDescriptor.TYPE_INT32:
+        case FieldDescriptor.TYPE_INT32 | FieldDescriptor.TYPE_ENUM:  # enums are open
             return draw.choice((0, 1, -1, 2**31 - 1, -(2**31)))
         case FieldDescriptor.TYPE_FIXED64:
             return draw.choice((0, 1, 2**63, 2**64 - 1))
