@@ -241,6 +241,11 @@ async def test_a_tenants_responses_are_its_own(
             assert again.output_text == first.output_text
         async with http(here) as client:
             assert (await client.get(f"/v1/responses/{first.id}")).status_code == 401
+            # Another tenant's is refused in the words for one that never was.
+            key = {"authorization": "Bearer sk-2"}
+            paths = (f"/v1/responses/{first.id}", f"/v1/responses/resp_{'0' * 32}")
+            foreign, unknown = [await client.get(path, headers=key) for path in paths]
+            assert (foreign.status_code, foreign.content) == (404, unknown.content)
 
 
 async def test_redis_away(site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +296,35 @@ async def test_a_router_that_could_not_read_them_again_does_not_start(server: Em
         config = RouterConfig.model_validate({"model": "unused", "served_model_name": "a", **settings})
         with pytest.raises(BatonError, match=r"ttl_s needs"):
             Store(config.state, config.stored_responses)
+
+
+async def test_a_response_that_another_router_still_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_SETTLE_S", 3.0)
+    store = MemoryResponses(time.monotonic)
+    reader = StoredResponses(store, ResponseStorage(ttl_s=60))
+    record, response_id = StoredResponse(b'{"output": []}', b"[]"), f"resp_{'1' * 32}"
+    found = asyncio.create_task(reader.get(response_id))
+    await asyncio.sleep(0)  # it has looked, and found nothing
+    await asyncio.sleep(0.01)
+    await store.put("", response_id, record.packed(), 60, 1 << 20)
+    assert await found == record
+    assert reader.reads == {"found": 1, "missing": 0, "failed": 0}
+
+
+async def test_nothing_of_a_response_is_logged(
+    site: SiteMaker, server: EmbeddedServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor of one that is not found."""
+    async with site(**storing(server)) as here, client_of(here) as client:
+        stored = await create(client, "canary")
+        await create(client, "canary", previous_response_id=stored.id)
+        with pytest.raises(openai.NotFoundError):
+            await create(client, "canary", previous_response_id="resp_canary")
+        await until(lambda: responses_of(here).pending == 0)
+        assert responses_of(here).written["stored"] == 2
+    logged = capfd.readouterr()
+    assert "request_ended" in logged.out + logged.err
+    assert "canary" not in logged.out + logged.err
 
 
 async def test_writes_that_wait_are_bounded() -> None:
