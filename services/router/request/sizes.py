@@ -74,9 +74,10 @@ def check_document(document: object, context: int) -> None:
 
 
 def check_message(request: GenerateRequest, context: int) -> None:
-    """The same checks for a gRPC message."""
-    for name in LENGTHS.keys() & GenerateRequest.DESCRIPTOR.fields_by_name.keys():
-        _check_count(name, getattr(request, name))
+    """The same checks for a gRPC message, in the same order."""
+    for name in LENGTHS:
+        if name in GenerateRequest.DESCRIPTOR.fields_by_name:
+            _check_count(name, getattr(request, name))
     _check_count("tools", request.chat.tools)
     if request.grammar.ByteSize() > MAX_GRAMMAR_FIELD_BYTES:
         raise grammar_too_large("grammar")

@@ -19,7 +19,7 @@ from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import check_storage, continued, stored_items
 from services.router.request import sizes
 from services.router.request.request import ParsedRequest
-from services.router.request.validate import RequestLimits, text_exceeds_context
+from services.router.request.validate import RequestLimits, check_fields, text_exceeds_context
 from services.router.tokenization import helper_jobs
 from services.router.tokenization.helper_jobs import Job
 from services.router.tokenization.tokenizer_pool import TokenizerPool
@@ -117,13 +117,26 @@ class RequestReader:
                 sizes.check_message(request, self._limits().max_context_tokens)
                 return self._known(parsed_request(request))
         peek.check_counts(data)
-        limits, token_bytes = self._limits(), self._pool.tokenizer.token_bytes
-        size = peek.text_bytes(data, limits.served_name)
-        if token_bytes is not None and size > limits.max_context_tokens * token_bytes:
-            raise text_exceeds_context("prompt", size, limits.max_context_tokens)
+        self._check_text(data)
         rest, *prompt = await self._in_process(helper_jobs.generate, data)
         parsed = self._known(parsed_request(parse_message(GenerateRequest, bytes(rest))))
         return (await self._with_prompts([parsed], prompt))[0]
+
+    def _check_text(self, data: bytes) -> None:
+        """Refuses a message whose text is too long by its bytes alone, unless something else in it is to be
+        refused first."""
+        limits, token_bytes = self._limits(), self._pool.tokenizer.token_bytes
+        size, rest = peek.without_text(data, limits.served_name)
+        too_long = token_bytes is not None and size > limits.max_context_tokens * token_bytes
+        if not too_long or len(rest) > sizes.LARGE_BYTES:
+            return
+        request = parse_message(GenerateRequest, rest)
+        if request.WhichOneof("prompt") is not None:
+            return  # another prompt follows, and counts
+        request.text = "a"
+        sizes.check_message(request, limits.max_context_tokens)
+        check_fields(parsed_request(request), limits)
+        raise text_exceeds_context("prompt", size, limits.max_context_tokens)
 
     async def run(self, job: Job, body: Body, small_bytes: int) -> Sequence[Body]:
         """Runs a job on a body of up to `small_bytes` in a thread, on a larger one in a helper process."""

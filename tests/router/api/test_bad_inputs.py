@@ -20,7 +20,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.errors import ErrorKind
+from baton.errors import ErrorKind, FieldError
 from baton.grpc_errors import from_status
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool, ToolChoice
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias
@@ -347,6 +347,19 @@ async def test_roles_are_the_same_to_tokenize(site: SiteMaker) -> None:
             answer = await both.post("role", messages, "/tokenize")
             assert answer.status_code == status
             assert status == 200 or answer.json()["error"]["param"] == "messages"
+
+
+async def test_of_a_text_that_is_too_long_other_fields_are_judged_first(site: SiteMaker) -> None:
+    long = "a" * 100_000
+    async with both_apis(site) as both:
+        for fields, param in (({}, "prompt"), ({"min_p": -1.0}, "min_p"), ({"stop": [""]}, "stop")):
+            answer = await both.post("long", body(prompt=long, **fields))
+            assert answer.json()["error"]["param"] == param
+            error = await both.generate("long", message(text=long, **fields))
+            assert error is not None
+            refused = from_status(error.code(), error.details(), error.trailing_metadata())  # type: ignore[arg-type]
+            assert isinstance(refused, FieldError)
+            assert refused.param == param
 
 
 async def test_a_prompt_that_just_fits_is_served(site: SiteMaker) -> None:

@@ -74,6 +74,15 @@ def test_messages(field: str, most: int, one: object) -> None:
     assert caught.value.param == field
 
 
+def test_of_several_fields_both_apis_name_the_same() -> None:
+    message = GenerateRequest(stop_token_ids=[1] * 9, stop=["a"] * 17, logit_bias=[LogitBias()] * 301)
+    document = {"stop_token_ids": [1] * 9, "stop": ["a"] * 17, "logit_bias": dict.fromkeys(range(301))}
+    with pytest.raises(FieldError, match="logit_bias"):
+        check_message(message, CONTEXT)
+    with pytest.raises(FieldError, match="logit_bias"):
+        check_document(document, CONTEXT)
+
+
 def test_prompts_of_messages() -> None:
     def chat(count: int) -> GenerateRequest:
         return GenerateRequest(chat=ChatMessages(messages=[ChatMessage()] * count))

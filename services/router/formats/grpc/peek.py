@@ -27,15 +27,15 @@ _MOST_VARINT_BYTES = 10
 _Field = tuple[int, int, int]
 
 
-def text_bytes(data: bytes | bytearray, model: str) -> int:
-    """How many bytes the text prompt of a message has that begins with this model and a text, as clients
-    write it; 0 of any other."""
+def without_text(data: bytes, model: str) -> tuple[int, bytes]:
+    """Of a message that begins with this model and a text, as clients write it: how many bytes the text has,
+    and the message without it. 0 and nothing of any other."""
     named = _MODEL, model.encode()
     match list(itertools.islice(_fields(data), 2)):
         case [(first, begin, end), (second, text, text_end)]:
-            if (first, bytes(data[begin:end])) == named and second == _TEXT:
-                return text_end - text
-    return 0
+            if (first, data[begin:end]) == named and second == _TEXT:
+                return text_end - text, data[:end] + data[text_end:]
+    return 0, b""
 
 
 def check_counts(data: bytes | bytearray) -> None:

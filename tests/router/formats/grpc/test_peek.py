@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
-from services.router.formats.grpc.peek import check_counts, text_bytes
+from services.router.formats.grpc.peek import check_counts, without_text
 from services.router.request.sizes import check_message
 
 
@@ -43,15 +43,20 @@ def test_a_message_that_begins_with_many_fields_is_left_to_the_parser() -> None:
     check_counts(other * 2000 + filled(stop=["a"] * 17).SerializeToString())
 
 
-def test_text_bytes() -> None:
-    assert text_bytes(filled().SerializeToString(), "m") == 300
-    assert text_bytes(filled().SerializeToString(), "other") == 0
+def test_without_text() -> None:
+    message = filled()
+    size, rest = without_text(message.SerializeToString(), "m")
+    message.ClearField("text")
+    assert (size, GenerateRequest.FromString(rest)) == (300, message)
+    nothing = 0, b""
+    assert without_text(filled().SerializeToString(), "other") == nothing
     ids = GenerateRequest(model="m", token_ids=TokenIds(ids=[1] * 300))
-    assert text_bytes(ids.SerializeToString(), "m") == 0
-    assert text_bytes(filled().SerializeToString()[:200], "m") == 0
+    assert without_text(ids.SerializeToString(), "m") == nothing
+    assert without_text(filled().SerializeToString()[:200], "m") == nothing
 
 
 @given(st.binary(max_size=60))
 def test_anything(data: bytes) -> None:
     check_counts(data)
-    assert 0 <= text_bytes(data, "") <= len(data)
+    size, rest = without_text(data, "")
+    assert 0 <= size <= len(data) - len(rest)
