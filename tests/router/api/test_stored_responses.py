@@ -25,6 +25,7 @@ from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import stored_items
 from services.router.observability.store import Store
+from tests.router.api.test_openapi import check
 from tests.router.auth.test_tenants import auth
 from tests.router.conftest import MODEL, Site, SiteMaker, until
 from tests.router.http_client import http
@@ -207,6 +208,23 @@ async def test_invalid_references(site: SiteMaker, server: EmbeddedServer) -> No
             assert (await client.get(f"{at}/input_items{query}")).status_code == 400
         assert (await client.get(at + "?stream=false")).status_code == 200
         assert not here.worker("decode-0").reserves[1:]
+
+
+async def test_answers_are_as_the_document_describes(site: SiteMaker, server: EmbeddedServer) -> None:
+    async with site(**storing(server)) as here, http(here) as client:
+        first = (await client.post("/v1/responses", json={"model": MODEL, "input": CALL})).json()
+        body = {"model": MODEL, "input": "a", "previous_response_id": first["id"]}
+        second = await client.post("/v1/responses", json=body)
+        check("Response", second.json())
+        at = f"/v1/responses/{second.json()['id']}"
+        for schema, answer in (
+            ("Response", await client.get(at)),
+            ("ResponseItems", await client.get(f"{at}/input_items?limit=2")),
+            ("ResponseItems", await client.get(f"{at}/input_items?order=asc")),
+            ("DeletedResponse", await client.delete(at)),
+            ("Error", await client.get(at)),
+        ):
+            check(schema, answer.json())
 
 
 async def test_a_router_that_stores_none(site: SiteMaker) -> None:

@@ -62,7 +62,7 @@ async def test_it_finds_nothing(site: SiteMaker, tmp_path: Path, monkeypatch: py
             assert here.router.store.responses is not None
             reads = here.router.store.responses.reads
             print(f"schemathesis {environment.version}: {cases[0]}; {dict(outcomes)}; {dict(reads)}")
-            assert reads["found"] >= EXAMPLES / 2
+            assert reads["found"] >= EXAMPLES / 10
             assert outcomes["length"] + outcomes["stop"] >= 2 * EXAMPLES
             await here.quiet()
     finally:
