@@ -133,15 +133,18 @@ class Load:
 
     loose: Loose
     stopping: bool = False
-    # Prompt, output and worker of each request, in the order of their ends.
-    answers: list[tuple[list[int], list[int], str]] = field(default_factory=list)
+    # Whether the switch has been answered.
+    switched: bool = False
+    # Prompt, output and worker of each request, in the order of their ends; and whether it was sent after the
+    # switch was answered.
+    answers: list[tuple[list[int], list[int], str, bool]] = field(default_factory=list)
 
     async def client(self, stub: RouterServiceAsyncStub, number: int) -> None:
         """A request that fails raises."""
         for turn in itertools.count():
-            prompt, tokens = [number, turn % 50, *PROMPT], list[int]()
+            prompt, tokens, after = [number, turn % 50, *PROMPT], list[int](), self.switched
             worker = await stream(stub, prompt, 12, tokens)
-            self.answers.append((prompt, tokens, worker))
+            self.answers.append((prompt, tokens, worker, after))
             if self.stopping:
                 return
 
@@ -161,7 +164,7 @@ async def upgrade(models: dict[str, Path], loose: Loose, *, stops_old: bool) -> 
             clients.create_task(load.client(stub, number))
         await load.after(8)
         await switch(loose, "decode-1")
-        switched = len(load.answers)
+        load.switched = True
         if stops_old:
             for name in ("prefill-0", "decode-0"):
                 front = loose.workers[name].front
@@ -169,11 +172,9 @@ async def upgrade(models: dict[str, Path], loose: Loose, *, stops_old: bool) -> 
                 assert await asyncio.to_thread(front.wait, STOP_S) == 0
         await load.after(12)
         load.stopping = True
-    begun_before = load.answers[: switched + 4]  # each client had one under way
-    begun_after = load.answers[switched + 4 :]
-    assert {worker for _, _, worker in begun_after} == {"decode-1"}
+    assert {worker for *_, worker, after in load.answers if after} == {"decode-1"}
     assert load.answers[0][2] == "decode-0"
-    for prompt, tokens, worker in begun_before:
+    for prompt, tokens, worker, _ in load.answers:
         assert models_of(models, prompt, tokens) == ["old" if worker == "decode-0" else "new"]
 
 
