@@ -66,7 +66,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
     """Returns once the condition holds; TimeoutError where it does not come to."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (a condition of the fakes, which have no events)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(true: Callable[[], bool | Awaitable[bool]], seconds: float = 5.0) -> None:
+async def until(true: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
     """Returns once `true` says so; TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while True:

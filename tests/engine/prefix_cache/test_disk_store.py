@@ -32,7 +32,7 @@ def read(disk: DiskBlockStore, number: int) -> FinishedRead | None:
     """What comes of asking for a block; None where it is not there to be asked for."""
     if not disk.request(name(number)):
         return None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not (came := disk.poll()):
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -44,7 +44,7 @@ def file(folder: Path, number: int) -> Path:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -205,7 +205,7 @@ class Peers:
                 self.sink.places.pop(event.transfer_id, None)
         self.advance()
 
-    def run_until(self, holds: Callable[[], bool], seconds: float = 5.0) -> None:
+    def run_until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, f"not reached; {self.received} {self.sent}"
@@ -260,7 +260,7 @@ class Peers:
         assert not self.source.pins
 
 
-def until(holds: Callable[[], bool], step: Callable[[], object], seconds: float = 5.0) -> None:
+def until(holds: Callable[[], bool], step: Callable[[], object], seconds: float = 20.0) -> None:
     """Takes steps until it holds."""
     deadline = time.monotonic() + seconds
     while not holds():

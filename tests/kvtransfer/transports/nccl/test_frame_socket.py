@@ -20,7 +20,7 @@ from kvtransfer.transports.nccl.frame_socket import FrameSocket
 SECRET = LinkAuth().frames_secret(b"a link")
 
 
-def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+def until(holds: Callable[[], bool], within_s: float = 20.0) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "not in time"
