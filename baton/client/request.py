@@ -114,7 +114,7 @@ def _grammar(fields: dict[str, Any]) -> Grammar | None:
 
 
 def _add_template_fields(request: GenerateRequest, fields: dict[str, Any]) -> None:
-    """Takes what the chat template is told out of the arguments. Raises ValueError where the prompt is no
+    """Moves the arguments of the chat template to the request. Raises ValueError where the prompt is no
     conversation."""
     variables, begins = fields.pop("chat_template_kwargs", None), fields.pop("add_generation_prompt", None)
     if variables is None and begins is None:

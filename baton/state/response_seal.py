@@ -5,15 +5,12 @@ sealed = version (1 byte) | nonce (12) | ciphertext and tag
 
 from __future__ import annotations
 
-import os
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-_NONCE_BYTES = 12
-_VERSION = b"\x01"
+from baton.state.seal import NONCE_BYTES, VERSION, encrypt
 
 
 class ResponseSeal:
@@ -26,12 +23,11 @@ class ResponseSeal:
 
     def seal(self, tenant: str, response_id: str, record: bytes) -> bytes:
         """Encrypts a record."""
-        nonce = os.urandom(_NONCE_BYTES)
-        return _VERSION + nonce + self._cipher.encrypt(nonce, record, self._context(tenant, response_id))
+        return encrypt(self._cipher, record, self._context(tenant, response_id))
 
     def open(self, tenant: str, response_id: str, sealed: bytes) -> bytes | None:
         """Decrypts a record; None if another key, tenant or id sealed it."""
-        nonce, text = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        nonce, text = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:
             return self._cipher.decrypt(nonce, text, self._context(tenant, response_id))
         except (InvalidTag, ValueError):
@@ -39,4 +35,4 @@ class ResponseSeal:
 
     def _context(self, tenant: str, response_id: str) -> bytes:
         """No part of it may contain a blank."""
-        return _VERSION + f"{self._namespace} {tenant} {response_id}".encode()
+        return VERSION + f"{self._namespace} {tenant} {response_id}".encode()

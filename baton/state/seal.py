@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from baton.errors import BatonError, ErrorKind
 
 KEY_BYTES = 32
-_NONCE_BYTES = 12
-_VERSION = b"\x01"
+NONCE_BYTES = 12
+VERSION = b"\x01"
 _LENGTHS = struct.Struct("<II")
 
 
@@ -32,12 +32,17 @@ class Seal:
         if len(key) != KEY_BYTES:
             raise BatonError(ErrorKind.INVALID, f"the journal's key has {KEY_BYTES} bytes, not {len(key)}")
         self._cipher = AESGCM(key)
-        self._context = _VERSION + b"baton journal " + namespace.encode() + b" "
+        self._context = VERSION + b"baton journal " + namespace.encode() + b" "
 
     def seal(self, request_id: bytes, tenant: str, token_ids: tuple[int, ...], details: bytes = b"") -> bytes:
         """Encrypts an entry."""
         name = tenant.encode()
         head = _LENGTHS.pack(len(name), len(details))
         plain = head + name + details + struct.pack(f"<{len(token_ids)}I", *token_ids)
-        nonce = os.urandom(_NONCE_BYTES)
-        return _VERSION + nonce + self._cipher.encrypt(nonce, plain, self._context + request_id)
+        return encrypt(self._cipher, plain, self._context + request_id)
+
+
+def encrypt(cipher: AESGCM, plain: bytes, context: bytes) -> bytes:
+    """Version, a random nonce, ciphertext and tag; `context` is authenticated, too."""
+    nonce = os.urandom(NONCE_BYTES)
+    return VERSION + nonce + cipher.encrypt(nonce, plain, context)

@@ -40,7 +40,7 @@ class StoredResponsesApi:
             self._stored.keep(response_id, StoredResponse(document, items))
 
     async def get_or_delete(self, request: HttpRequest) -> Response:
-        """One route, so that a refused method is told of both."""
+        """One route for both methods, so that `Allow` of a 405 lists both."""
         return await (self.delete(request) if request.method == "DELETE" else self.get(request))
 
     async def get(self, request: HttpRequest) -> Response:

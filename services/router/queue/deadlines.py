@@ -1,6 +1,6 @@
 """Refuses calls at once whose own deadline surely comes before their first token.
 
-Nobody asked for these refusals, so they must be right: the time in the queue is judged by how fast it was
+These refusals are always on, so none may be wrong: the time in the queue is judged by how fast it was
 drained lately, with a margin for chance, and as if all running requests could end at once; the prompt counts
 only where no worker can have it cached. What was not measured yet refuses nothing.
 """

@@ -79,7 +79,7 @@ class QuotaLeases:
             self._joins_at = now + (0.0 if self._routers == 1 else _JOIN_S)
 
     async def _settle_all(self, quotas: Quotas, due: Sequence[TenantAccount], now: float) -> None:
-        """Also without tenants, which tells how many routers there are."""
+        """Settles these tenants, in batches; without any it only learns how many routers there are."""
         for first in range(0, max(1, len(due)), MAX_SETTLED):
             batch = due[first : first + MAX_SETTLED]
             asks = [account.ask() for account in batch]

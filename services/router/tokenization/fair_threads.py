@@ -22,8 +22,8 @@ class FairThreads:
     """A few threads for the jobs of all tenants.
 
     While jobs wait, each tenant gets its share of the threads, by its weight and the sizes of its jobs
-    (`queue.request_order`); jobs of one tenant run first come, first served. Used on one event loop. Whoever
-    calls it bounds how many wait.
+    (`queue.request_order`); jobs of one tenant run first come, first served. Used on one event loop. The
+    caller bounds how many wait.
     """
 
     def __init__(self, threads: int, name: str, ahead: int = 0) -> None:

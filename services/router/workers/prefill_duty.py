@@ -1,8 +1,8 @@
 """Combined workers that exchange sequences divide the work: half of them are on prefill duty.
 
 Otherwise they would all be alike, each decoding as much as the others and slowed down by its own prompts, and
-what each request gains by another arrangement is too little for them to get there. Workers on duty are not
-chosen by load but by name: so all routers agree, and nothing moves from one moment to the next.
+what each request gains by another arrangement is too little for them to get there. Workers on duty are
+chosen by name, not by load, so that all routers choose the same ones and the choice is stable.
 
 A worker on duty computes prompts that others decode. It decodes some of the sequences that it has prefilled
 itself, with time to spare: while prompts leave it enough, it would meet the limits of all that it decodes

@@ -97,5 +97,5 @@ def test_reads_no_further_than_it_may() -> None:
     ],
 )
 def test_gives_up(text: bytes) -> None:
-    """Whoever parses the document judges it."""
+    """The parser of the document judges it."""
     check_counts(text, CONTEXT)

@@ -73,10 +73,10 @@ def test_every_tensor_of_a_matrix(folder: Path) -> None:
                 assert refused is None
             else:
                 # Of a matrix with one name for scales or another, the first is what is missing.
-                told = name.replace("weight_scale_inv", "weight_scale") if change == "missing" else name
+                named = name.replace("weight_scale_inv", "weight_scale") if change == "missing" else name
                 assert refused is not None, (name, change)
                 assert why in refused
-                assert told in refused
+                assert named in refused
 
 
 @each
