@@ -18,6 +18,8 @@ from baton.engine.tuning.candidates import candidates
 
 # Bytes of weights that a measurement goes through: several times the second-level cache of an H200.
 _ROTATED_BYTES = 400e6
+# Of a model so small that the GPU's cache holds all of it: more would measure nothing else and take minutes.
+_MOST_COPIES = 256
 _REPLAYS = 8
 
 
@@ -34,7 +36,7 @@ def measure(
         product.linear.weight.format if isinstance(product.linear.weight, QuantizedWeight) else None
     )
     nbytes = n * k * dtype.itemsize if weight_format is None else weight_format.nbytes(n, k)
-    copies = max(1, int(_ROTATED_BYTES // nbytes))
+    copies = min(max(1, int(_ROTATED_BYTES // nbytes)), _MOST_COPIES)
     x = torch.randn(rows, k, device=device, dtype=dtype)
     out = torch.zeros(rows, product.outputs, device=device, dtype=dtype)
     norm = None if product.norm is None else Norm(torch.ones(k, device=device, dtype=dtype), product.norm.eps)

@@ -17,7 +17,7 @@ from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.model.modules import Linear, Product
 from baton.engine.tuning import candidates as candidates_module
-from baton.engine.tuning import tuner
+from baton.engine.tuning import measurement, tuner
 from baton.engine.tuning.candidates import BUCKETS, candidates
 
 BF16 = torch.bfloat16
@@ -72,6 +72,20 @@ def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.M
     assert len(entries) == 1
     assert progress == [("measuring", 0, len(BUCKETS))]
     assert len(tuner.tune(wanted, BF16, torch.device("cpu"), lambda *_: None, limit_s=None)) == len(BUCKETS)
+
+
+@pytest.mark.parametrize(("n", "k", "launches"), [(16, 32, 256), (256, 256, 30), (2048, 2048, 1)])
+def test_a_measurement_reads_more_weights_than_a_cache_holds_by_a_bounded_number_of_launches(
+    n: int, k: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement, "_ROTATED_BYTES", 4e6)
+    launched: list[Product] = []
+    monkeypatch.setattr(measurement, "candidates", lambda *_: [Library()])
+    monkeypatch.setattr(measurement, "run_product", lambda _out, _x, product, *_: launched.append(product))
+    monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: (launch(), 1.0)[1])
+    measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"))
+    assert len(launched) == launches
+    assert len({product.linear.weight.data_ptr() for product in launched}) == launches
 
 
 def test_results_are_kept_beside_the_kernels_and_go_before_the_table(
