@@ -127,6 +127,7 @@ class LinkPeers:
     def close(self) -> None:
         for peers in self._made:
             peers.close()
+        self.nccl.await_aborts()
 
 
 ON_CUDA = pytest.param("ipc-cuda", marks=pytest.mark.gpu)

@@ -96,4 +96,5 @@ class NcclFabric:
         self.woken.clear()
 
     def close(self) -> None:
-        """Nothing runs but what the ends have."""
+        """Nothing runs but what the ends had."""
+        self.nccl.await_aborts()

@@ -3,6 +3,7 @@ GPUs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from baton.device.link_device import LinkDevice
@@ -18,6 +19,7 @@ from tests.kvtransfer.support.device_rigs import DeviceRig, FakeRig
 
 # NCCL itself takes as long, with the rest of what a process does at first.
 CONNECT_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 10.0
 
 
 class WatchedChannels:
@@ -84,6 +86,17 @@ class NcclTransport:
         return NcclListener(
             "127.0.0.1", 0, peer_timeout_s=self._timeout, max_links=8, wake=self._wake, nccl=self.receiving
         )
+
+    def await_aborts(self) -> None:
+        """Waits until NCCL itself has freed what closed links had. Freeing waits for all work on the device,
+        and launches wait for it: a receive of the next test would wait for the send that the same loop has
+        yet to launch."""
+        if self.sending.device.tensors_on.type != "cuda":
+            return
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while self.sending.aborting + self.receiving.aborting:
+            assert time.monotonic() < deadline, "NCCL did not end its channels in time"
+            time.sleep(0.01)
 
 
 def nccl_connector(
