@@ -24,9 +24,11 @@ def random_model(
     device: str,
     quantization: str | None = None,
     kv_dtype: str = "auto",
+    *,
+    quantize_head: bool = False,
 ) -> Any:
     """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
-    no meaning, but of the right size. `quantization`, `kv_dtype`: as `--quantization`, `--kv-dtype`."""
+    no meaning, but of the right size. `quantization`, `quantize_head`, `kv_dtype`: as a worker's options."""
     import torch
 
     from baton.engine.model.families.registry import load_config
@@ -40,7 +42,9 @@ def random_model(
         config = load_config(folder)
     cache = cache_dtype(dtype, kv_dtype)
     layout = config.layout(block_tokens, cache)
-    weights = weight_places(config, place, kind, weight_formats(config, quantization))
+    weights = weight_places(
+        config, place, kind, weight_formats(config, quantization, quantize_head=quantize_head)
+    )
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             weight.randomize_()

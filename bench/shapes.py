@@ -11,6 +11,10 @@ from baton.layout import FP8, key_value_planes
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
+def _nbytes(n: int, k: int, element_bytes: int, quantization: str | None) -> int:
+    return n * k * element_bytes if quantization is None else FORMATS[quantization].nbytes(n, k)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A model's configuration, as in `config.json`."""
@@ -37,22 +41,26 @@ class Shape:
         head = sizes.pop("head")
         return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
 
-    def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
-        """Bytes of `weight_elements`, those of the layers in the format of `--quantization`."""
+    def weight_bytes(
+        self, element_bytes: int, quantization: str | None = None, *, quantize_head: bool = False
+    ) -> int:
+        """Bytes of `weight_elements`, those of the layers in the format of `--quantization`, and those of the
+        head with `--quantize-head`."""
         sizes = self.products()
-        rows, columns = sizes.pop("head")
+        head = sizes.pop("head")
         layers = int(self.config["num_hidden_layers"])
-        of_layer = [
-            n * k * element_bytes if quantization is None else FORMATS[quantization].nbytes(n, k)
-            for n, k in sizes.values()
-        ]
-        return layers * sum(of_layer) + rows * columns * element_bytes
+        of_layer = sum(_nbytes(*size, element_bytes, quantization) for size in sizes.values())
+        return layers * of_layer + _nbytes(*head, element_bytes, quantization if quantize_head else None)
 
-    def held_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
-        """Bytes of all weights in memory: those that a step reads, and the embedding."""
+    def held_bytes(
+        self, element_bytes: int, quantization: str | None = None, *, quantize_head: bool = False
+    ) -> int:
+        """Bytes of all weights in memory: those that a step reads, and the embedding, unless the head is the
+        same matrix."""
         c = self.config
-        embedding = 0 if c["tie_word_embeddings"] else c["vocab_size"] * c["hidden_size"]
-        return self.weight_bytes(element_bytes, quantization) + int(embedding) * element_bytes
+        shared = c["tie_word_embeddings"] and not quantize_head
+        embedding = 0 if shared else int(c["vocab_size"] * c["hidden_size"]) * element_bytes
+        return self.weight_bytes(element_bytes, quantization, quantize_head=quantize_head) + embedding
 
     def kv_elements_read(self, context: float) -> float:
         """Elements of keys and values that a step reads for a row of `context` tokens."""

@@ -2,8 +2,8 @@
 
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
-        [--quantization fp8|int8|int4] [--tune] [--seconds S] [--churn] [--budget] [--memory [--cold]]
-        [--front] [--burners N]
+        [--quantization fp8|int8|int4 [--quantize-head]] [--tune] [--seconds S] [--churn] [--budget]
+        [--memory [--cold]] [--front] [--burners N]
 
 Random weights and KV. One JSON object a batch goes to stdout.
 
@@ -45,6 +45,8 @@ _BUDGET_S = 1.0
 
 def main() -> None:
     arguments = _parser().parse_args()
+    if arguments.quantize_head and arguments.quantization is None:
+        sys.exit("bench.decode: --quantize-head needs --quantization: it says how")
     cases = [
         Case(
             arguments.shape,
@@ -55,6 +57,7 @@ def main() -> None:
             arguments.numerics,
             arguments.quantization,
             arguments.kv_dtype,
+            arguments.quantize_head,
         )
         for batch in arguments.batch.split(",")
     ]
@@ -72,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
+    parser.add_argument("--quantize-head", action="store_true", help="with --quantization: lm_head too")
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
     parser.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
     parser.add_argument("--batch", default="1,8,32,64,128,256")
@@ -141,7 +145,7 @@ def tune_missing(case: Case, rows: int) -> None:
     from bench.decode.tune_products import products_of
 
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, torch_dtype(case.dtype))
-    products = products_of(case.shape, case.dtype, case.quantization)
+    products = products_of(case.shape, case.dtype, case.quantization, quantize_head=case.quantize_head)
     wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
     entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
     for entry in entries:

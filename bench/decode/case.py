@@ -46,6 +46,7 @@ class Case:
     numerics: str
     quantization: str | None = None
     kv_dtype: str = "auto"
+    quantize_head: bool = False
 
     @property
     def model(self) -> Shape:
@@ -68,7 +69,9 @@ class Case:
     def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
         """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth."""
         of_rows = (self.batch if rows is None else rows) * self.model.kv_elements_read(mean_context)
-        weights = self.model.weight_bytes(self.element_bytes, self.quantization)
+        weights = self.model.weight_bytes(
+            self.element_bytes, self.quantization, quantize_head=self.quantize_head
+        )
         read = weights + of_rows * self.kv_element_bytes
         return read / read_bytes_s * 1e3
 
@@ -100,7 +103,9 @@ class EngineSize:
 
     def lacking(self, case: Case, free_bytes: float) -> str | None:
         """Why an engine of this size does not fit into the free memory; None if it fits."""
-        weights = case.model.held_bytes(case.element_bytes, case.quantization)
+        weights = case.model.held_bytes(
+            case.element_bytes, case.quantization, quantize_head=case.quantize_head
+        )
         wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
         if wanted <= free_bytes:
             return None

@@ -65,6 +65,7 @@ class DecodeEngine:
             device,
             case.quantization,
             case.kv_dtype,
+            quantize_head=case.quantize_head,
         )
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)

@@ -1,7 +1,8 @@
 """Measures the kernels that may compute each product of a decode step, and writes the table of the fastest.
 
-    python -m bench.decode.tune_products --shape NAME,...|all [--dtype bf16] [--quantization fp8|int8|int4]
-        [--rows 256] [--only down,...] [--buckets 256,...] [--again] [--write]
+    python -m bench.decode.tune_products --shape NAME,...|all [--dtype bf16]
+        [--quantization fp8|int8|int4 [--quantize-head]] [--rows 256] [--only down,...] [--buckets 256,...]
+        [--again] [--write]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
 --buckets restrict all to products of those names and to those numbers of rows. With --write that
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-3.1-8b", help="names, or all")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
+    parser.add_argument("--quantize-head", action="store_true", help="with --quantization: lm_head too")
     parser.add_argument("--rows", type=int, default=256, help="most rows")
     parser.add_argument("--only", type=_names, default=(), help="names of products")
     parser.add_argument("--buckets", type=_names, default=(), help="numbers of rows")
@@ -59,7 +61,7 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     for name in names:
         table = ProductTable(found if arguments.again else [*shipped_entries(gpu), *found])
-        wanted = missing(products_of(name, dtype, arguments.quantization), arguments.rows, kind, table)
+        wanted = missing(_products(name, dtype, arguments), arguments.rows, kind, table)
         wanted = [
             (product, rows)
             for product, rows in wanted
@@ -76,11 +78,18 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
             save(TABLES / f"{file_stem(gpu)}.json", entries)
 
 
-def products_of(name: str, dtype: str, quantization: str | None = None) -> list[Product]:
+def _products(name: str, dtype: str, arguments: argparse.Namespace) -> list[Product]:
+    return products_of(name, dtype, arguments.quantization, quantize_head=arguments.quantize_head)
+
+
+def products_of(
+    name: str, dtype: str, quantization: str | None = None, *, quantize_head: bool = False
+) -> list[Product]:
     """The distinct products of a model of that shape; their tensors have shapes and no memory."""
     from bench.random_model import random_model
 
-    found: list[Product] = random_model(SHAPES[name], dtype, 1, 16, "meta", quantization).product_kinds()
+    model = random_model(SHAPES[name], dtype, 1, 16, "meta", quantization, quantize_head=quantize_head)
+    found: list[Product] = model.product_kinds()
     return found
 
 

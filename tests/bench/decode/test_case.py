@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,10 +32,14 @@ def test_floor_is_the_bytes_over_the_speed() -> None:
     [("fp8", 6_979_321_856 + 4 * 32 * 43_008), ("int4", 6_979_321_856 * (0.5 + 4 / 128))],
 )
 def test_floor_of_quantised_weights(quantization: str, bytes_of_layers: float) -> None:
-    """The head stays at full width; each of a layer's 43,008 rows has a scale, or its groups have."""
+    """The head stays at full width unless it is to be quantised too; each of a layer's 43,008 rows and of the
+    head's 128,256 has a scale, or its groups have."""
     case = Case("llama-3.1-8b", "bf16", 1, 1024, "greedy", "fast", quantization)
     read = bytes_of_layers + 2 * 525_336_576 + 1120 * 131_072
     assert case.floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
+    head = {"fp8": 525_336_576 + 4 * 128_256, "int4": 525_336_576 * (0.5 + 4 / 128)}[quantization]
+    read = bytes_of_layers + head + 1120 * 131_072
+    assert replace(case, quantize_head=True).floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
 
 
 def test_layers_with_a_window_read_no_more_than_it() -> None:
