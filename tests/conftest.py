@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
+# Seconds that a proof at full size may take where it sets no limit of its own: several times what it takes on
+# cores of usual speed.
+SLOW_TIMEOUT_S = 1800
 E2E = "tests/e2e/"
 E2E_UNTIMED = "tests/e2e/ untimed"
 # Those that may run beside a cluster of another test: nothing in them has a deadline. All that share
@@ -105,7 +108,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several processes e2e is started first, since it takes longest."""
+    """Proofs at full size have a timeout of their own. Among several processes e2e is started first, since it
+    takes longest."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if hasattr(config, "workerinput"):
         rank = {E2E: 0, E2E_UNTIMED: 1}
         items.sort(key=lambda item: rank.get(process_of(item.nodeid), 2))
