@@ -49,12 +49,15 @@ from bench.goodput.ideal_probe import ideal_probe
 from bench.goodput.overload import Overload, overload
 from bench.goodput.report import Comparison, Curve
 from bench.goodput.runs import Limits, Load, judged, measure
+from bench.goodput.server_times import server_times
 from bench.goodput.servers import NotServedError, Setup, Target, serve
 from bench.goodput.streams import stream_figures
 from bench.goodput.workloads import WORKLOADS, Workload
 from bench.shapes import SHAPES
+from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.errors import LoadgenError
+from loadgen.common.server_samples import read_samples
 from loadgen.sizing.rates import Rates, read_rates
 
 # Prompts are of ids below it, which every tokenizer has.
@@ -208,6 +211,7 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
     Raises NotServedError."""
     runs: list[tuple[float, Run]] = []
     streams: dict[str, Any] = {}
+    servers: dict[str, Any] = {}
     async with serve(arm, setup, gpus) as target:
         for number, each in enumerate(plan.rates):
             rate = each * arm.gpus
@@ -218,12 +222,16 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
             figures = stream_figures(run.records)
             _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {figures or 'no streams'}")
             streams[f"{each:g}"] = None if figures is None else asdict(figures)
+            if arm.kind == "baton":
+                times = server_times(read_samples(run.path / run_folder.METRICS))
+                _say(f"{arm.name} at {each:g}/s/GPU: {times}")
+                servers[f"{each:g}"] = times.as_dict()
         overloads = await _overloads(plan, arm, target)
     curves = [
         Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))
         for limits in plan.limits
     ]
-    found = {"streams_ms": streams, "overloads": [one.as_dict() for one in overloads]}
+    found = {"streams_ms": streams, "servers": servers, "overloads": [one.as_dict() for one in overloads]}
     (plan.out / f"{arm.name}.json").write_text(json.dumps(found, indent=1) + "\n")
     if plan.ideal is not None and arm.kind == "baton":
         for limits in plan.limits:

@@ -44,7 +44,7 @@ class Load:
 
     def words(self, target: Target, folder: Path, vocab: int) -> list[str]:
         """The arguments of `loadgen`. With `slo`, requests state these limits."""
-        admin = ["--admin", target.admin] if target.admin else []
+        admin = ["--admin", target.admin, "--metrics-url", target.metrics_url] if target.admin else []
         slo = [] if self.slo is None else [
             "--goodput", f"ttft:{self.slo.ttft_ms:g}", f"tpot:{self.slo.tpot_ms:g}", "--slo-headers"
         ]  # fmt: skip

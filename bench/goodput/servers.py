@@ -30,10 +30,11 @@ class NotServedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server takes requests. `admin`: of Baton's router, else empty."""
+    """Where a server takes requests. `admin`, `metrics_url`: of Baton's router, else empty."""
 
     url: str
     admin: str = ""
+    metrics_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     except (RuntimeError, TimeoutError) as error:
         raise NotServedError(str(error) or "it was not ready in time") from error
     try:
-        yield Target(f"{setup.protocol}://{addresses[setup.protocol]}", addresses["admin"])
+        yield Target(
+            f"{setup.protocol}://{addresses[setup.protocol]}",
+            addresses["admin"],
+            f"http://{addresses['admin_http']}/metrics",
+        )
     finally:
         await started.__aexit__(None, None, None)
 

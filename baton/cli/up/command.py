@@ -94,7 +94,11 @@ def notify_left(pids: Sequence[int]) -> None:
 
 def _announce(addresses: Addresses) -> None:
     """Writes the READY line to stdout, and the same for people to stderr."""
-    write_line(sys.stdout, f"READY http={addresses.http} grpc={addresses.grpc} admin={addresses.admin}")
+    write_line(
+        sys.stdout,
+        f"READY http={addresses.http} grpc={addresses.grpc} admin={addresses.admin} "
+        f"admin_http={addresses.admin_http}",
+    )
     notify(
         f"ready: OpenAI-compatible HTTP on http://{addresses.http}/v1, gRPC on {addresses.grpc}; "
         f"metrics on http://{addresses.admin_http}/metrics, baton status --admin {addresses.admin}; "

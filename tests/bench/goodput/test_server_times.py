@@ -1,0 +1,56 @@
+"""What servers said of themselves during a run, from samples as loadgen takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.goodput.server_times import server_times
+from loadgen.common.server_samples import Sample
+from loadgen.generator.scrape import read_metrics
+
+ROUTER = """
+# TYPE baton_router_stage_seconds histogram
+baton_router_stage_seconds_bucket{{model="m",stage="queue",le="+Inf"}} {queued}
+baton_router_stage_seconds_count{{model="m",stage="queue"}} {queued}
+baton_router_stage_seconds_sum{{model="m",stage="queue"}} {queue_s}
+baton_router_stage_seconds_count{{model="m",stage="decode"}} 3
+baton_router_stage_seconds_sum{{model="m",stage="decode"}} 9
+"""
+WORKER = """
+# TYPE baton_worker_prefill_step_seconds counter
+baton_worker_prefill_step_seconds_total{{model="m",role="prefill",worker="p"}} {busy_s}
+# TYPE baton_worker_prompt_tokens counter
+baton_worker_prompt_tokens_total{{model="m",role="prefill",worker="p"}} {tokens}
+# TYPE baton_worker_prompts counter
+baton_worker_prompts_total{{model="m",role="prefill",worker="p"}} {prompts}
+"""
+
+
+def sample(at: float, source: str, text: str, **values: float) -> Sample:
+    return Sample(at, source, read_metrics(text.format(**values)))
+
+
+def test_figures_are_those_of_the_run_alone() -> None:
+    found = server_times(
+        [
+            sample(1.0, "router", ROUTER, queued=2, queue_s=10),
+            sample(1.0, "p", WORKER, busy_s=5, tokens=1000, prompts=1),
+            sample(1.0, "d", WORKER, busy_s=0, tokens=0, prompts=0),
+            sample(6.0, "p", WORKER, busy_s=6, tokens=2000, prompts=3),
+            sample(11.0, "router", ROUTER, queued=6, queue_s=10.5),
+            sample(11.0, "p", WORKER, busy_s=9, tokens=41_000, prompts=41),
+            sample(11.0, "d", WORKER, busy_s=0, tokens=0, prompts=0),
+        ]
+    )
+    (prefill,) = found.prefill
+    assert prefill.worker == "p"
+    assert prefill.busy == pytest.approx(0.4)
+    assert prefill.tokens_s == pytest.approx(10_000)
+    assert found.stages_ms == {"queue": pytest.approx(125)}
+    assert str(found) == "p busy 40.0%, 10,000 tokens/s; stages, mean ms: queue 125.0"
+
+
+def test_other_servers_have_none() -> None:
+    found = server_times([Sample(at, "vllm", {"vllm:num_requests_running": at}) for at in (0.0, 1.0)])
+    assert found.prefill == []
+    assert str(found) == "stages, mean ms: -"
