@@ -25,7 +25,9 @@ def test_the_first_gap_is_told_apart() -> None:
     assert found.step == pytest.approx(10)
     assert found.first_gap_p50 == pytest.approx(30)
     assert found.itl_p999 == pytest.approx(10)
-    assert "3.00 and 3.98 steps; ITL p99 and p99.9 10.0 and 10.0 ms, 1.00 and 1.00 steps" in str(found)
+    assert found.first_over_two_p99 == pytest.approx(19.8)
+    assert "3.00 and 3.98 steps, p99 over two steps of its time +19.8 ms; ITL p99" in str(found)
+    assert str(found).endswith("ITL p99 and p99.9 10.0 and 10.0 ms, 1.00 and 1.00 steps")
     assert stream_figures(records[-1:]) is None
 
 
