@@ -101,7 +101,11 @@ FLAGS = (
     Flag("router.ui", "true|false", "web page at / of the admin HTTP port", bare="true", negated=True),
     Flag("auth", "none", "none: serve without API keys where other machines reach the public ports too"),
     Flag("router.audit_log", "FILE", "record who did what, without content"),
-    Flag("router.tool_calls", "auto|none|hermes|llama3|mistral", "how the model writes tool calls"),
+    Flag(
+        "router.tool_calls",
+        "auto|none|hermes|llama3|mistral|mistral_v11|qwen3_coder",
+        "how the model writes tool calls",
+    ),
     Flag("router.reasoning", "auto|none|think", "how the model marks reasoning"),
     Flag("router.strict_fields", "true|false", "refuse requests with undocumented fields", bare="true"),
     Flag(

@@ -15,7 +15,7 @@ class StrictModel(BaseModel):
 
 Role = Literal["prefill", "decode", "both"]
 # How a model writes tool calls and marks reasoning; auto: as its chat template shows.
-ToolCallFormat = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ToolCallFormat = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_v11", "qwen3_coder"]
 ReasoningFormat = Literal["auto", "none", "think"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Collection
 from enum import Enum, auto
 
-from services.router.tools.call_scanner import CallScanner, MalformedCallError
-from services.router.tools.families import MISTRAL, ToolFamily
+from services.router.tools.call_scanner import CallScanner
+from services.router.tools.families import Syntax, ToolFamily
 from services.router.tools.markers import BLANK, final_length
+from services.router.tools.named_scanner import NamedScanner
 from services.router.tools.pieces import CallArguments, CallBegin, Content, Piece
+from services.router.tools.scanner import MalformedCallError, Scanner, Tools
+from services.router.tools.xml_scanner import FUNCTION, XmlScanner
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -31,16 +33,17 @@ class _In(Enum):
 class CallParser:
     """`push` the text in order, then `finish` once."""
 
-    def __init__(self, family: ToolFamily, names: Collection[str]) -> None:
-        """`names`: those of the tools; a call of another is text."""
+    def __init__(self, family: ToolFamily, tools: Tools) -> None:
+        """A call of none of the tools is text."""
         self._family = family
-        self._names = names
+        self._tools = tools
         # A list of calls is opened by its marker and a bracket, which may be apart.
         self._opening = family.opening.rstrip(BLANK + "[")
         self._list = family.opening.endswith("[")
         self._in = _In.TEXT
         self._held = ""
-        self._scanner = CallScanner(names)
+        self._before = ""  # what the call that is read was opened by
+        self._scanner: Scanner = CallScanner(tools)
         self._begun = False  # whether the call that is read was passed on
         self._calls = 0
         self._text_came = False
@@ -62,7 +65,7 @@ class CallParser:
         """The text that was held back, once no more will come."""
         pieces: list[Piece] = []
         if self._in is _In.CALL and not self._begun:
-            self._text(self._opening + self._scanner.raw, pieces)
+            self._text(self._before + self._scanner.raw, pieces)
         elif self._in in (_In.TEXT, _In.OPENED) and (self._held.strip() or not self._calls):
             self._text(self._held, pieces)
         self._held = ""
@@ -84,11 +87,18 @@ class CallParser:
         if not self._opening:
             return self._without_opening(pieces)
         before, found, after = self._held.partition(self._opening)
-        if found:
-            self._text(before.rstrip(BLANK), pieces)
+        if self._family.syntax is Syntax.TAGS and FUNCTION in before:
+            # Models of this family leave out what is around a call now and then.
+            before, found, after = before.partition(FUNCTION)[0], "", self._held[before.index(FUNCTION) :]
+        if found or after:
+            text = before.rstrip(BLANK)
+            self._text(text, pieces)
+            self._before = before.removeprefix(text) + found
             self._held, self._in = after, _In.OPENED
             return True
         final = final_length(self._held, self._opening)
+        if self._family.syntax is Syntax.TAGS:
+            final = min(final, final_length(self._held, FUNCTION))
         self._text(self._held[:final], pieces)
         self._held = self._held[final:]
         return False
@@ -118,15 +128,25 @@ class CallParser:
             return False
         if self._list and rest[0] in "[,":
             self._held = rest[1:]
-        elif rest[0] == "{":
-            self._held, self._in = rest, _In.CALL
-            self._scanner, self._begun = CallScanner(self._names), False
         elif self._list and rest[0] == "]":
             self._held, self._in = rest[1:], _In.TEXT
+        elif (scanner := self._scanner_of(rest[0])) is not None:
+            self._held, self._in = rest, _In.CALL
+            self._scanner, self._begun = scanner, False
         else:
-            self._text(self._opening + self._held, pieces)
+            self._text(self._before + self._held, pieces)
             self._held, self._in = "", _In.TEXT
         return True
+
+    def _scanner_of(self, first: str) -> Scanner | None:
+        """What reads a call that begins so; None: it is none."""
+        match self._family.syntax:
+            case Syntax.NAMED:
+                return NamedScanner(self._tools)
+            case Syntax.TAGS if first == "<":
+                return XmlScanner(self._tools)
+            case _:
+                return CallScanner(self._tools) if first == "{" else None
 
     def _in_call(self, pieces: list[Piece]) -> bool:
         if not self._held:
@@ -137,7 +157,7 @@ class CallParser:
         except MalformedCallError as error:
             self._pass_on(pieces)
             # What was read is text, but for what was passed on.
-            rest = text[error.place :] if self._begun else self._opening + scanner.raw + text
+            rest = error.rest if self._begun else self._before + scanner.raw + text
             self._text(rest, pieces)
             self._held, self._in = "", _In.TEXT
             return False
@@ -164,7 +184,7 @@ class CallParser:
             return False
         if closing and rest.startswith(closing):
             self._held, self._in = rest.removeprefix(closing), _In.TEXT
-        elif rest[0] == (self._family.separator.strip() or "{"):
+        elif self._family.syntax is Syntax.JSON and rest[0] == (self._family.separator.strip() or "{"):
             self._held, self._in = rest.removeprefix(self._family.separator.strip()), _In.OPENED
         else:
             self._in, self._text_came = _In.TEXT, True
@@ -176,6 +196,6 @@ class CallParser:
             pieces.append(Content(text))
 
     def _new_id(self) -> str:
-        if self._family is MISTRAL:  # its template takes nine characters only
+        if self._family.short_ids:
             return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"

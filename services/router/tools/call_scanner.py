@@ -7,19 +7,14 @@ checked: a model that is not guided may write anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from services.router.tools.markers import BLANK
+from services.router.tools.nesting import Nesting
+from services.router.tools.scanner import MalformedCallError, Tools
 
 _ARGUMENTS = ("arguments", "parameters")
-
-
-class MalformedCallError(ValueError):
-    """The text is no call. `place`: how many characters of the last text still belonged to one."""
-
-    place = 0
 
 
 class _At(Enum):
@@ -34,18 +29,15 @@ class _At(Enum):
 
 @dataclass
 class CallScanner:
-    """`names`: those of the tools. `raw`: all text that was taken. `name`: once it is known. `arguments`:
-    what is known of them and was not taken by `take_arguments`."""
+    """A Scanner. `tools`: those that may be called."""
 
-    names: Collection[str]
+    tools: Tools
     raw: str = ""
     name: str | None = None
     _at: _At = _At.START
     _key: str = ""
     _value: list[str] = field(default_factory=list)
-    _depth: int = 0
-    _quoted: bool = False
-    _escaped: bool = False
+    _nesting: Nesting = field(default_factory=Nesting)
     _arguments: list[str] = field(default_factory=list)
     _has_arguments: bool = False
 
@@ -62,12 +54,12 @@ class CallScanner:
                 if self._at is _At.END:
                     self._finish()
             except MalformedCallError as error:
-                error.place = place
+                error.rest = text[place:]
                 raise
             if self._at is _At.END:
-                self.raw += text[: place + 1]
                 return text[place + 1 :]
-        self.raw += text
+        if self.name is None:
+            self.raw += text
         return ""
 
     def take_arguments(self) -> str:
@@ -102,34 +94,22 @@ class CallScanner:
         """The first character of a key or a value."""
         self._key = "" if self._at is _At.KEY else self._key
         self._value.clear()
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._nesting = Nesting()
         self._at = _At.WITHIN
         self._within(character)
 
     def _within(self, character: str) -> None:
-        if not self._quoted and self._depth == 0 and self._value and character in ",}" + BLANK:
+        if not self._nesting.open and self._value and character in ",}" + BLANK:
             self._end_value()  # of a number, true, false, null
             self._take(character)
             return
         self._value.append(character)
         if self._streams:
             self._arguments.append(character)
-        if self._quoted:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._quoted = False
-        elif character == '"':
-            self._quoted = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-        if self._depth < 0:
+        self._nesting.take(character)
+        if self._nesting.depth < 0:
             raise MalformedCallError
-        if not self._quoted and self._depth == 0 and character in '"}]':
+        if not self._nesting.open and character in '"}]':
             self._end_value()
 
     @property
@@ -147,7 +127,7 @@ class CallScanner:
             self._at = _At.AFTER
             if self._key == "name":
                 name = json.loads(text)
-                if name not in self.names:
+                if name not in self.tools:
                     raise MalformedCallError
                 self.name = name
             elif self._key in _ARGUMENTS:

@@ -61,6 +61,6 @@ class ConversationFormat:
         reasoning = self.reasoning and not guided
         if family is None and not reasoning:
             return None
-        names = frozenset(tool.name for tool in use.tools) if use is not None else frozenset[str]()
+        tools = {tool.name: tool.parameters for tool in use.tools} if use is not None else {}
         within = reasoning and begins_within(prompt_end)
-        return OutputStructure(family, names, reasoning, within, frozenset(self.special_ids.values()))
+        return OutputStructure(family, tools, reasoning, within, frozenset(self.special_ids.values()))

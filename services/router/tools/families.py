@@ -1,20 +1,34 @@
 """How families of models write tool calls, and by what in a chat template a family is known.
 
-    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>      Qwen2.5, Qwen3, Hermes
-    llama3    {"name": …, "parameters": {…}}; …                         Llama 3.1 to 3.3
-    mistral   [TOOL_CALLS][{"name": …, "arguments": {…}}, …]            Mistral, Mixtral
+    hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>      Qwen2.5, Qwen3, Hermes
+    llama3       {"name": …, "parameters": {…}}; …                         Llama 3.1 to 3.3
+    mistral      [TOOL_CALLS][{"name": …, "arguments": {…}}, …]            Mistral, Mixtral
+    mistral_v11  [TOOL_CALLS]name[ARGS]{…}                                 Mistral (tokenizer from v11 on)
+    qwen3_coder  <tool_call><function=name>                                Qwen3-Coder
+                 <parameter=key>value</parameter></function></tool_call>
 
-Sources: the chat templates that the models' authors publish.
+Sources: the chat templates that the models' authors publish, and mistral-common for tokenizer versions.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from baton.v1.types_pb2 import Grammar
+from services.router.tools.named_scanner import ARGUMENTS, CALL_ID
 from services.router.tools.tool_use import Tool, ToolUse
+from services.router.tools.xml_scanner import FUNCTION
+
+
+class Syntax(Enum):
+    """What a call itself is written as."""
+
+    JSON = auto()  # an object with a name and arguments
+    NAMED = auto()  # a name and an object of arguments
+    TAGS = auto()  # tags of a function and of its parameters; an object, too
 
 
 @dataclass(frozen=True)
@@ -32,45 +46,61 @@ class ToolFamily:
     each: bool = False
     # What may stand before a call without saying anything.
     ignored: str = ""
+    syntax: Syntax = Syntax.JSON
+    # Whether chat templates take ids of nine letters and digits only.
+    short_ids: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that must not be left out of the output as special tokens."""
-        return tuple(text.strip() for text in (self.opening, self.closing, self.ignored) if text.strip())
+        within = (ARGUMENTS, CALL_ID) if self.syntax is Syntax.NAMED else ()
+        texts = (self.opening, self.closing, self.ignored, *within)
+        return tuple(text.strip() for text in texts if text.strip())
 
     def grammar(self, use: ToolUse, special_ids: Mapping[str, int]) -> Grammar:
         """What an output must match that calls the tools of `use.forced`, at least one and at most
         `most_calls`. `special_ids`: the ids of markers that are special tokens."""
         opening, closing = (_literal(text, special_ids) for text in (self.opening, self.closing))
         calls = " | ".join(f"call_{number}" for number in range(len(use.forced)))
-        more = f" ({json.dumps(self.separator)} one){{0,{use.most_calls - 1}}}" if use.most_calls > 1 else ""
+        separator = f"{json.dumps(self.separator)} " if self.separator else ""
+        more = f" ({separator}one){{0,{use.most_calls - 1}}}" if use.most_calls > 1 else ""
         if self.each:
             rules = [f"start: one{more}", f"one: {opening} ({calls}) {closing}"]
         else:
             rules = [f"start: {opening} one{more} {closing}", f"one: {calls}"]
-        rules += [self._call(number, tool) for number, tool in enumerate(use.forced)]
+        rules += [self._call(number, tool, special_ids) for number, tool in enumerate(use.forced)]
         return Grammar(grammar="\n".join(rules))
 
-    def _call(self, number: int, tool: Tool) -> str:
-        before = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
+    def _call(self, number: int, tool: Tool, special_ids: Mapping[str, int]) -> str:
+        """A call. One that is forced is JSON where tags are usual as well: a schema describes JSON, and no
+        text between tags."""
         schema = {**tool.parameters, "x-guidance": {"whitespace_pattern": " ?"}}
+        if self.syntax is Syntax.NAMED:
+            return f"call_{number}: {_literal(tool.name + ARGUMENTS, special_ids)} %json {json.dumps(schema)}"
+        before = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
         return f"call_{number}: {json.dumps(before)} %json {json.dumps(schema)} {json.dumps('}')}"
 
 
 HERMES = ToolFamily("hermes", "<tool_call>\n", "\n</tool_call>", "\n", "arguments", each=True)
 LLAMA3 = ToolFamily("llama3", "", "", "; ", "parameters", ignored="<|python_tag|>")
-MISTRAL = ToolFamily("mistral", "[TOOL_CALLS][", "]", ", ", "arguments")
-FAMILIES = {family.name: family for family in (HERMES, LLAMA3, MISTRAL)}
+MISTRAL = ToolFamily("mistral", "[TOOL_CALLS][", "]", ", ", "arguments", short_ids=True)
+MISTRAL_V11 = ToolFamily(
+    "mistral_v11", "[TOOL_CALLS]", "", "", "", each=True, syntax=Syntax.NAMED, short_ids=True
+)
+QWEN3_CODER = replace(HERMES, name="qwen3_coder", syntax=Syntax.TAGS)
+FAMILIES = {family.name: family for family in (HERMES, LLAMA3, MISTRAL, MISTRAL_V11, QWEN3_CODER)}
 
 
 def detect(template: str | None) -> ToolFamily | None:
     """The family whose calls a chat template writes; None where it writes none, or in another way."""
     if template is None:
         return None
-    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
-        return MISTRAL
-    if "<tool_call>" in template and "<function=" not in template:
-        return HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL_V11 if ARGUMENTS in template else MISTRAL
+    if "<tool_call>" in template:
+        if "<arg_key>" in template:  # tags of another kind
+            return None
+        return QWEN3_CODER if FUNCTION in template else HERMES
     if "<|python_tag|>" in template or ('"parameters": ' in template and "ipython" in template):
         return LLAMA3
     return None

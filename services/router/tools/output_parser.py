@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.tools.call_parser import CallParser
 from services.router.tools.families import ToolFamily
 from services.router.tools.pieces import Content, Piece
 from services.router.tools.reasoning import ReasoningParser
+from services.router.tools.scanner import Tools
 
 
 @dataclass(frozen=True)
 class OutputStructure:
-    """What is looked for in an output. `family`: how its calls are written; None: it has none. `names`:
-    those of the tools. `reasoning`:
-    whether it may begin with reasoning, `within`: whether the prompt has opened it. `kept_ids`: special
-    tokens that are part of the text, since markers are spelt with them."""
+    """What is looked for in an output. `family`: how its calls are written; None: it has none. `tools`:
+    those that may be called. `reasoning`: whether it may begin with reasoning, `within`: whether the prompt
+    has opened it. `kept_ids`: special tokens that are part of the text, since markers are spelt with them.
+    """
 
     family: ToolFamily | None = None
-    names: frozenset[str] = frozenset()
+    tools: Tools = field(default_factory=dict)
     reasoning: bool = False
     within: bool = False
     kept_ids: frozenset[int] = frozenset()
@@ -29,7 +30,7 @@ class OutputParser:
     text."""
 
     def __init__(self, structure: OutputStructure) -> None:
-        self._calls = CallParser(structure.family, structure.names) if structure.family is not None else None
+        self._calls = CallParser(structure.family, structure.tools) if structure.family is not None else None
         self._reasoning = ReasoningParser(within=structure.within) if structure.reasoning else None
 
     @property

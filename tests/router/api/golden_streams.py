@@ -28,6 +28,7 @@ from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
 from services.router.tools.families import HERMES, LLAMA3, MISTRAL
 from services.router.tools.output_parser import OutputStructure
+from services.router.tools.scanner import Tools
 from tests.router.conftest import MODEL, byte_tokenizer
 
 FOLDER = Path(__file__).parent / "golden"
@@ -98,17 +99,17 @@ HERMES_OUTPUT = (
 )
 LLAMA3_OUTPUT = ('{"name": "weather", "par', 'ameters": {"city": "Bern", "days": [1, 2]}}')
 MISTRAL_OUTPUT = ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": ', '"Ber')
-_NAMES = frozenset({"weather", "f"})
+_TOOLS: Tools = {"weather": {}, "f": {}}
 # Structures of the cases whose outputs have one.
 STRUCTURES = {
-    "tools-hermes": OutputStructure(HERMES, _NAMES),
-    "tools-llama3": OutputStructure(LLAMA3, _NAMES),
-    "tools-mistral": OutputStructure(MISTRAL, _NAMES),
-    "tools-none-called": OutputStructure(HERMES, _NAMES),
-    "tools-logprobs": OutputStructure(LLAMA3, _NAMES),
+    "tools-hermes": OutputStructure(HERMES, _TOOLS),
+    "tools-llama3": OutputStructure(LLAMA3, _TOOLS),
+    "tools-mistral": OutputStructure(MISTRAL, _TOOLS),
+    "tools-none-called": OutputStructure(HERMES, _TOOLS),
+    "tools-logprobs": OutputStructure(LLAMA3, _TOOLS),
     "reasoning": OutputStructure(reasoning=True),
-    "response-tools": OutputStructure(HERMES, _NAMES),
-    "response-cut-call": OutputStructure(MISTRAL, _NAMES),
+    "response-tools": OutputStructure(HERMES, _TOOLS),
+    "response-cut-call": OutputStructure(MISTRAL, _TOOLS),
     "response-reasoning": OutputStructure(reasoning=True),
 }
 LOST = BatonError(ErrorKind.UNAVAILABLE, "gave up after 3 attempts: a worker was lost")

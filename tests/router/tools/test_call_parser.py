@@ -4,14 +4,45 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 
 import pytest
 
-from services.router.tools.families import FAMILIES, HERMES, LLAMA3, MISTRAL, ToolFamily, detect
+from services.router.tools.families import (
+    FAMILIES,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_V11,
+    QWEN3_CODER,
+    Syntax,
+    ToolFamily,
+    detect,
+)
 from services.router.tools.output_parser import OutputParser, OutputStructure
 from services.router.tools.pieces import CallArguments, CallBegin, Content, Reasoning
+from services.router.tools.scanner import Tools
 
-ARGUMENTS = {"city": 'Zü"rich{[\\', "days": [1, 2, {"a": None}], "unit": "°C }\n", "n": -1.5e3, "": {}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"items": {}},
+        "unit": {"$ref": "#/$defs/unit"},
+        "n": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "": {"type": ["object", "string"]},
+        "a": {"type": "integer"},
+    },
+    "$defs": {"unit": {"enum": ["°C }\n", "K"]}},
+}
+TOOLS: Tools = {"f": SCHEMA, "g.h-1": SCHEMA}
+ARGUMENTS: dict[str, object] = {
+    "city": 'Zü"rich{[\\',
+    "days": [1, 2, {"a": None}],
+    "unit": "°C }\n",
+    "n": -1.5e3,
+    "": {},
+}
 
 
 class Found:
@@ -42,7 +73,7 @@ class Found:
 
 def found(family: ToolFamily | None, text: str, *, reasoning: bool = False, within: bool = False) -> Found:
     """The same however the text is cut."""
-    structure = OutputStructure(family, frozenset({"f", "g.h-1"}), reasoning, within)
+    structure = OutputStructure(family, TOOLS, reasoning, within)
     whole = Found(structure, [text])
     draw = random.Random(len(text))
     for most in (1, 2, 5, 40):
@@ -56,9 +87,28 @@ def found(family: ToolFamily | None, text: str, *, reasoning: bool = False, with
     return whole
 
 
-def written(family: ToolFamily, *calls: tuple[str, object]) -> str:
+def tagged(name: str, arguments: Mapping[str, object]) -> str:
+    """A call as Qwen3-Coder's chat template writes it."""
+    values = [
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    ]
+    return f"<function={name}>\n{''.join(values)}</function>"
+
+
+def text_of(family: ToolFamily, name: str, arguments: Mapping[str, object]) -> str:
+    match family.syntax:
+        case Syntax.TAGS:
+            return tagged(name, arguments)
+        case Syntax.NAMED:
+            return f"{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
+        case Syntax.JSON:
+            return json.dumps({"name": name, family.arguments: arguments}, ensure_ascii=False)
+
+
+def written(family: ToolFamily, *calls: tuple[str, Mapping[str, object]]) -> str:
     """As models of the family write calls."""
-    texts = [json.dumps({"name": name, family.arguments: given}, ensure_ascii=False) for name, given in calls]
+    texts = [text_of(family, name, arguments) for name, arguments in calls]
     if family.each:
         return family.separator.join(f"{family.opening}{text}{family.closing}" for text in texts)
     return family.opening + family.separator.join(texts) + family.closing
@@ -66,11 +116,16 @@ def written(family: ToolFamily, *calls: tuple[str, object]) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_one_call_and_several(family: ToolFamily) -> None:
-    for calls in ([("f", ARGUMENTS)], [("f", {}), ("g.h-1", ARGUMENTS), ("f", {"a": 1})]):
+    several: list[list[tuple[str, dict[str, object]]]] = [
+        [("f", ARGUMENTS)],
+        [("f", {}), ("g.h-1", ARGUMENTS), ("f", {"a": 1})],
+    ]
+    for calls in several:
         one = found(family, written(family, *calls))
         assert [(name, json.loads(text)) for name, text in one.calls] == calls
         assert one.content == ""
         assert len(set(one.ids)) == len(calls)
+        assert all(len(id_) == 9 for id_ in one.ids) is family.short_ids
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -127,12 +182,55 @@ def test_other_ways_to_write_a_call() -> None:
         (LLAMA3, '{"colour": "red", "n": [1, 2]}'),
         (LLAMA3, '{"a": 1} and {"name": "f"}'),
         (MISTRAL, "[TOOL_CALLS] I could not"),
+        (MISTRAL_V11, "[TOOL_CALLS] I could not"),
+        (MISTRAL_V11, "[TOOL_CALLS]other[ARGS]{}"),
+        (MISTRAL_V11, "[TOOL_CALLS]" + "f" * 100),
+        (MISTRAL_V11, "[TOOL_CALLS]f"),
+        (QWEN3_CODER, "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
+        (QWEN3_CODER, "<tool_call>\n<func f>"),
+        (QWEN3_CODER, "A tag <function=" + "f" * 100),
+        (QWEN3_CODER, "Write <function=name> here."),
     ],
 )
 def test_what_looks_like_a_call_and_is_none_stays_text(family: ToolFamily, text: str) -> None:
     one = found(family, text)
     assert one.calls == []
     assert "".join(one.content.split()) == "".join(text.split())
+
+
+def test_a_name_and_an_object() -> None:
+    for between in ("[ARGS]", "", " [ARGS] ", "[CALL_ID]a1B2c3D4e[ARGS]", "[CALL_ID]a1B2c3D4e"):
+        one = found(MISTRAL_V11, f'So:\n[TOOL_CALLS]f{between}{{"a": "}}"}}[TOOL_CALLS]g.h-1{between}{{}}\n')
+        assert (one.content, one.calls) == ("So:", [("f", '{"a": "}"}'), ("g.h-1", "{}")])
+    assert found(MISTRAL_V11, '[TOOL_CALLS]f[ARGS]{"a": [').calls == [("f", '{"a": [')]
+    one = found(MISTRAL_V11, "[TOOL_CALLS]f[ARGS] none")
+    assert (one.content, one.calls) == ("none", [("f", "")])
+    one = found(MISTRAL_V11, f"[TOOL_CALLS]f[CALL_ID]{'x' * 200}")
+    assert one.calls == [("f", "")]
+    assert one.content.startswith("[CALL_ID]xxx")
+
+
+def test_tags_of_a_function_and_its_parameters() -> None:
+    code = 'if a < b:\n\n    print("</parameter")\n</function>\n'
+    body = f"<function=f><parameter=city>\n{code}\n</parameter><parameter=a>7</parameter>\n</function>"
+    for text in (f"Look.\n<tool_call>{body}</tool_call>", f"Look.\n{body}", f"Look. {body}\n</tool_call>\n"):
+        one = found(QWEN3_CODER, text)
+        ((name, arguments),) = one.calls
+        assert (one.content, name, json.loads(arguments)) == ("Look.", "f", {"city": code, "a": 7})
+    two = "<tool_call>\n" + tagged("f", {"a": 1}) + tagged("g.h-1", {"city": ""}) + "\n</tool_call>"
+    assert found(QWEN3_CODER, two).calls == [("f", '{"a": 1}'), ("g.h-1", '{"city": ""}')]
+    # A call that was forced.
+    assert found(QWEN3_CODER, written(HERMES, ("f", {"a": 1}))).calls == [("f", '{"a": 1}')]
+    one = found(QWEN3_CODER, "<function=f><parameter=a>1</parameter> or so")
+    assert (one.content, one.calls) == ("or so", [("f", '{"a": 1')])
+    one = found(QWEN3_CODER, "<function=f><parameter=city>\nZürich\n</para")
+    assert (one.content, one.calls) == ("", [("f", '{"city": "Zürich')])
+
+
+def test_strings_between_tags_are_passed_on_as_they_are_written() -> None:
+    parser = OutputParser(OutputStructure(QWEN3_CODER, TOOLS))
+    parser.push("<tool_call>\n<function=f>\n<parameter=city>\nLine", last=False)
+    assert parser.push(' "1"\nLine 2\n', last=False) == [CallArguments(0, ' \\"1\\"\\nLine 2')]
 
 
 def test_a_call_that_is_cut_off() -> None:
@@ -174,8 +272,9 @@ def test_reasoning_is_not_searched_for_calls() -> None:
             'Respond in the format {"name": function name, "parameters": dictionary} ipython "parameters": ',
             LLAMA3,
         ),
-        ("{{ '<tool_call>\\n<function=' + name }}", None),
-        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", None),
+        ("{{ '<tool_call>\\n<function=' + name }}", QWEN3_CODER),
+        ("{{ '<tool_call>' + name + '<arg_key>' }}", None),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", MISTRAL_V11),
         ("{{ messages }}", None),
         (None, None),
     ],
