@@ -32,6 +32,14 @@ def outputs(message: SubscribeResponse | None) -> list[tuple[int, list[int], int
     return [(o.first_number, list(o.token_ids), o.finish_reason) for o in message.outputs]
 
 
+def drained(streams: OutputStreams) -> list[tuple[int, list[int], int]]:
+    """All that the router is due, sorted."""
+    found = []
+    while (message := streams.collect(ROUTER, 2)) is not None:
+        found += outputs(message)
+    return sorted(found)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -155,11 +163,11 @@ def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams
     _, unknown = streams.follow(ROUTER, positions)
     assert unknown == [gone]
     # A sequence without a position is sent from its first number on.
-    assert sorted(outputs(streams.collect(ROUTER, 2))) == [(0, [11, 12, 13], 0), (6, [13], 0)]
+    assert drained(streams) == [(0, [11, 12, 13], 0), (6, [13], 0)]
     # Prefill has sent it a token that decode has not emitted yet, or its position is before this attempt.
     for next_number, first, tokens in ((8, None, None), (7, None, None), (2, 4, [11, 12, 13])):
         streams.follow(ROUTER, [Position(attempt=ATTEMPT, next_number=next_number), positions[1]])
-        reported = [one for one in outputs(streams.collect(ROUTER, 3)) if one[0] >= 4]
+        reported = [one for one in drained(streams) if one[0] >= 4]
         assert reported == ([] if first is None else [(first, tokens, 0)])
 
 
@@ -193,6 +201,37 @@ def test_messages_are_bounded_and_lose_nothing(
     assert got == {plain.request_id: list(range(3000)), rich.request_id: list(range(100))}
     assert finishes == {plain.request_id: 2, rich.request_id: 1}
     assert MESSAGE_BYTES < 32 << 20
+
+
+def test_sequences_that_begin_come_first_and_hold_up_no_others(streams: OutputStreams) -> None:
+    """A sequence's first two words, prefill's token and its own first one, go before what others have; others
+    wait for one such message at most, however many sequences begin."""
+    old = [ATTEMPT, *(Attempt(request_id=bytes([n]) * 16, number=1) for n in range(1, 4))]
+    for slot, attempt in enumerate(old[1:], 4):
+        streams.reserve(attempt, ROUTER, first_number=0, slot=slot, generation=9)
+    for token in (11, 12):
+        for slot in range(3, 7):
+            streams.emit(word(token, slot=slot))
+    while streams.collect(ROUTER, 1) is not None:
+        pass
+    sent = []
+    for step in range(3):
+        new = Attempt(request_id=bytes([100 + step]) * 16, number=1)
+        streams.reserve(new, ROUTER, first_number=0, slot=10 + step, generation=9)
+        for slot in range(3, 7):
+            streams.emit(word(20 + step, slot=slot))
+        streams.emit(word(1, slot=10 + step))
+        message = streams.collect(ROUTER, step)
+        assert message is not None
+        sent.append([one.attempt.request_id[0] for one in message.outputs])
+    names = [attempt.request_id[0] for attempt in old]
+    assert sent == [[100], [101, *names], [102]]
+    assert sorted(outputs(streams.collect(ROUTER, 3))) == [(4, [22], 0)] * 3 + [(8, [22], 0)]
+    streams.emit(word(2, slot=12))
+    streams.emit(word(23))
+    assert outputs(streams.collect(ROUTER, 4)) == [(1, [2], 0)]
+    assert outputs(streams.collect(ROUTER, 4)) == [(9, [23], 0)]
+    assert streams.collect(ROUTER, 4) is None
 
 
 def test_sequences_of_a_discarded_router_id_are_cancelled(streams: OutputStreams, clock: Clock) -> None:
