@@ -1,4 +1,4 @@
-"""Wakes a loop that waits on file descriptors, from any thread."""
+"""Wakes a loop that waits on file descriptors, from any thread, or from another process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import os
 class Wakeup:
     """An eventfd: `set` from any thread, `clear` by the loop that selects on `fileno`."""
 
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, fd: int | None = None) -> None:
+        """`fd`: one that another process made and passed to this one."""
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
 
     def fileno(self) -> int:
         return self._fd

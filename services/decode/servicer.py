@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
+from baton.device.wakeup import Wakeup
 from baton.engine.rings.output_ring import Finish, Record, RingReader
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2
@@ -40,7 +41,8 @@ from services.masks.strip import without_grammar
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ID_BYTES = 16
-# The ring is polled this often. Never a busy loop: the engine shares these cores.
+# The ring is read when the engine has set `stepped`, and this often where it did not: a GPU writes the ring
+# while the engine's loop may be occupied. No more often, however short steps are.
 _POLL_S = 0.001
 _SWEEP_S = 0.2
 # Heartbeat interval of a router's stream without output; distinguishes an idle worker from a hung one.
@@ -51,13 +53,16 @@ log = get_log(__name__)
 
 @dataclass(eq=False)
 class DecodeServicer(DecodeServiceServicer):
-    """Owns the output streams; `run` reads the output ring for the lifetime of the worker. `reports_output`:
-    whether the engine receives the output of each sequence at its end, for its prefix cache. `masks`:
-    computes those of guided sequences; None: there are none. `spans`: where slots are traced."""
+    """Owns the output streams; `run` reads the output ring for the lifetime of the worker.
+
+    `stepped`: set by the engine when there may be something in the ring. `reports_output`: whether the engine
+    receives the output of each sequence at its end, for its prefix cache. `masks`: computes those of guided
+    sequences; None: there are none. `spans`: where slots are traced."""
 
     incarnation: bytes
     engine: EngineClient
     ring: RingReader
+    stepped: Wakeup
     drain: Drain
     reports_output: bool
     masks: MaskClient | None = None
@@ -71,6 +76,8 @@ class DecodeServicer(DecodeServiceServicer):
     _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
     # Set while there is something to poll for.
     _reserved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # Set when `stepped` was, and when it has been waited for long enough.
+    _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     # By router id, of open streams.
     _news: dict[bytes, asyncio.Event] = field(default_factory=dict, init=False)
     _ended: bool = field(default=False, init=False)
@@ -85,9 +92,14 @@ class DecodeServicer(DecodeServiceServicer):
     async def run(self) -> None:
         """Moves records from the ring to the streams and wakes the routers, one message a poll; runs until
         cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._poll())
-            tasks.create_task(self._sweep())
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.stepped.fileno(), self._on_stepped)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._poll())
+                tasks.create_task(self._sweep())
+        finally:
+            loop.remove_reader(self.stepped.fileno())
 
     def on_event(self, event: EngineEvent) -> None:
         """Handles an event of the engine that answers no command."""
@@ -227,16 +239,31 @@ class DecodeServicer(DecodeServiceServicer):
             if not (self._streams.live or self._canary):
                 self._reserved.clear()
                 await self._reserved.wait()
+            self._due.clear()
             records = self.ring.read()
             for record in records:
                 if (output := self._take(record)) is not None:
                     ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=output)
                     await self.engine.send(EngineCommand(slot_ended=ended))
+            due = time.monotonic() + _POLL_S
             if records:
                 self._wake()
-            due = time.monotonic() + _POLL_S
-            await asyncio.sleep(_POLL_S)
-            self.poll_lag.observe(time.monotonic() - due)
+                await asyncio.sleep(_POLL_S)
+            else:
+                await self._next_step()
+            self.poll_lag.observe(max(0.0, time.monotonic() - due))
+
+    async def _next_step(self) -> None:
+        """Waits until the engine has ended a step since the ring was read, at most `_POLL_S`."""
+        timer = asyncio.get_running_loop().call_later(_POLL_S, self._due.set)
+        try:
+            await self._due.wait()
+        finally:
+            timer.cancel()
+
+    def _on_stepped(self) -> None:
+        self.stepped.clear()
+        self._due.set()
 
     def _take(self, record: Record) -> Sequence[int] | None:
         """Adds a record of the ring to its stream. None unless it is the last one, else the output's token

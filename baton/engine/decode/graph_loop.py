@@ -37,6 +37,8 @@ _SHORT_S = 0.002
 # Rows that a replay has beyond those it needs, for admissions that are posted while it waits for its turn: as
 # many as arrive in one step at most, on a worker that keeps up.
 _MOST_EXPECTED = 4
+# Steps end that near to where the typical one would, as a part of it; how soon the host looks again there.
+_END_SPREAD, _NEAR_END_S = 1 / 8, 0.0001
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
 _ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
 _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
@@ -125,9 +127,14 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def nap_s(self) -> float:
-        # A quarter of a step, so that short steps do not leave the device idle until the host polls.
-        longest = super().nap_s
-        return min(longest, self._times.typical_s / 4 or longest)
+        # A quarter of a step, so that short steps do not leave the device idle until the host polls; shorter
+        # around the expected end of the one that runs, which tokens and admissions wait for.
+        longest, typical = super().nap_s, self._times.typical_s
+        if not typical:
+            return longest
+        longest, spread = min(longest, typical / 4), typical * _END_SPREAD
+        left = self._began_at + typical - self._clock()
+        return longest if left < -spread else min(longest, max(left - spread, _NEAR_END_S))
 
     def device_hung(self) -> bool:
         seen = self._look()

@@ -16,6 +16,7 @@ class EngineLaunch(StrictModel):
     channel_fd: int
     memory_fd: int
     masks_fd: int | None = None  # of the mask board; None: no output is guided
+    stepped_fd: int | None = None  # of the wakeup that decode steps set; None: nobody waits for them
 
 
 def identity_of(config: WorkerConfig, incarnation: bytes, started_ns: int) -> WorkerIdentity:

@@ -100,7 +100,8 @@ def build_engine(
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))
-    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces)
+    stepped = None if launch.stepped_fd is None else Wakeup(launch.stepped_fd)
+    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces, stepped)
 
 
 def _tpot_limit_s(configured_ms: float | None, reserved: ReservedSlots) -> float:

@@ -47,7 +47,8 @@ log = get_log(__name__)
 
 @dataclass(eq=False)
 class EngineLoop:
-    """Turns the components of one engine; `assembly` builds them."""
+    """Turns the components of one engine; `assembly` builds them. `stepped`: set when decode steps have
+    ended; the front waits for it to read their tokens."""
 
     channel: EngineEnd
     wakeup: Wakeup
@@ -57,6 +58,8 @@ class EngineLoop:
     prefill: PrefillPipeline
     nccl: NcclEndpoint | None
     pieces_a_turn: int
+    stepped: Wakeup | None = None
+    _steps_announced: int = field(default=0, init=False)
     _restart_reported: bool = field(default=False, init=False)
 
     def run(self) -> None:
@@ -74,6 +77,7 @@ class EngineLoop:
         """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
         hangs."""
         self.heartbeat.beat(0.0)
+        self._announce_steps()  # of a GPU, which ended meanwhile
         _check_device("decode", self.decode.loop)
         _check_device("prefill", self.prefill.loop)
         self.wakeup.clear()
@@ -93,6 +97,7 @@ class EngineLoop:
         self.decode.allocation.step()
         worked |= self.decode.take_masks()
         worked |= self.decode.clock.timed(self._decode_step)
+        self._announce_steps()
         self._report_prefixes()
         self._report_restart_needed()
         return worked
@@ -115,6 +120,13 @@ class EngineLoop:
         if prompts.under_way:
             return _POLL_SOON_S if abs(prompts.ends_in_s) < _NEAR_END_S else _STEP_RUNS_S
         return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
+
+    def _announce_steps(self) -> None:
+        """Wakes the front where decode steps have ended since the last call."""
+        steps = self.decode.loop.ring.steps
+        if steps != self._steps_announced and self.stepped is not None:
+            self._steps_announced = steps
+            self.stepped.set()
 
     def _decode_step(self) -> bool:
         self.decode.loop.expect_admissions(len(self.decode.reserved.arriving))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
+from baton.device.wakeup import Wakeup
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.model.source import CONFIG_FILES, resolve_model
 from baton.engine.rings.heartbeat import Heartbeat
@@ -42,6 +43,8 @@ class EngineHandle:
     memory: SharedMemory
     # What masks are computed with; None where the model's folder cannot be read.
     masks: MaskSetup | None
+    stepped: Wakeup
+    """The engine sets it when decode steps have ended."""
 
     def abort(self) -> None:
         """Kills the engine: while it loads it reads no commands, and one that hangs would never end."""
@@ -51,6 +54,7 @@ class EngineHandle:
         """Waits for an engine that was sent a stop command, and kills it where it does not end; its exit
         code."""
         self.channel.close()
+        self.stepped.close()
         return await asyncio.to_thread(self._wait)
 
     def _wait(self) -> int:
@@ -72,6 +76,7 @@ async def start_engine(
     with ThreadPoolExecutor(max_workers=1) as thread:
         masks = await asyncio.get_running_loop().run_in_executor(thread, _mask_setup, config, memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    stepped = Wakeup()
     with theirs:
         launch = EngineLaunch(
             worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
@@ -80,9 +85,10 @@ async def start_engine(
             channel_fd=theirs.fileno(),
             memory_fd=memory.fd,
             masks_fd=None if masks is None else masks.board.fd,
+            stepped_fd=stepped.fileno(),
         )
         process = _spawn(program, launch)
-    return EngineHandle(process, await FrontEnd.open(ours), memory, masks)
+    return EngineHandle(process, await FrontEnd.open(ours), memory, masks, stepped)
 
 
 def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
@@ -99,11 +105,12 @@ def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:
+    inherited = launch.channel_fd, launch.memory_fd, launch.masks_fd, launch.stepped_fd
     process = subprocess.Popen(
         tied(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
-        pass_fds=tuple(fd for fd in (launch.channel_fd, launch.memory_fd, launch.masks_fd) if fd is not None),
+        pass_fds=tuple(fd for fd in inherited if fd is not None),
         env={**os.environ, **ENVIRONMENT},
     )
     assert process.stdin is not None

@@ -137,7 +137,12 @@ class _Front:
         self._heartbeat = rings.heartbeat(handle.memory)
         reports_output = config.role != "prefill" and config.engine.prefix_cache
         self._decode = DecodeServicer(
-            identity.incarnation, self._engine, rings.reader(handle.memory), self._drain, reports_output
+            identity.incarnation,
+            self._engine,
+            rings.reader(handle.memory),
+            handle.stepped,
+            self._drain,
+            reports_output,
         )
         self._masks = None if handle.masks is None else MaskClient(handle.masks, self._decode.on_mask_failed)
         self._decode.masks = self._masks

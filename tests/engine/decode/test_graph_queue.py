@@ -131,6 +131,7 @@ def test_a_device_that_works_or_idles_is_not_hung(tmp_path: Path) -> None:
 def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Path) -> None:
     case = Case(tmp_path, stuck=True)
     case.engine.start(PROMPT, max_tokens=5, sampling=SamplingParams())
+    case.loop._clock = lambda: 100.0
     for step_s, depth in ((0.0, 2), (0.0004, 3), (0.0019, 3), (0.0021, 2), (0.02, 2)):
         case.loop._enqueued = case.loop._status_seen.replays
         case.loop._times = StepTimes()
@@ -138,3 +139,17 @@ def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Pa
         steps = [case.engine.step() for _ in range(5)]
         assert steps == [True] * depth + [False] * (5 - depth), f"steps of {step_s} s"
         assert case.loop.nap_s == (min(0.001, step_s / 4) or 0.001)
+
+
+def test_the_host_looks_again_soon_where_a_step_should_end(tmp_path: Path) -> None:
+    case, now = Case(tmp_path), [100.0]
+    case.loop._clock = lambda: now[0]
+    case.loop._began_at, case.loop._times = 100.0, StepTimes()
+    case.loop._times.add(0.008)
+    naps = {}
+    for after_us in (0, 6000, 6600, 7100, 8000, 8900, 9100, 20_000):
+        now[0] = 100.0 + after_us / 1e6
+        naps[after_us] = round(case.loop.nap_s * 1e6)
+    assert naps == {
+        0: 1000, 6000: 1000, 6600: 400, 7100: 100, 8000: 100, 8900: 100, 9100: 1000, 20_000: 1000
+    }  # fmt: skip

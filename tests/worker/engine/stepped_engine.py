@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baton.device.shared_memory import SharedMemory
+from baton.device.wakeup import Wakeup
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import ErrorKind
@@ -65,7 +66,11 @@ class SteppedEngine:
         rings = SharedRings(SLOTS)
         memory = SharedMemory.create("stepped", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
-        launch = EngineLaunch(worker=config, incarnation=incarnation, started_ns=1, channel_fd=0, memory_fd=0)
+        self.stepped = Wakeup()
+        launch = EngineLaunch(
+            worker=config, incarnation=incarnation, started_ns=1, channel_fd=0, memory_fd=0,
+            stepped_fd=self.stepped.fileno(),
+        )  # fmt: skip
         self.model = load(str(folder), config.engine)
         self.engine = build_engine(launch, self.model, EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)

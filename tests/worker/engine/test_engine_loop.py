@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,23 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
     assert stepped.failure(commands[2])[0] is ErrorKind.OVERLOADED
     stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
     stepped.assert_free()
+
+
+def test_the_front_is_woken_by_steps_that_have_ended_and_by_nothing_else(stepped: SteppedEngine) -> None:
+    def woken() -> bool:
+        ready, _, _ = select.select([stepped.stepped], [], [], 0)
+        stepped.stepped.clear()
+        return bool(ready)
+
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
+    stepped.send(prefill=prefill(ticket))
+    ended = stepped.engine.decode.loop.ring.steps
+    assert not woken()
+    seen = []
+    for _ in range(30):
+        stepped.turn()
+        before, ended = ended, stepped.engine.decode.loop.ring.steps
+        seen.append((ended > before, woken()))
+    assert (True, True) in seen
+    assert (False, False) in seen
+    assert {(True, True), (False, False)} == set(seen)
