@@ -39,7 +39,8 @@ class BatonError(Exception):
     """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
     `retry_after_s`: when another try may succeed, as a hint to the caller; 0 where no time is better. Unset:
-    1 s for a retryable kind.
+    1 s for a retryable kind. `traceresponse`: the span of the call that failed, as W3C Trace Context writes
+    it; empty where traces are off, or the call got no span.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BatonError(Exception):
         self.message = message
         self.tokens_sent = tokens_sent
         self.retry_after_s = float(kind.retryable) if retry_after_s is None else retry_after_s
+        self.traceresponse = ""
 
 
 class FieldError(BatonError):

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import from_status, to_status
+from baton.grpc_errors import TRACERESPONSE, from_status, to_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,8 @@ _HTTP: dict[ErrorKind, HttpError] = {
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
     """Ends a call with the error's status; never returns."""
     status = to_status(error)
-    await context.abort(status.code, status.details, trailing_metadata=status.trailing_metadata)
+    span = ((TRACERESPONSE, error.traceresponse),) if error.traceresponse else ()
+    await context.abort(status.code, status.details, trailing_metadata=(*status.trailing_metadata, *span))
     raise AssertionError("abort returned")
 
 

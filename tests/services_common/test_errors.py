@@ -72,6 +72,14 @@ def test_when_to_try_again_arrives(error: BatonError) -> None:
     assert (read.kind, read.retry_after_s) == (error.kind, error.retry_after_s)
 
 
+def test_the_span_of_a_failed_call_is_read() -> None:
+    status = to_status(FieldError("no"))
+    span = f"00-{'a' * 32}-{'b' * 16}-01"
+    metadata = (*status.trailing_metadata, ("traceresponse", span))
+    assert from_status(status.code, status.details, iter(metadata)).traceresponse == span
+    assert from_status(status.code, status.details, status.trailing_metadata).traceresponse == ""
+
+
 def test_a_long_message_fits_the_metadata() -> None:
     ((_, value),) = to_status(BatonError(ErrorKind.INTERNAL, "x" * 100_000)).trailing_metadata
     assert len(value) < 4096

@@ -72,6 +72,7 @@ class GrpcApi:
         """
         tokens, cached = 0, 0
         traces: list[RequestTrace] = []
+        requests: list[Request] = []
         try:
             requests = await self._admission.generate(data, context.time_remaining(), _texts_of(context))
             context.set_trailing_metadata(answer_metadata(requests[0]))
@@ -104,7 +105,10 @@ class GrpcApi:
                         )
                     await context.write(response)
         except TimeoutError:
-            await abort(context, BatonError(ErrorKind.DEADLINE, "the answer was not read in time"))
+            unread = BatonError(ErrorKind.DEADLINE, "the answer was not read in time")
+            if requests:
+                requests[0].call.mark(unread)
+            await abort(context, unread)
         except BatonError as error:
             error.tokens_sent = tokens > 0  # of any output
             await abort(context, error)

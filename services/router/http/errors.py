@@ -12,13 +12,16 @@ from starlette.responses import JSONResponse, Response
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import http_status, openai_body
 from services.common.observability.logs import get_log
+from services.common.observability.tracing.context import TRACERESPONSE
 
 _log = get_log("http")
 
 
 def error_response(error: BatonError, status: int | None = None) -> Response:
     """OpenAI's error body, and the status of the error's kind unless another one is given."""
-    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.retry_after_s else None
+    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.retry_after_s else {}
+    if error.traceresponse:
+        headers[TRACERESPONSE] = error.traceresponse
     return JSONResponse(openai_body(error), status or http_status(error), headers)
 
 

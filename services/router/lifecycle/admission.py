@@ -173,6 +173,7 @@ class Admission:
             deadline = asyncio.get_running_loop().time() + left_s
             yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call)
         except BatonError as error:
+            call.mark(error)
             self._observations.refused(error.kind, call)
             raise
 

@@ -93,6 +93,7 @@ class RequestTraces:
             yield
         except BatonError as failure:
             error = failure.kind.name.lower()
+            call.mark(failure)
             raise
         finally:
             self.call_ended(requests, call, error)

@@ -4,9 +4,9 @@ is away delays nothing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -98,9 +98,12 @@ async def test_an_attempt_that_fails_is_an_event(site: SiteMaker, kept: KeptSpan
 async def test_a_request_that_fails_marks_where(site: SiteMaker, kept: KeptSpans) -> None:
     async with site(max_attempts=1) as here:
         here.worker("prefill-0").behaviour.break_prefills = 1
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(here, 1, 2, 3)
     named = kept.named()
+    given = dict(cast("Iterable[tuple[str, str | bytes]]", caught.value.trailing_metadata()))
+    assert given["traceresponse"] == named["baton.request"].context.header
+    assert "grpc-status-details-bin" in given
     assert named["baton.request"].error == named["baton.prefill"].error == "unavailable"
     assert {named[f"baton.{stage}"].error for stage in ("admission", "queue")} == {""}
 
@@ -112,6 +115,7 @@ async def test_what_is_refused_has_a_root_alone(site: SiteMaker, kept: KeptSpans
         assert response.status_code == 400
     root = kept.named()["baton.request"]
     assert root.error == "invalid"
+    assert response.headers["traceresponse"] == root.context.header
     assert root.context.trace_id == bytes.fromhex(TRACE)
     assert root.attributes["baton.route"] == "/v1/completions"
     assert "secret" not in repr(root)
@@ -130,10 +134,12 @@ async def test_what_a_limit_refuses_has_one_root_with_the_error(
         body = {"model": MODEL, "prompt": "words", "max_tokens": 200, "ignore_eos": True}
         running = asyncio.create_task(client.post("/v1/completions", json=body))
         await until(lambda: here.router.dispatcher.running == 1)
-        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 429
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     refused, ran = roots(kept.all())
+    assert answer.headers["traceresponse"] == refused.context.header
     assert (refused.error, ran.error) == ("rate_limited", "")
     assert refused.attributes["baton.tenant"] == ran.attributes["baton.tenant"] == "a"
 
