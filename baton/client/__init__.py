@@ -35,6 +35,7 @@ from baton.client.types import (
     Tool,
     ToolCall,
     ToolCallDelta,
+    Trace,
     Usage,
 )
 from baton.errors import BatonError, ErrorKind, FieldError
@@ -60,5 +61,6 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "Trace",
     "Usage",
 ]

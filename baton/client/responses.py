@@ -17,18 +17,21 @@ from baton.client.types import (
     TokenLogprobs,
     ToolCall,
     ToolCallDelta,
+    Trace,
     Usage,
 )
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import from_status
 from baton.v1 import types_pb2
-from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, RequestTrace, Stage
 
 _REASONS = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     types_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
+# A newer server's further ones are left out.
+_STAGES = {number: name.removeprefix("STAGE_").lower() for name, number in Stage.items()}
 
 
 class Reader:
@@ -59,7 +62,11 @@ class Reader:
                 ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in response.tool_calls
             ),
             reasoning=response.reasoning_content,
+            request_id=response.request_id.hex(),
+            first_number=response.first_number,
+            resumable=response.resumable,
             finish_reason=_REASONS.get(response.finish_reason),
+            trace=_trace(response.trace) if response.HasField("trace") else None,
             usage=usage,
         )
 
@@ -106,6 +113,8 @@ def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
         prompt_logprobs=tuple(one for delta in deltas for one in delta.prompt_logprobs),
         tool_calls=_calls(part for delta in deltas for part in delta.tool_calls),
         reasoning="".join(delta.reasoning for delta in deltas),
+        request_id=deltas[-1].request_id,
+        trace=deltas[-1].trace,
     )
 
 
@@ -116,6 +125,19 @@ def _calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
         known = calls.get(part.index, ToolCall(part.id, part.name, ""))
         calls[part.index] = replace(known, arguments=known.arguments + part.arguments)
     return tuple(calls[index] for index in sorted(calls))
+
+
+def _trace(trace: RequestTrace) -> Trace:
+    stages = {_STAGES[one.stage]: one.offset_ns / 1e9 for one in trace.stages if one.stage in _STAGES}
+    return Trace(
+        trace.prefill_worker,
+        trace.decode_worker,
+        trace.attempts,
+        trace.kv_bytes_shipped,
+        trace.seed,
+        stages,
+        trace.handoff_exposed_ns / 1e9,
+    )
 
 
 def _logprobs(ids: Sequence[int], logprobs: Iterable[types_pb2.Logprobs]) -> tuple[TokenLogprobs, ...]:

@@ -98,6 +98,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """Where one output was computed, and where its time went."""
+
+    # The workers' names.
+    prefill_worker: str
+    decode_worker: str
+    attempts: int
+    # Of the KV cache, from the one worker to the other.
+    kv_bytes_shipped: int
+    # That the output was drawn with.
+    seed: int
+    # Seconds from the request's arrival until each stage was reached, in order: admitted, reserved,
+    # prefilling, first_token, handed_off, decoding, ended; without those that there were not.
+    stages: Mapping[str, float]
+    # The part of the handoff, in seconds, that no computation hid.
+    handoff_exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """The part of one output that became final since its last delta.
 
@@ -115,8 +134,15 @@ class Delta:
     # For conversations: more of the tool calls and of the reasoning, neither of which is part of the text.
     tool_calls: tuple[ToolCallDelta, ...] = ()
     reasoning: str = ""
+    # The output's id, as in the server's log: 16 bytes in hexadecimal.
+    request_id: str = ""
+    # Place in the output of the first of the tokens.
+    first_number: int = 0
+    # The request would survive the router: its journal has recorded it.
+    resumable: bool = False
     # On the last delta of an output.
     finish_reason: FinishReason | None = None
+    trace: Trace | None = None
     # On the last delta of all.
     usage: Usage | None = None
 
@@ -134,6 +160,9 @@ class Choice:
     # The calls of tools, and the reasoning, which are not part of the text.
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    # As in a delta.
+    request_id: str = ""
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from baton.client import (
     Prompt,
     Usage,
 )
+from baton.client.responses import Reader
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.types_pb2 import Choices, Grammar
 from tests.router.conftest import Site, SiteMaker, until
 from tests.router.fake_model import expected, logprobs_of
@@ -61,6 +63,20 @@ async def test_a_whole_result(site: SiteMaker, kind: str) -> None:
         assert [choice.index for choice in text.choices] == [0, 1, 2]
         assert all(choice.tokens == tuple(expected(list("hé".encode()), 4)) for choice in text.choices)
         assert text.usage == Usage(3, 12)
+        ids = {choice.request_id for choice in text.choices}
+        assert len(ids) == 3
+        assert all(len(bytes.fromhex(one)) == 16 for one in ids)
+        traces = [choice.trace for choice in text.choices]
+        assert {(one.prefill_worker, one.decode_worker, one.attempts) for one in traces if one} == {
+            ("prefill-0", "decode-0", 1)
+        }
+        assert len({one.seed for one in traces if one}) == 3, "one an output"
+        trace = answer.choices[0].trace
+        assert trace is not None
+        reached = list(trace.stages.values())
+        assert reached == sorted(reached)
+        assert {"admitted", "first_token", "ended"} <= trace.stages.keys()
+        assert 0 < trace.stages["ended"] < 3600
         chat = await complete(kind, here, [Message("user", "hi")], max_tokens=4)
         assert chat.tokens == tuple(expected(list(b"<user>hi\n<assistant>"), 4))
         await here.quiet()
@@ -113,6 +129,26 @@ async def test_a_grammar_is_sent(site: SiteMaker, field: str, value: Any, sent: 
         assert request.grammar == sent
         with pytest.raises(BatonError, match="only one of"):
             await complete("async", here, PROMPT, **{"regex": "a", "grammar": "b"})
+
+
+async def test_what_a_delta_says_beside_its_tokens(site: SiteMaker) -> None:
+    async with (
+        site() as here,
+        await AsyncClient.connect(here.addresses["grpc"]) as client,
+        client.generate(PROMPT, max_tokens=6, seed=9, **GREEDY) as stream,
+    ):
+        deltas = [delta async for delta in stream]
+    count = 0
+    for delta in deltas:
+        assert delta.first_number == count
+        count += len(delta.tokens)
+    assert count == 6
+    assert len({delta.request_id for delta in deltas}) == 1
+    assert not any(delta.resumable for delta in deltas), "there is no journal"
+    assert [delta.trace is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
+    assert deltas[-1].trace is not None
+    assert deltas[-1].trace.seed == 9
+    assert Reader(GenerateRequest()).read(GenerateResponse(resumable=True)).resumable
 
 
 @both
