@@ -6,7 +6,6 @@ rows in, logits out. Results of rows without a sequence are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -91,14 +90,12 @@ class DecodePass:
         """Items that a step of `rows` rows may have."""
         return self.policy(rows).most_items(rows, self._group_tokens[group])
 
-    def run(self, rows: int, before_head: Callable[[], None] = lambda: None) -> Tensor:
-        """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer.
-        `before_head` is called between the launches of the last layer and of the head."""
+    def run(self, rows: int) -> Tensor:
+        """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer."""
         self.embed(rows)
         run_layers(
             self._model, self.workspace, rows, lambda attention: self.attend(attention, rows), self.gemm
         )
-        before_head()
         return self.head(rows)
 
     def embed(self, rows: int) -> None:

@@ -1,11 +1,11 @@
 """A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
 
-    begin ─ plan ─ layers ─┬─ fetch (beside the rest) ────────────────┐
-                           └─ head ─ simple or full sampler ─ finish  ┴ end
+    begin ─ plan ─ layers ─ head ─┬─ fetch (beside the rest) ─────────┐
+                                  └─ simple or full sampler ─ finish  ┴ end
 
-What the host posts until the layers have ended is fetched, and applied where the next step begins. A read of
-host memory takes 4 µs, which the head hides. Before a step that nothing runs ahead of, `fetch` is a graph of
-its own.
+What the host posts until the head has ended is fetched, and applied where the next step begins. A read of
+host memory takes 4 µs, which the sampler hides. Before a step that nothing runs ahead of, `fetch` is a graph
+of its own.
 
 A bucket has two graphs: one for greedy and plain temperature sampling, one with the full sampler
 (`graph_sampler`).
@@ -134,7 +134,9 @@ class GraphStep:
     def _front(self, bucket: int, features: Feature) -> Tensor:
         self.begin(bucket, features)
         self.plan(bucket)
-        return self.pass_.run(bucket, before_head=lambda: self._queue.fork(self._fetch))
+        logits = self.pass_.run(bucket)
+        self._queue.fork(self._fetch)
+        return logits
 
     def begin(self, bucket: int, features: Feature) -> None:
         """Launches the step's first kernel: it applies the mailbox and lists the rows of up to `bucket`

@@ -40,21 +40,25 @@ def test_a_sequence_admitted_to_an_idle_worker_is_in_the_first_step(tmp_path: Pa
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the host cannot post at a known point of a step on a GPU")
-def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("while_it_computes", ["attend", "head"])
+def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(
+    tmp_path: Path, while_it_computes: str
+) -> None:
+    """Until the sampler begins, the shortest part of a step."""
     engine, loop = engine_of(tmp_path)
     running = engine.start(PROMPT, max_tokens=20)
     engine.step()
     step = loop.step_state
     joined: list[tuple[int, int]] = []
     step.fetch = lambda: None  # as for a replay that is enqueued while another one runs
-    attend = step.pass_.attend
+    compute = getattr(step.pass_, while_it_computes)
 
-    def attend_and_admit(attention: object, rows: int) -> torch.Tensor:
-        if not joined:  # within the first layer
+    def compute_and_admit(*arguments: object) -> torch.Tensor:
+        if not joined:
             joined.append(engine.start([9, 8], max_tokens=4))
-        return attend(attention, rows)  # type: ignore[arg-type]
+        return cast(torch.Tensor, compute(*arguments))
 
-    step.pass_.attend = attend_and_admit  # type: ignore[method-assign]
+    setattr(step.pass_, while_it_computes, compute_and_admit)
     loop.expect_admissions(1)
     engine.step()
     assert len(engine.output[running]) == 3

@@ -1,6 +1,6 @@
 """What a step does besides the model, as kernels of one program each: fetch, begin, finish.
 
-    fetch    host's mailbox → inbox on the GPU, beside the head of the step before (it takes 4 µs)
+    fetch    host's mailbox → inbox on the GPU, beside the sampler of the step before (it takes 4 µs)
     begin    inbox → slots; slots → rows; or nothing at all, where the ring has no room
     (plan    rows → the attention's items, a cache group: `plan_items`)
     finish   tokens → slots, ring, counters
