@@ -8,7 +8,8 @@
 
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
 `loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
-Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps.
+Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
+with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
 goodput.json, goodput.html with one plot a limit, and each run's folder.
 

@@ -4,7 +4,7 @@ decode step, and inter-token latencies. Computed from the records, so the same f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from loadgen.common.record import Outcome, Record
 
 # Gaps of a request after its first that say how long a step was then.
 _NEXT = 8
+# Stages of the router that a first gap consists of; loadgen knows them over gRPC.
+_GAP_PARTS = ("transfer", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class StreamFigures:
     first_over_two_p99: float
     itl_p99: float
     itl_p999: float
+    # p50 and p99 of what the router saw of first gaps, where it told: from the first token to the report of
+    # the handoff (`transfer`), from there to decode's first token (`first_step`).
+    gap_parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         first = f"{self.first_gap_p50:.1f} and {self.first_gap_p99:.1f} ms"
@@ -36,25 +41,44 @@ class StreamFigures:
             f"step {self.step:.2f} ms; first gap p50 and p99 {first}, {in_steps[0]} and {in_steps[1]} steps, "
             f"p99 over two steps of its time {self.first_over_two_p99:+.1f} ms; "
             f"ITL p99 and p99.9 {self.itl_p99:.1f} and {self.itl_p999:.1f} ms, {in_steps[2]} and "
-            f"{in_steps[3]} steps"
+            f"{in_steps[3]} steps{self._parts()}"
         )
+
+    def _parts(self) -> str:
+        if not self.gap_parts:
+            return ""
+        parts = [f"{part} {p50:.1f} and {p99:.1f}" for part, (p50, p99) in self.gap_parts.items()]
+        return f"; of the first gap at the router, ms: {', '.join(parts)}"
 
 
 def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
     """Of all requests that were answered in full; None where none has three tokens."""
     first, over, others = list[float](), list[float](), list[np.ndarray]()
+    parts: dict[str, list[float]] = {part: [] for part in _GAP_PARTS}
     for record in records:
         if record.outcome == Outcome.OK and len(record.token_times) > 2:
             gaps = np.diff(record.token_times) * 1e3
             first.append(float(gaps[0]))
             over.append(float(gaps[0] - 2 * np.median(gaps[1 : 1 + _NEXT])))
             others.append(gaps[1:])
+            for part, found in parts.items():
+                found += [record.stages[part] * 1e3] if record.stages and part in record.stages else []
     if not first:
         return None
     itl = np.concatenate(others)
+    first_p50, first_p99 = _percentiles(first, 50, 99)
+    itl_p99, itl_p999 = _percentiles(itl, 99, 99.9)
     return StreamFigures(
-        float(np.median(itl)),
-        *(float(value) for value in np.percentile(first, (50, 99))),
-        float(np.percentile(over, 99)),
-        *(float(value) for value in np.percentile(itl, (99, 99.9))),
+        step=float(np.median(itl)),
+        first_gap_p50=first_p50,
+        first_gap_p99=first_p99,
+        first_over_two_p99=float(np.percentile(over, 99)),
+        itl_p99=itl_p99,
+        itl_p999=itl_p999,
+        gap_parts={part: _percentiles(found, 50, 99) for part, found in parts.items() if found},
     )
+
+
+def _percentiles(values: list[float] | np.ndarray, lower: float, upper: float) -> tuple[float, float]:
+    low, high = np.percentile(values, (lower, upper))
+    return float(low), float(high)

@@ -33,6 +33,7 @@ SPANS = {
     "prefill": (Stage.STAGE_PREFILLING, Stage.STAGE_FIRST_TOKEN),
     "transfer": (Stage.STAGE_FIRST_TOKEN, Stage.STAGE_HANDED_OFF),
     "decode": (Stage.STAGE_HANDED_OFF, Stage.STAGE_ENDED),
+    "first_step": (Stage.STAGE_HANDED_OFF, Stage.STAGE_DECODING),  # of decode; a part of it
 }
 _FINISHES = {
     value: name.removeprefix("FINISH_REASON_").lower() for name, value in types_pb2.FinishReason.items()

@@ -186,6 +186,7 @@ class GrpcServer:
             (Stage.STAGE_PREFILLING, 1_100_000),
             (Stage.STAGE_FIRST_TOKEN, 4_100_000),
             (Stage.STAGE_HANDED_OFF, 6_100_000),
+            (Stage.STAGE_DECODING, 7_600_000),
             (Stage.STAGE_ENDED, 10_100_000),
         ]
         return GenerateResponse(

@@ -31,6 +31,23 @@ def test_the_first_gap_is_told_apart() -> None:
     assert stream_figures(records[-1:]) is None
 
 
+def test_what_the_router_saw_of_first_gaps_is_shown_where_it_told() -> None:
+    records = [record(0.0, [0.1, 0.12, 0.13]) for _ in range(3)]
+    for one, (transfer, first_step) in zip(
+        records, ((0.001, 0.01), (0.002, 0.012), (0.003, 0.02)), strict=True
+    ):
+        one.stages = {"transfer": transfer, "first_step": first_step, "decode": 1.0}
+    del records[2].stages["first_step"]  # type: ignore[union-attr]
+    found = stream_figures(records)
+    assert found is not None
+    assert list(found.gap_parts) == ["transfer", "first_step"]
+    assert found.gap_parts["transfer"] == pytest.approx((2, 2.98))
+    assert found.gap_parts["first_step"] == pytest.approx((11, 11.98))
+    assert str(found).endswith(
+        "; of the first gap at the router, ms: transfer 2.0 and 3.0, first_step 11.0 and 12.0"
+    )
+
+
 def test_an_overload_ends_when_latencies_are_as_before() -> None:
     """Ten requests a second, twice that from 10 to 20; half of these are refused, one of them late; those of
     10 to 23 take twice as long a token."""

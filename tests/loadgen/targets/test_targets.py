@@ -104,6 +104,7 @@ async def test_stages_of_the_server() -> None:
         "prefill": 0.003,
         "transfer": 0.002,
         "decode": 0.004,
+        "first_step": 0.0015,
     }
     assert record.workers == "p0,d0"
 
