@@ -248,7 +248,9 @@ class Router:
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry, self._questions)] if config.serves_public_metrics else []
         stored = self.store.responses
-        self.http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes, stored)
+        self.http_api = HttpApi(
+            self.admission, self.dispatcher, self.readiness, more_routes, stored, self.audit
+        )
         check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
         rules = HttpRules(self.http_api.app.routes)
         app = HttpAuth(self.http_api.app, self._keys, rules) if self._keys else self.http_api.app

@@ -25,7 +25,8 @@ LONGEST_LINE = 4096
 class AuditRecord:
     """One event. These fields are all that a line can have, and none of them has content of a request.
 
-    `event`: request, refused, authentication, key, admin or opened. `target`: what an admin action is about.
+    `event`: request, response, refused, authentication, key, admin or opened. `target`: what an admin action
+    is about, or the id of a stored response that was read or deleted.
     """
 
     event: str

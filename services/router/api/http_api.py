@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Send
 
 from baton.errors import ErrorKind, FieldError
+from services.common.observability.audit_log import AuditLog
 from services.router.api.docs_page import docs_page
 from services.router.api.openai_response import CompletionResponse, Formatter
 from services.router.api.openapi import installed_version, openapi_document
@@ -47,10 +48,12 @@ class HttpApi:
         readiness: Readiness,
         more_routes: Sequence[BaseRoute] = (),
         stored: StoredResponses | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
-        """`more_routes` are served in addition to those of the API. `stored`: the admission's responses."""
+        """`more_routes` are served in addition to those of the API. `stored`: the admission's responses.
+        `audit`: records who reads or deletes them."""
         self._admission = admission
-        self._stored = StoredResponsesApi(admission.model.name, stored)
+        self._stored = StoredResponsesApi(admission.model.name, stored, audit)
         self._dispatcher = dispatcher
         self._created = int(time.time())
         posts = {

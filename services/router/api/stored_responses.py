@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -11,12 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from services.common.observability.audit_chain import AuditRecord
+from services.common.observability.audit_log import AuditLog
 from services.router.conversations.record import StoredResponse
 from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.responses.body import LOGPROBS
-from services.router.tenants.current import check_model
+from services.router.tenants.current import check_model, current_caller
 
 _PATH = "/v1/responses/{response_id}"
+_ITEMS_PATH = f"{_PATH}/input_items"
 # Items of one page.
 DEFAULT_ITEMS, MOST_ITEMS = 20, 100
 _ORDERS = ("asc", "desc")
@@ -25,13 +29,15 @@ _ORDERS = ("asc", "desc")
 class StoredResponsesApi:
     """The routes, and what `POST /v1/responses` stores."""
 
-    def __init__(self, model: str, stored: StoredResponses | None) -> None:
-        """`model`: the name of the served model. `stored`: None: there is no response."""
+    def __init__(self, model: str, stored: StoredResponses | None, audit: AuditLog | None = None) -> None:
+        """`model`: the name of the served model. `stored`: None: there is no response. `audit`: where it is
+        recorded who has read or deleted a response."""
         self._model = model
         self._stored = stored
+        self._audit = audit or AuditLog()
         self.routes = [
             Route(_PATH, self.get_or_delete, methods=["GET", "DELETE"]),
-            Route(f"{_PATH}/input_items", self.input_items, methods=["GET"]),
+            Route(_ITEMS_PATH, self.input_items, methods=["GET"]),
         ]
 
     def keep(self, items: bytes, response_id: str, document: bytes) -> None:
@@ -45,18 +51,24 @@ class StoredResponsesApi:
 
     async def get(self, request: HttpRequest) -> Response:
         """GET: the response as it was answered, without logprobs."""
-        _check_query(request.query_params.multi_items())
-        found = await self._found(request)
+        with self._recorded(request, "read", _PATH):
+            _check_query(request.query_params.multi_items())
+            found = await self._found(request)
         return Response(found.document, media_type="application/json")
 
     async def delete(self, request: HttpRequest) -> Response:
         """DELETE: the response is not found from then on."""
         response_id = request.path_params["response_id"]
-        await self._responses().delete(response_id)
+        with self._recorded(request, "deleted", _PATH):
+            await self._responses().delete(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: HttpRequest) -> Response:
         """GET .../input_items: a page of the items that the response was given."""
+        with self._recorded(request, "read", _ITEMS_PATH):
+            return await self._page(request)
+
+    async def _page(self, request: HttpRequest) -> Response:
         query = request.query_params
         _check_query(query.multi_items())
         limit, order = _limit(query), query.get("order", "desc")
@@ -80,6 +92,22 @@ class StoredResponsesApi:
             "has_more": len(items) > limit,
         }
         return JSONResponse(listed)
+
+    @contextlib.contextmanager
+    def _recorded(self, request: HttpRequest, outcome: str, route: str) -> Iterator[None]:
+        """Records what is done within, and whether it fails. A response that is not found has no id: what the
+        client sent as one may be anything."""
+        try:
+            yield
+        except BatonError as error:
+            self._record(error.kind.name.lower(), route)
+            raise
+        self._record(outcome, route, request.path_params["response_id"])
+
+    def _record(self, outcome: str, route: str, target: str = "") -> None:
+        caller = current_caller.get()
+        key_id, tenant = ("", "") if caller is None else (caller.key_id, caller.tenant_name)
+        self._audit.record(AuditRecord("response", outcome, key_id, tenant, route=route, target=target))
 
     async def _found(self, request: HttpRequest) -> StoredResponse:
         return await self._responses().get(request.path_params["response_id"])

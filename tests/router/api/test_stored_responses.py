@@ -29,6 +29,7 @@ from tests.router.api.test_openapi import check
 from tests.router.auth.test_tenants import auth
 from tests.router.conftest import MODEL, Site, SiteMaker, until
 from tests.router.http_client import http
+from tests.router.observability.test_audit import events as audit_events
 from tests.router.tenants.test_tenants_file import tenant
 from tests.state.memory_responses import MemoryResponses
 
@@ -242,7 +243,8 @@ async def test_a_tenants_responses_are_its_own(
     site: SiteMaker, server: EmbeddedServer, tmp_path: Path
 ) -> None:
     keys = auth(tmp_path, tenant("acme", "sk-1"), tenant("other", "sk-2"))
-    async with site(**storing(server), auth=keys) as here:
+    audit = tmp_path / "audit"
+    async with site(**storing(server), auth=keys, audit_log=audit) as here:
         async with client_of(here, "sk-1") as acme, client_of(here, "sk-2") as other:
             first = await create(acme, "a secret")
             for written in (False, True):  # while it waits here, and once it is in Redis
@@ -264,6 +266,25 @@ async def test_a_tenants_responses_are_its_own(
             paths = (f"/v1/responses/{first.id}", f"/v1/responses/resp_{'0' * 32}")
             foreign, unknown = [await client.get(path, headers=key) for path in paths]
             assert (foreign.status_code, foreign.content) == (404, unknown.content)
+            mine = {"authorization": "Bearer sk-1"}
+            assert (await client.get(f"{paths[0]}/input_items", headers=mine)).status_code == 200
+            assert (await client.delete(paths[0], headers=mine)).status_code == 200
+    recorded = [one for one in audit_events(audit) if one["event"] == "response"]
+    path, failed = "/v1/responses/{response_id}", {"event": "response", "outcome": "not_found"}
+    refused_ones = [one for one in recorded if one["outcome"] == "not_found"]
+    assert [(one["tenant"], one["route"], set(one)) for one in refused_ones] == [
+        ("other", path, {*failed, "key_id", "tenant", "route"})
+    ] * 6
+    assert [
+        (one["outcome"], one["tenant"], one["route"], one["target"])
+        for one in recorded
+        if one["outcome"] != "not_found"
+    ] == [
+        ("read", "acme", path, first.id),
+        ("read", "acme", f"{path}/input_items", first.id),
+        ("deleted", "acme", path, first.id),
+    ]
+    assert "a secret" not in audit.read_text()
 
 
 async def test_redis_away(site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
