@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
@@ -145,19 +145,25 @@ class PrefillScheduler:
 
         A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
         """
-        waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
-        crowded = self._crowded(waiting)
+        now = self._clock()
+        left_s = {
+            sequence: self._seconds_left(sequence)
+            for sequence in self._sequences
+            if sequence.reached < sequence.length
+        }
+        patient = {sequence for sequence in left_s if self._is_patient(sequence, left_s[sequence], now)}
+        crowded = self._crowded(left_s, patient, now)
         seconds = self._bounds.seconds
         if not (crowded or self.beside_decode):
             seconds = max(seconds, self._bounds.alone_seconds)
-        prompts = self._prompts(waiting, seconds)
+        prompts = self._prompts(left_s, seconds, now)
         runnable = self._with_blocks(in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0))
         step = _Step(self.cost, self._bounds, seconds, crowded=crowded)
         aged = self._aged(runnable)
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
         for sequence in runnable:
-            step.give(sequence, patient=self._is_patient(sequence))
+            step.give(sequence, patient=sequence in patient)
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
         return step.chunks
@@ -199,36 +205,33 @@ class PrefillScheduler:
         if sequence.blocks is not None and not sequence.borrowed:
             self._pools.release(sequence.blocks)
 
-    def _prompts(self, waiting: list[Sequence], step_s: float) -> list[Prompt]:
+    def _prompts(self, left_s: Mapping[Sequence, float], step_s: float, now: float) -> list[Prompt]:
         """What waits, the shortest remaining first; each is due a step earlier than its limit says, since its
         first token comes at the end of a step."""
-        now = self._clock()
         return [
-            Prompt(
-                sequence,
-                _MARGIN * self._seconds_left(sequence),
-                self._sequences[sequence] + sequence.first_token_in_s - now - step_s,
-            )
-            for sequence in sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
+            Prompt(sequence, _MARGIN * left_s[sequence], self._due_s(sequence, now) - step_s)
+            for sequence in sorted(left_s, key=lambda sequence: sequence.length - sequence.reached)
         ]
 
-    def _crowded(self, waiting: list[Sequence]) -> bool:
+    def _crowded(self, left_s: Mapping[Sequence, float], patient: Set[Sequence], now: float) -> bool:
         """Whether short prompts that are in a hurry wait or have come lately. Which are short is known once
         steps were timed."""
         short_s = self._bounds.seconds * (1 + SLACK)
-        for sequence in waiting:
+        for sequence, seconds in left_s.items():
             is_new = sequence.reached <= sequence.cached
-            if is_new and 0 < self._seconds_left(sequence) <= short_s and not self._is_patient(sequence):
+            if is_new and 0 < seconds <= short_s and sequence not in patient:
                 self._short_came = max(self._short_came, self._sequences[sequence])
-        return self._clock() - self._short_came < LATELY_S
+        return now - self._short_came < LATELY_S
 
-    def _is_patient(self, sequence: Sequence) -> bool:
+    def _is_patient(self, sequence: Sequence, left_s: float, now: float) -> bool:
         """Whether its limit leaves it time for several of the longest steps."""
-        if math.isinf(sequence.first_token_in_s):
-            return False
         longest_s = max(self._bounds.seconds, self._bounds.alone_seconds)
-        due_s = self._sequences[sequence] + sequence.first_token_in_s - self._clock()
-        return due_s - self._seconds_left(sequence) >= PATIENT_STEPS * longest_s
+        due_s = self._due_s(sequence, now)
+        return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * longest_s
+
+    def _due_s(self, sequence: Sequence, now: float) -> float:
+        """Seconds until its first token is due; infinite without a limit."""
+        return self._sequences[sequence] + sequence.first_token_in_s - now
 
     def _seconds_left(self, sequence: Sequence) -> float:
         """Predicted seconds of what is left of a prompt; 0 before any step was timed."""

@@ -234,6 +234,25 @@ def test_a_prompt_goes_before_shorter_ones_when_its_limit_requires_it() -> None:
     assert scheduler.plan()[0].sequence is shorter[0], "it is given up"
 
 
+def test_a_step_predicts_each_prompt_once() -> None:
+    class Counted(PrefillCost):
+        predicted = 0
+
+        def seconds_of(self, units: float) -> float:
+            self.predicted += 1
+            return super().seconds_of(units)
+
+    cost = Counted(1000.0)
+    cost.took([(0, 1)], 0.001)
+    _, scheduler = make(100, StepBounds(50, 0.025), cost=cost)
+    for length in (5, 30, 90):
+        prompt = sequence(length)
+        prompt.first_token_in_s = 1.0
+        scheduler.add(prompt)
+    scheduler.plan()
+    assert cost.predicted == 3
+
+
 def test_a_chunk_ends_at_the_next_multiple_where_that_costs_little() -> None:
     bounds = StepBounds(10_000, seconds=0.5, alignment=64)
     _, scheduler = make(1000, bounds, cost=paced(0.001, math.inf))
