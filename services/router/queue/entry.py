@@ -16,7 +16,8 @@ Position = tuple[int, int]
 
 @dataclass(eq=False)
 class QueueEntry:
-    """One request. `tokens`: about what it takes of workers, in prompt tokens; 0 until it waits."""
+    """One request. `tokens`: about what it takes of workers, in prompt tokens; `prompt`: its prompt's. Both
+    are 0 until it waits."""
 
     call: ClientCall
     position: Position
@@ -26,6 +27,7 @@ class QueueEntry:
     # When its client's call ends in any case, on the same clock.
     deadline: float | None = None
     tokens: float = 0.0
+    prompt: int = 0
     # Predicted seconds of its prompt on one worker; 0 where that is not needed.
     prefill_s: float = 0.0
     # Its number among the requests that were placed, in the order in which they were placed first.

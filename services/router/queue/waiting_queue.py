@@ -26,20 +26,20 @@ from services.router.queue.block_wait import BlockWait
 from services.router.queue.deadlines import CAUTION, check_deadline
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.entry import QueueEntry
+from services.router.queue.passing import Passing
 from services.router.queue.request_order import Ahead, RequestOrder
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
+from services.router.workers.backlog import MOST_PROMPTS, Prompt, Queued
 from services.router.workers.early_refusal import Demand, too_late
-from services.router.workers.forecast import USUAL_OUTPUT_TOKEN_COST
+from services.router.workers.forecast import USUAL_OUTPUT_TOKEN_COST, mean_context, usual_output
 from services.router.workers.placement import (
     Cached,
     Claim,
     Placement,
     PrefillClaim,
-    mean_context,
-    usual_output,
 )
 from services.router.workers.worker import Worker
 
@@ -58,6 +58,8 @@ class _Waiter(Generic[ClaimT]):
     claim: asyncio.Future[ClaimT]
     # Whether its own limits may be why nothing has room.
     limited: bool
+    # When it began to wait, on the event loop's clock.
+    since: float
 
 
 def _left_s(entry: QueueEntry) -> float | None:
@@ -125,11 +127,13 @@ class WaitingQueue:
         its deadline, UNAVAILABLE if there is no pair.
         """
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
+        entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
         tpot_s = entry.slo.tpot_s if entry.slo is not None else None
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
             left_s=partial(_left_s, entry), behind=self._behind, returning=entry.returning,
+            by_order=self._may_pass,
         )  # fmt: skip
         if entry.returning:
             return await self._wait(entry, pick, until)
@@ -159,9 +163,8 @@ class WaitingQueue:
             return math.inf
         context, output = mean_context(tokens, max_tokens), usual_output(max_tokens)
         demand = Demand(tokens, context, output, entry.slo or Slo(), self._refusal_of(entry))
-        ahead = self._ahead_of(entry)
         entry.prefill_s = self._placement.check_in_time(
-            demand, _left_s(entry), cached, entry.call, ahead.requests, ahead.prefill_s
+            demand, _left_s(entry), cached, entry.call, self._queued_before(entry)
         )
         if not entry.prefill_s or entry.first_token_by is None:
             return math.inf
@@ -175,6 +178,25 @@ class WaitingQueue:
         slots, own_s = self._placement.least(tokens, entry.call)
         check_deadline(left_s, self._ahead_of(entry), self._drain, slots, own_s)
         return entry.deadline - CAUTION * own_s if own_s else math.inf
+
+    def _queued_before(self, entry: QueueEntry) -> Queued:
+        """What waits before a request that comes now; what shorter prompts may pass one by one, unless there
+        are many."""
+        ahead = self._ahead_of(entry)
+        if len(self._order) > MOST_PROMPTS or not self._may_pass():
+            return Queued(ahead.requests, ahead.prefill_s)
+        prompts = [
+            Prompt(one.prefill_s, 0, one.first_token_by or math.inf, one.prefill_s)
+            for one in self._order.walk()
+        ]
+        return Queued(ahead.requests, 0.0, prompts)
+
+    def _may_pass(self) -> bool:
+        """Whether short prompts go before long ones here as at workers: where late requests are refused, so
+        that none is let in which makes others late, and all that wait are of one tenant and priority, and
+        need one pool. Elsewhere a sender of many short prompts would fill the workers."""
+        placement = self._placement
+        return placement.refuse_late and self._order.flows <= 1 and not placement.pools.several
 
     def _ahead_of(self, entry: QueueEntry) -> Ahead:
         """What will be placed before it."""
@@ -196,7 +218,7 @@ class WaitingQueue:
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
-        entry.tokens = tokens
+        entry.prompt = entry.tokens = tokens
         pick = partial(self._placement.pick_prefill, tokens, entry.call)
         return await self._wait(entry, pick, until)
 
@@ -213,7 +235,7 @@ class WaitingQueue:
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
         limited = self._placement.refuse_late and entry.slo is not None and entry.slo.tpot_s is not None
-        waiter = _Waiter(pick, claimed, limited)
+        waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
         with _counted(entry.call.tenant):
@@ -268,6 +290,7 @@ class WaitingQueue:
         """
         blocked: set[str | None] = set()
         pools = self._placement.pools
+        passing = Passing(asyncio.get_running_loop().time()) if self._may_pass() else None
         for entry in itertools.chain(list(self._returned), self._order.walk()):
             pool = entry.call.pool or pools.current
             if pool in blocked:
@@ -275,12 +298,20 @@ class WaitingQueue:
                     return  # all others need the same pool
                 continue
             waiter = self._waiters[entry]
+            if passing is not None and passing.over:
+                return
+            if passing is not None and not passing.may_try(entry.prompt):
+                continue
             claim = waiter.pick()
             if claim is not None:
                 self._place(entry, claim)
             elif waiter.limited and not entry.returning and self._order.flows > 1:
                 self._order.pass_flow(entry)
-            elif not self._blocks.holds(entry.number):
+            elif self._blocks.holds(entry.number):
+                continue
+            elif passing is not None and self._placement.lacks_prefill and not entry.returning:
+                passing.waits(entry.prompt, waiter.since)
+            else:
                 blocked.add(pool)
 
     def _place(self, entry: QueueEntry, claim: PrefillClaim) -> None:

@@ -1,10 +1,11 @@
 """Refuses requests at once that cannot meet their limits.
 
-The predicted time to the first token is that of the prompts before it, in this router's queue and at the
-workers, and its own, by measured rates; where no decode worker has room under the limits, it waits for as
-many slots to be released as there are requests before it, at the rate at which they were released lately,
-with a margin, since they are released in bursts. Combined workers that leave their prompts to others are not
-counted on for those of the queue: they compute what their streams allow.
+The predicted time to the first token is that of the prompts that go before it in the order of workers
+(`backlog`), in this router's queue and at the workers, and its own, by measured rates. All go before one that
+would make another late, which was let in before. Where no decode worker has room under the limits, it waits
+for as many slots to be released as there are requests before it, at the rate at which they were released
+lately, with a margin, since they are released in bursts. Combined workers that leave their prompts to others
+are not counted on for those of the queue: they compute what their streams allow.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from services.router.request.slo import Slo
+from services.router.workers.backlog import Queued
 from services.router.workers.forecast import SAFETY, first_token_s, sequences_within, step_s
 from services.router.workers.worker import Worker
 
@@ -42,21 +44,32 @@ class Demand:
 
 
 def predicted_ttft_s(
-    demand: Demand, prefills: dict[Worker, int], decodes: Sequence[Worker], ahead: int, ahead_s: float
+    demand: Demand,
+    left_s: float | None,
+    prefills: dict[Worker, int],
+    decodes: Sequence[Worker],
+    queued: Queued,
 ) -> float:
-    """Seconds to the first token of a request behind `ahead` others that take `ahead_s` of one prefill
-    worker. `prefills`: the workers that may compute its prompt, and what each has cached of it; not empty."""
-    own = min(first_token_s(worker, demand.tokens, cached) for worker, cached in prefills.items())
+    """Seconds to the first token of a request, which is due in `left_s`. `prefills`: the workers that may
+    compute its prompt, and what each has cached of it; not empty. `queued`: what waits in the queue."""
+    sharing = max(1, sum(not (worker.exchanges and worker in decodes) for worker in prefills))
+    parts = [one._replace(seconds=_MARGIN * one.seconds / sharing) for one in queued.prompts]
+    own, beside_queued = (
+        min(
+            first_token_s(worker, demand.tokens, cached, left_s, beside)
+            for worker, cached in prefills.items()
+        )
+        for beside in ((), parts)
+    )
     rooms = sum(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes)
-    waits, lacking = 0.0, ahead + 1 - rooms
+    waits, lacking = 0.0, queued.requests + 1 - rooms
     if lacking > 0 and not any(worker.used_slots for worker in decodes):
         waits = math.inf  # an empty worker has no room under the limit
     elif lacking > 0:
         waits = (lacking + _DEVIATIONS * math.sqrt(lacking)) / sum(
             _released_per_second(worker, demand) for worker in decodes
         )
-    computing = sum(not (worker.exchanges and worker in decodes) for worker in prefills)
-    return max(waits, _MARGIN * ahead_s / max(1, computing)) + own
+    return max(waits + own, _MARGIN * queued.prefill_s / sharing + beside_queued)
 
 
 def _released_per_second(worker: Worker, demand: Demand) -> float:
@@ -73,8 +86,7 @@ def check_in_time(
     left_s: float | None,
     prefills: dict[Worker, int],
     decodes: Sequence[Worker],
-    ahead: int,
-    ahead_s: float,
+    queued: Queued,
 ) -> None:
     """Raises BatonError where the request cannot meet its limits: RATE_LIMITED, or `demand.late`.
 
@@ -83,7 +95,7 @@ def check_in_time(
     if not prefills or not decodes:
         return  # the queue waits for workers
     if left_s is not None:
-        predicted = predicted_ttft_s(demand, prefills, decodes, ahead, ahead_s)
+        predicted = predicted_ttft_s(demand, left_s, prefills, decodes, queued)
         if math.isinf(predicted):
             raise too_late("no decode worker can meet the time per output token", _LONGEST_RETRY_S)
         if predicted > SAFETY * left_s:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.v1.worker_pb2 import DescribeResponse
+from services.router.workers.backlog import Backlog, Prompt, Turn
 
 # The share of a limit up to which it counts as met: predictions have errors.
 SAFETY = 0.95
@@ -24,49 +25,10 @@ _NEAR = 0.8
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
+# Output tokens above which a request's `max_tokens` is no prediction of its length.
+_USUAL_OUTPUT = 512
 # Released slots and prompts are counted over so many seconds.
 RECENT_S = 2.0
-
-
-class Backlog:
-    """Predicted seconds of the prompts that this router has at a worker, which computes one after another.
-
-    It shrinks as time passes, and is corrected at the end of each prompt: what is left cannot take longer
-    than the prompts that have not ended.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seconds: dict[int, float] = {}
-        self._added = 0
-        self._clear_at = 0.0
-        self._siblings_clear_at = 0.0
-
-    @property
-    def wait_s(self) -> float:
-        """Predicted seconds until a prompt that comes now would begin."""
-        return self.own_wait_s + max(0.0, self._siblings_clear_at - self._clock())
-
-    @property
-    def own_wait_s(self) -> float:
-        """The same without the prompts of this router's sibling processes."""
-        return max(0.0, self._clear_at - self._clock()) if self._seconds else 0.0
-
-    def set_siblings(self, seconds: float) -> None:
-        """Takes the predicted seconds of the prompts that sibling processes have there."""
-        self._siblings_clear_at = self._clock() + seconds
-
-    def add(self, seconds: float) -> int:
-        """Appends a prompt; returns its number, for `ended`."""
-        self._clear_at = self._clock() + self.own_wait_s + seconds
-        self._added += 1
-        self._seconds[self._added] = seconds
-        return self._added
-
-    def ended(self, number: int) -> None:
-        """A prompt was computed, or will not be. Idempotent."""
-        if self._seconds.pop(number, None) is not None:
-            self._clear_at = min(self._clear_at, self._clock() + sum(self._seconds.values()))
 
 
 class PrefillShare:
@@ -133,6 +95,16 @@ class MeasuredWorker(Protocol):
     def context_tokens(self) -> int: ...
 
 
+def mean_context(tokens: int, max_tokens: int) -> int:
+    """Tokens that a request has on average while it decodes; few outputs are as long as they may be."""
+    return tokens + usual_output(max_tokens) // 2
+
+
+def usual_output(max_tokens: int) -> int:
+    """Tokens of a request's output, as far as its `max_tokens` bounds them."""
+    return min(max_tokens, _USUAL_OUTPUT)
+
+
 def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     """Seconds to compute a prompt whose first `cached` tokens are cached."""
     rates = worker.described.load.rates
@@ -143,9 +115,24 @@ def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     return max(units * rates.prefill_token_s, rates.prefill_step_s)
 
 
-def first_token_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
-    """Seconds until a prompt that is sent now has its first token."""
-    return worker.backlog.wait_s + prefill_s(worker, tokens, cached)
+def first_token_s(
+    worker: MeasuredWorker,
+    tokens: int,
+    cached: int = 0,
+    left_s: float | None = None,
+    queued: Sequence[Prompt] = (),
+) -> float:
+    """Seconds until a prompt that is sent now, and is due in `left_s`, has its first token; beside `queued`,
+    which will be sent there too."""
+    own_s = prefill_s(worker, tokens, cached)
+    return turn_of(worker, own_s, left_s, queued).wait_s + own_s
+
+
+def turn_of(
+    worker: MeasuredWorker, own_s: float, left_s: float | None, queued: Sequence[Prompt] = ()
+) -> Turn:
+    """The turn at a worker of a prompt that takes `own_s`; its limit counts as met up to `SAFETY` of it."""
+    return worker.backlog.turn(own_s, None if left_s is None else SAFETY * left_s, queued)
 
 
 def step_s(
@@ -202,13 +189,18 @@ def miss_risk(
 
 
 def prefill_delay_s(
-    prefill: MeasuredWorker, decode: MeasuredWorker, tokens: int, cached: int, behind: int
+    prefill: MeasuredWorker,
+    decode: MeasuredWorker,
+    tokens: int,
+    cached: int,
+    behind: int,
+    left_s: float | None = None,
 ) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together: its own until its first
     token, with the handoff where there is one, those that `prefill` decodes meanwhile, and `behind` others
     that wait for prefill workers."""
     own_s = prefill_s(prefill, tokens, cached)
-    delay_s = prefill.backlog.wait_s + own_s
+    delay_s = turn_of(prefill, own_s, left_s).wait_s + own_s
     if prefill is not decode:
         delay_s += _HANDOFF_S
         if decode.exchanges:
@@ -224,7 +216,7 @@ def prefill_misses(prefill: MeasuredWorker, tokens: int, cached: int, left_s: fl
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes."""
     own_s = prefill_s(prefill, tokens, cached)
-    late = left_s is not None and prefill.backlog.wait_s + own_s > SAFETY * left_s
+    late = left_s is not None and first_token_s(prefill, tokens, cached, left_s) > SAFETY * left_s
     if not prefill.tpot_limits or not prefill.described.load.rates.decode_beside_prefill_s:
         return int(late)
     before, after = (step_s(prefill, 0, 0, more) / SAFETY for more in (0.0, own_s))

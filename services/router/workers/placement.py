@@ -1,8 +1,8 @@
 """Chooses the pair of workers for a request: the decode worker with the most free slots and the least loaded
 prefill worker.
 
-A request is placed only if decode has a free slot and prefill will start it soon, so that no slot waits long
-for its first token.
+A request is placed only if decode has a free slot and prefill will start it soon (few tokens go before it
+there), so that no slot waits long for its first token.
 
 Decode workers on which a request, or one that runs there, would miss its limit of the time per output token
 come last, the least risk first. Where late requests are refused, one with a limit is placed on none of them.
@@ -32,11 +32,13 @@ from functools import partial
 from typing import NamedTuple
 
 from services.router.request.request import ClientCall
+from services.router.workers.backlog import Queued
 from services.router.workers.directory import Directory
 from services.router.workers.early_refusal import Demand, check_in_time
 from services.router.workers.forecast import (
     MissRisk,
     first_token_s,
+    mean_context,
     miss_risk,
     output_token_cost,
     prefill_delay_s,
@@ -44,6 +46,8 @@ from services.router.workers.forecast import (
     prefill_s,
     sequences_within,
     step_s,
+    turn_of,
+    usual_output,
 )
 from services.router.workers.pools import Pools, bind
 from services.router.workers.prefill_duty import choose_decode, may_decode
@@ -52,8 +56,6 @@ from services.router.workers.worker import Worker
 Cached = Callable[[Worker], int]
 MayUse = Callable[[Worker], bool]
 DecodeOrder = tuple[MissRisk, int, float, int, int, int]
-# Output tokens above which a request's `max_tokens` is no prediction of its length.
-_USUAL_OUTPUT = 512
 
 
 class PrefillOrder(NamedTuple):
@@ -69,13 +71,21 @@ class PrefillOrder(NamedTuple):
 class PrefillClaim:
     """A prompt's tokens in this router's counters of a prefill worker. Every method is idempotent."""
 
-    def __init__(self, prefill: Worker, tokens: int, seconds: float = 0.0, cost: float = 0.0) -> None:
-        """`seconds`: predicted, to compute them. `cost`: of the whole request, in prompt tokens."""
+    def __init__(
+        self,
+        prefill: Worker,
+        tokens: int,
+        seconds: float = 0.0,
+        cost: float = 0.0,
+        left_s: float | None = None,
+    ) -> None:
+        """`seconds`: predicted, to compute them. `cost`: of the whole request, in prompt tokens. `left_s`:
+        until its first token is due."""
         self.prefill = prefill
         self.cost = cost or float(tokens)
         self._tokens = tokens
         prefill.queued_tokens += tokens
-        self._in_backlog = prefill.backlog.add(seconds)
+        self._in_backlog = prefill.backlog.add(seconds, tokens, left_s)
         prefill.prefill_share.add(seconds)
 
     def prefill_ended(self) -> None:
@@ -107,10 +117,11 @@ class Claim(PrefillClaim):
         tpot_s: float | None = None,
         reason: str = "",
         cost: float = 0.0,
+        left_s: float | None = None,
     ) -> None:
         """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
         this prefill worker, where decode could compute the prompt too."""
-        super().__init__(prefill, tokens, seconds, cost)
+        super().__init__(prefill, tokens, seconds, cost, left_s)
         self.decode = decode
         self.reason = reason
         self._reserved = reserved
@@ -158,10 +169,11 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
+        # Whether the last request that was not placed lacked a prefill worker alone.
+        self.lacks_prefill = False
         # Called after each claim.
         self.on_claim: Callable[[], None] = lambda: None
-        # Placements by who computes the prompt: the worker that decodes it (`spare`: one that is on prefill
-        # duty and has time to spare), or another.
+        # Placements by who computes the prompt: the decode worker (`spare`: one on prefill duty), or another.
         self.placed = Counter({"own": 0, "other": 0, "spare": 0})
 
     def usable(self, call: ClientCall | None = None) -> bool:
@@ -200,6 +212,7 @@ class Placement:
         left_s: Callable[[], float | None] = lambda: None,
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
+        by_order: Callable[[], bool] = lambda: False,
     ) -> Claim | None:
         """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool. None if no
         pair has room.
@@ -207,7 +220,8 @@ class Placement:
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
         token, `left_s`: the time left until its first token is due, `behind`: how many requests wait behind
-        it. `returning`: it has been placed before, and is not refused any more.
+        it. `returning`: it has been placed before, and is not refused any more. `by_order`: whether
+        prompts that a prefill worker computes after this one do not count as queued there.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
@@ -215,13 +229,17 @@ class Placement:
         if self.refuse_late and tpot_s is not None and not returning:
             may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
+        self.lacks_prefill = False
         choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
         for place, decode in enumerate(choice.workers):
             if not has_room(decode):
                 continue
             why_kept = choice.kept.get(decode, "")
-            order_of = partial(_prefill_order, decode, tokens, hits, left_s(), behind())
-            prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of)
+            due_s = left_s()
+            order_of = partial(_prefill_order, decode, tokens, hits, due_s, behind())
+            soon = partial(self._starts_soon, tokens=tokens, hits=hits if by_order() else {}, left_s=due_s)
+            prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of, soon)
+            self.lacks_prefill = True
             if prefill is not None:
                 if prefill.group != decode.group:
                     decode = _nearest(prefill, choice.workers[place:], order, has_room)
@@ -240,19 +258,14 @@ class Placement:
                     if why_kept
                     else _reason(decode, prefill, self._prefills(decode, hits), order_of),
                     cost=max(1, tokens - hits[prefill]) + output_cost,
+                    left_s=due_s,
                 )
                 self.on_claim()
                 return claim
         return None
 
     def check_in_time(
-        self,
-        demand: Demand,
-        left_s: float | None,
-        cached: Cached,
-        call: ClientCall,
-        ahead: int,
-        ahead_s: float,
+        self, demand: Demand, left_s: float | None, cached: Cached, call: ClientCall, queued: Queued
     ) -> float:
         """See `early_refusal.check_in_time`; returns the predicted seconds of the prompt on one worker. Does
         nothing, and returns 0, unless requests that would be late are refused."""
@@ -265,7 +278,7 @@ class Placement:
             for worker in workers
             if worker.prefills_for_others or worker.prefills_itself
         }
-        check_in_time(demand, left_s, prefills, decodes, ahead, ahead_s)
+        check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
     def least(self, tokens: int, call: ClientCall) -> tuple[int, float]:
@@ -281,19 +294,23 @@ class Placement:
         return slots, min(seconds, default=0.0)
 
     def _prefill_for(
-        self, decode: Worker, among: Iterable[Worker], order: Callable[[Worker], PrefillOrder]
+        self,
+        decode: Worker,
+        among: Iterable[Worker],
+        order: Callable[[Worker], PrefillOrder],
+        soon: Callable[[Worker], bool],
     ) -> Worker | None:
         """The best worker that will start a prompt for `decode` soon. None where there is none, or where it
         would disturb what it decodes more than it costs to wait for a better one."""
         able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
-        best = min((worker for worker in able if self._starts_soon(worker)), key=order, default=None)
+        best = min(filter(soon, able), key=order, default=None)
         if best is not None and best.exchanges and min(able, key=order) is not best:
             return None
         return best
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
-        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker)]
+        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker, tokens, {})]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
@@ -307,8 +324,16 @@ class Placement:
     def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
         return [worker for worker in among if worker.can_prefill_for(decode)]
 
-    def _starts_soon(self, worker: Worker) -> bool:
-        return worker.accepts_work and worker.prefill_queue_tokens < self._ahead
+    def _starts_soon(
+        self, worker: Worker, tokens: int, hits: Mapping[Worker, int], left_s: float | None = None
+    ) -> bool:
+        """Whether few tokens go before a prompt at a worker: of all that are queued, or by its order at those
+        in `hits`."""
+        few = worker.prefill_queue_tokens < self._ahead
+        if few or not worker.accepts_work or worker not in hits:
+            return few and worker.accepts_work
+        turn = turn_of(worker, prefill_s(worker, tokens, hits[worker]), left_s)
+        return worker.prefill_queue_tokens - turn.tokens_behind < self._ahead
 
 
 def _has_room(decode: Worker, may_use: MayUse) -> bool:
@@ -318,16 +343,6 @@ def _has_room(decode: Worker, may_use: MayUse) -> bool:
 def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
     """Whether a request may use a decode worker, on which it would meet its limit."""
     return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
-
-
-def mean_context(tokens: int, max_tokens: int) -> int:
-    """Tokens that a request has on average while it decodes; few outputs are as long as they may be."""
-    return tokens + usual_output(max_tokens) // 2
-
-
-def usual_output(max_tokens: int) -> int:
-    """Tokens of a request's output, as far as its `max_tokens` bounds them."""
-    return min(max_tokens, _USUAL_OUTPUT)
 
 
 def _prefill_order(
@@ -340,7 +355,7 @@ def _prefill_order(
 ) -> PrefillOrder:
     """The sort key of a prefill worker; its delay is rounded to ms."""
     misses = prefill_misses(prefill, tokens, hits[prefill], left_s)
-    delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind), 3)
+    delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind, left_s), 3)
     load = prefill.prefill_queue_tokens - hits[prefill]
     return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
 

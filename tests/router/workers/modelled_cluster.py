@@ -1,7 +1,8 @@
 """A cluster in virtual time: the router's real queue and placement, before workers that take as long as
 measured ones (bench/LOG.md: one H200, an 8B model, bf16).
 
-A prefill worker computes one prompt after the other; a decode worker gives each of its sequences a token a
+A prefill worker computes one prompt after the other, or with `by_slack` in the order and steps of the
+engine's scheduler; a decode worker gives each of its sequences a token a
 step. A worker of role both does both at once, each slower meanwhile. Workers report load and rates with
 heartbeats, which may be old.
 """
@@ -9,6 +10,7 @@ heartbeats, which may be old.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,11 +22,13 @@ from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
-from services.router.workers.forecast import Backlog, PrefillShare, Turnover
+from services.router.workers.backlog import Backlog
+from services.router.workers.forecast import PrefillShare, Turnover
 from services.router.workers.placement import Claim, Placement
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.workers.bare_workers import Found, bare_worker
+from tests.router.workers.modelled_prefill import ModelledPrompts
 
 PROMPT, OUTPUT = 1024, 256
 # 24.4 ms for a prompt of 1,024 tokens; steps of 5.0 ms with one sequence, 6.2 with 32 and 7.5 with 64 of
@@ -60,19 +64,35 @@ class Machine:
     slots: int = 256
     prompts: asyncio.Lock = field(default_factory=asyncio.Lock)
     exchanges: bool = False
+    by_slack: bool = False
     running: set[Decoding] = field(default_factory=set)
     most_running: int = 0
     # Of the prompts computed last, how many times as long as `RATES` they took.
     _slowness: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     _stepping: asyncio.Task[None] | None = None
+    _steps: ModelledPrompts | None = None
 
-    async def prefill(self, tokens: int) -> None:
-        """Computes a prompt, once those before it are."""
+    async def prefill(self, tokens: int, left_s: float = math.inf) -> None:
+        """Computes a prompt, whose first token is due in `left_s`, once those before it are."""
+        if self.by_slack:
+            if self._steps is None:
+                self._steps = ModelledPrompts(RATES, self._slower_now, beside_decode=self.role == "both")
+            await self._steps.compute(tokens, left_s)
+            return
         units = tokens + tokens * tokens / 2 / RATES.prefill_half_context
         async with self.prompts:
-            slower = self.slower * (BESIDE_DECODE if self.running else 1.0)
-            await asyncio.sleep(slower * max(RATES.prefill_step_s, units * RATES.prefill_token_s))
-            self._slowness.append(slower)
+            took = max(RATES.prefill_step_s, units * RATES.prefill_token_s)
+            await asyncio.sleep(self._slower_now() * took)
+
+    def _slower_now(self) -> float:
+        """How many times as long as `RATES` a prompt or step takes that begins now."""
+        slower = self.slower * (BESIDE_DECODE if self.running else 1.0)
+        self._slowness.append(slower)
+        return slower
+
+    @property
+    def prefilling(self) -> bool:
+        return self.prompts.locked() or (self._steps is not None and self._steps.busy)
 
     def step_s(self) -> float:
         sequences, context = len(self.running), self.context
@@ -80,7 +100,7 @@ class Machine:
             RATES.decode_step_s
             + sequences * RATES.decode_sequence_s
             + context * RATES.decode_context_token_s
-            + (BESIDE_PREFILL_S if self.prompts.locked() else 0.0)
+            + (BESIDE_PREFILL_S if self.prefilling else 0.0)
         )
 
     @property
@@ -204,14 +224,17 @@ class Cluster:
             return Served(refused_s=loop.time() - arrived, arrived_s=arrived)
         queue.ended(entry)
         try:
-            return await self._run(router, claim, prompt, output, arrived)
+            due = math.inf if slo is None or slo.ttft_s is None else arrived + slo.ttft_s
+            return await self._run(router, claim, prompt, output, arrived, due)
         finally:
             claim.release()
 
-    async def _run(self, router: int, claim: Claim, prompt: int, output: int, arrived: float) -> Served:
+    async def _run(
+        self, router: int, claim: Claim, prompt: int, output: int, arrived: float, due: float
+    ) -> Served:
         loop, view = asyncio.get_running_loop(), self.views[router]
         prefill, decode = (self.machines[view.index(one)] for one in (claim.prefill, claim.decode))
-        await prefill.prefill(prompt)
+        await prefill.prefill(prompt, due - loop.time())
         claim.prefill_ended()
         first = loop.time()
         await decode.decode(prompt, output - 1)

@@ -1,0 +1,37 @@
+"""Which requests may pass others in the queue that wait for a prefill worker alone.
+
+Those with shorter prompts may, since workers compute them first: so a short prompt does not wait in the queue
+for what it would not wait for at a worker. Bounded twice: of those behind the first that waits so many are
+looked at, and one that has waited for as long as workers pass over a prompt is passed by none.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Requests looked at.
+_MOST_LOOKED_AT = 64
+# The age cap of prefill workers by default (`worker.prefill_age_cap_ms`).
+_LONGEST_PASSED_S = 2.0
+
+
+class Passing:
+    """What one walk over the queue has found."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._shortest = math.inf
+        self._looked_at = 0
+        self.over = False
+
+    def may_try(self, prompt: int) -> bool:
+        """Whether a request with a prompt of so many tokens may be placed before those that wait."""
+        if self._shortest < math.inf:
+            self._looked_at += 1
+            self.over = self._looked_at >= _MOST_LOOKED_AT
+        return prompt < self._shortest
+
+    def waits(self, prompt: int, since: float) -> None:
+        """One with such a prompt waits since then for a prefill worker."""
+        self._shortest = prompt
+        self.over = self.over or self._now - since > _LONGEST_PASSED_S

@@ -1,0 +1,167 @@
+"""What a router knows of the prompts that a worker has yet to compute, and what of them goes before another.
+
+Workers do not compute prompts as they came (`baton.engine.prefill.prompt_order`): the shortest first, as long
+as every prompt that can meet its limit does, else the one that is due first. The model of that here is coarse
+and cheap: of a prompt that comes now, those go first that take no longer, and longer ones that are due before
+it and would be late otherwise. If it would be late then, only those go first that are due before it, as long
+as that makes none late that is due after it. What has been computed is taken to be of the oldest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+# The prompts of a worker, and of the queue, that are looked at for a prediction; where there are more, one
+# that comes is taken to wait for all.
+MOST_PROMPTS = 64
+# Prompts that go after another hold it up by the step that runs: so long at most while the worker has time.
+LONGEST_STEP_S = 0.06
+
+# How much longer than predicted workers take prompts to be when they decide which can be kept in time.
+_MARGIN = 1.1
+
+
+class Turn(NamedTuple):
+    """When a prompt begins: after `wait_s`; `tokens_behind`: of prompts that are there and go after it."""
+
+    wait_s: float
+    tokens_behind: int = 0
+
+
+class Prompt(NamedTuple):
+    """A prompt that waits: the seconds that it takes of a worker, or that are left; its tokens; when its
+    first token is due; its length in seconds, by which it is compared with others."""
+
+    seconds: float
+    tokens: int
+    due_at: float
+    length_s: float
+
+
+class Queued(NamedTuple):
+    """What waits in a router's queue before a request: how many requests; seconds of prompts, on one worker,
+    that go first in any case; and the prompts that go first or not by their length and limits."""
+
+    requests: int = 0
+    prefill_s: float = 0.0
+    prompts: Sequence[Prompt] = ()
+
+
+class Backlog:
+    """Predicted seconds of the prompts that this router has at a worker.
+
+    Their sum shrinks as time passes, and is corrected at the end of each prompt: what is left cannot take
+    longer than the prompts that have not ended.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._prompts: dict[int, Prompt] = {}
+        self._added = 0
+        self._clear_at = 0.0
+        self._siblings_clear_at = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """Predicted seconds until everything is computed that is there."""
+        return self.own_wait_s + self._siblings_wait_s
+
+    @property
+    def own_wait_s(self) -> float:
+        """The same without the prompts of this router's sibling processes."""
+        return max(0.0, self._clear_at - self._clock()) if self._prompts else 0.0
+
+    @property
+    def _siblings_wait_s(self) -> float:
+        return max(0.0, self._siblings_clear_at - self._clock())
+
+    def turn(self, seconds: float, left_s: float | None = None, queued: Sequence[Prompt] = ()) -> Turn:
+        """Of a prompt that comes now and takes so long, whose first token is due in `left_s`. `queued`:
+        prompts that will be sent there. Those of sibling processes, of which only the sum is known, are
+        taken to go first."""
+        if not 0 < len(self._prompts) + len(queued) <= 2 * MOST_PROMPTS:
+            return Turn(self.wait_s + _sum_s(queued))
+        now = self._clock()
+        prompts = [*self._left(), *queued]
+        new = Prompt(seconds, 0, math.inf if left_s is None else now + left_s, seconds)
+        due_before = _due_before(new, prompts, now)
+        if due_before is None:
+            return Turn(_sum_s(prompts) + self._siblings_wait_s)
+        first = _first_by_length(new, prompts, now)
+        if now + _wait_s(first, prompts) + seconds > new.due_at:
+            first = due_before
+        behind = sum(one.tokens for one in prompts) - sum(one.tokens for one in first)
+        return Turn(_wait_s(first, prompts) + self._siblings_wait_s, behind)
+
+    def _left(self) -> list[Prompt]:
+        """The prompts, the oldest first, with what is left of each."""
+        computed_s = sum(one.seconds for one in self._prompts.values()) - self.own_wait_s
+        left = []
+        for prompt in self._prompts.values():
+            part_s = min(max(0.0, computed_s), prompt.seconds)
+            computed_s -= part_s
+            left_s = prompt.seconds - part_s
+            left.append(prompt._replace(seconds=left_s, length_s=left_s))
+        return left
+
+    def set_siblings(self, seconds: float) -> None:
+        """Takes the predicted seconds of the prompts that sibling processes have there."""
+        self._siblings_clear_at = self._clock() + seconds
+
+    def add(self, seconds: float, tokens: int = 0, left_s: float | None = None) -> int:
+        """Adds a prompt, whose first token is due in `left_s`; returns its number, for `ended`."""
+        now = self._clock()
+        self._clear_at = now + self.own_wait_s + seconds
+        self._added += 1
+        due_at = math.inf if left_s is None else now + left_s
+        self._prompts[self._added] = Prompt(seconds, tokens, due_at, seconds)
+        return self._added
+
+    def ended(self, number: int) -> None:
+        """A prompt was computed, or will not be. Idempotent."""
+        if self._prompts.pop(number, None) is not None:
+            most_s = sum(one.seconds for one in self._prompts.values())
+            self._clear_at = min(self._clear_at, self._clock() + most_s)
+
+
+def _first_by_length(new: Prompt, prompts: list[Prompt], now: float) -> list[Prompt]:
+    """The prompts before a new one while the shortest go first, except where one that is due earlier would be
+    late for it; one that is late in any case has no claim."""
+    first = [one for one in prompts if one.length_s <= new.length_s]
+    planned_s = _sum_s(first) + new.seconds
+    longer = (one for one in prompts if one.length_s > new.length_s and one.due_at < new.due_at)
+    for one in sorted(longer, key=lambda one: one.due_at):
+        if now + one.seconds <= one.due_at < now + _MARGIN * (planned_s + one.seconds) + LONGEST_STEP_S:
+            first.append(one)
+            planned_s += one.seconds
+    return first
+
+
+def _due_before(new: Prompt, prompts: list[Prompt], now: float) -> list[Prompt] | None:
+    """The prompts that can meet their limits and are due before a new one: those alone go before it where
+    it has to go. None where it would make one late that is due after it: what is there is not given up."""
+    first: list[Prompt] = []
+    planned_s = 0.0
+    limited = (one for one in prompts if one.due_at < math.inf)
+    for one in sorted(limited, key=lambda one: one.due_at):
+        if now + planned_s + one.seconds > one.due_at:
+            continue  # it is late in any case
+        planned_s += one.seconds
+        if one.due_at <= new.due_at:
+            first.append(one)
+        elif now + _MARGIN * (planned_s + new.seconds) + LONGEST_STEP_S > one.due_at:
+            return None
+    return first
+
+
+def _wait_s(first: list[Prompt], prompts: list[Prompt]) -> float:
+    """Until those are computed that go first; the others hold them up by a step."""
+    first_s = _sum_s(first)
+    return first_s + min(max(0.0, _sum_s(prompts) - first_s), LONGEST_STEP_S)
+
+
+def _sum_s(prompts: Sequence[Prompt]) -> float:
+    return sum(one.seconds for one in prompts)

@@ -1,0 +1,71 @@
+"""The prompts of a modelled worker, in virtual time: the engine's own scheduler says what each step
+computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.layout import CacheGroup, Layout, Plane
+from baton.v1.worker_pb2 import Rates
+
+_LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
+# What a worker is configured with by default.
+_BOUNDS = StepBounds(2048, 0.025, 2.0, 256, 0.06)
+
+
+class ModelledPrompts:
+    """Computes prompts step by step, each of which takes as long as `rates` say of its chunks times what
+    `slower` returns as it begins."""
+
+    def __init__(self, rates: Rates, slower: Callable[[], float], *, beside_decode: bool) -> None:
+        self._rates, self._slower = rates, slower
+        cost = PrefillCost(rates.prefill_half_context, int(rates.prefill_step_s / rates.prefill_token_s))
+        self._scheduler = PrefillScheduler(
+            BlockPools(_LAYOUT, [100_000]),
+            _BOUNDS,
+            max_sequences=10_000,
+            cost=cost,
+            clock=asyncio.get_running_loop().time,
+        )
+        self._scheduler.beside_decode = beside_decode
+        cost.took([(0, 2048)], self._seconds([(0, 2048)]))
+        self._ended: dict[Sequence, asyncio.Event] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._ended)
+
+    async def compute(self, tokens: int, left_s: float) -> None:
+        """Returns when the prompt was computed, whose first token is due in `left_s`."""
+        sequence = Sequence((0,) * tokens, tokens, SamplingParams(), Limits(1))
+        sequence.first_token_in_s = left_s
+        self._scheduler.add(sequence)
+        self._ended[sequence] = ended = asyncio.Event()
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        await ended.wait()
+
+    def _seconds(self, runs: Iterable[tuple[int, int]]) -> float:
+        units = sum(n + n * (start + n / 2) / self._rates.prefill_half_context for start, n in runs)
+        return max(self._rates.prefill_step_s, units * self._rates.prefill_token_s)
+
+    async def _run(self) -> None:
+        while chunks := self._scheduler.plan():
+            runs = [(chunk.start, chunk.count) for chunk in chunks]
+            took = self._seconds(runs) * self._slower()
+            await asyncio.sleep(took)
+            self._scheduler.cost.took(runs, took)
+            self._computed(chunks)
+
+    def _computed(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self._scheduler.computed(chunk)
+            if chunk.is_last:
+                self._scheduler.remove(chunk.sequence)
+                self._ended.pop(chunk.sequence).set()

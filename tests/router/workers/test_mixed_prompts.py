@@ -1,0 +1,99 @@
+"""Short and long prompts with limits, in virtual time: the real queue, placement and early refusal before a
+prefill worker with the engine's own scheduler. What is let in is in time, and short prompts are not refused
+for long ones that they would not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from services.router.request.slo import Slo
+from services.router.workers.backlog import Backlog, Prompt, Turn
+from services.router.workers.placement import Placement
+from tests.loadgen.virtual_time import run_virtual
+from tests.router.workers.bare_workers import pools_of
+from tests.router.workers.modelled_cluster import RATES, Cluster, Machine, Served
+
+SHORT, LONG = 256, 8192
+TPOT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Prompts by their tokens: the share of requests, and the limit of the time to the first token."""
+
+    share: dict[int, float]
+    ttft_s: dict[int, float]
+
+    def rate(self, load: float) -> float:
+        """Requests a second that take `load` of one prefill worker's time."""
+        seconds = sum(
+            share * (tokens + tokens**2 / 2 / RATES.prefill_half_context) * RATES.prefill_token_s
+            for tokens, share in self.share.items()
+        )
+        return load / seconds
+
+
+def served(mix: Mix, load: float, seconds: float = 10.0, seed: int = 2) -> list[tuple[int, Served]]:
+    """The tokens of each prompt, and what its request got."""
+
+    async def main() -> list[tuple[int, Served]]:
+        cluster = Cluster(
+            [Machine("prefill", by_slack=True), Machine("decode", slots=512)],
+            lambda found, workers: Placement(found, pools_of(workers), 2048, refuse_late=True),
+        )
+        draw, loop = random.Random(seed), asyncio.get_running_loop()
+        requests: list[tuple[int, asyncio.Task[Served]]] = []
+        at = 0.0
+        while (at := at + draw.expovariate(mix.rate(load))) < seconds:
+            await asyncio.sleep(at - loop.time())
+            tokens = draw.choices(list(mix.share), list(mix.share.values()))[0]
+            slo = Slo(mix.ttft_s[tokens], TPOT_S)
+            requests.append((tokens, asyncio.create_task(cluster.serve(0, slo, tokens, 32))))
+        return [(tokens, await request) for tokens, request in requests]
+
+    return run_virtual(main())
+
+
+def in_time(mix: Mix, of: list[tuple[int, Served]]) -> float:
+    met = [one.meets(Slo(mix.ttft_s[tokens], TPOT_S)) for tokens, one in of]
+    return sum(met) / len(met)
+
+
+def let_in(of: list[tuple[int, Served]]) -> list[tuple[int, Served]]:
+    return [(tokens, one) for tokens, one in of if one.refused_s is None]
+
+
+MIXED = Mix({SHORT: 0.9, LONG: 0.1}, {SHORT: 0.25, LONG: 1.5})
+UNIFORM = Mix({1024: 1.0}, {1024: 0.5})
+
+
+def as_they_came(self: Backlog, seconds: float, left_s: float | None = None, queued: object = ()) -> Turn:
+    """The prediction that prompts are computed as they came."""
+    assert isinstance(queued, list | tuple)
+    return Turn(self.wait_s + sum(one.seconds for one in queued if isinstance(one, Prompt)))
+
+
+def test_short_prompts_are_not_refused_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At what the worker sustains nobody need be refused; a third of the short ones would be if prompts were
+    computed as they came."""
+    assert in_time(MIXED, served(MIXED, 1.0)) >= 0.98
+    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    assert in_time(MIXED, served(MIXED, 1.0)) < 0.8
+
+
+def test_what_is_let_in_under_overload_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = served(MIXED, 1.3)
+    assert in_time(MIXED, let_in(over)) >= 0.98
+    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    assert in_time(MIXED, over) >= 1.5 * in_time(MIXED, served(MIXED, 1.3))
+
+
+def test_prompts_of_one_length_are_served_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_order = served(UNIFORM, 1.3, 4)
+    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    assert in_time(UNIFORM, by_order) >= in_time(UNIFORM, served(UNIFORM, 1.3, 4)) - 0.01
+    assert in_time(UNIFORM, let_in(by_order)) == 1
