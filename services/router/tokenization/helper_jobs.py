@@ -66,12 +66,14 @@ def response(
     body: bytes,
     earlier: bytes = b"",
     *,
+    earlier_id: str | None = None,
     stores: bool = False,
 ) -> Parts:
     """POST /v1/responses: the body without input, then the prompt's ids, an empty text, and the items that
     are stored with the response; empty unless it is stored. `stores`: whether responses are.
 
-    The body alone where it continues a response and the items of that, `earlier`, are not given.
+    `earlier`: the items of the response with the id `earlier_id`. The body alone where it continues another
+    one, or none.
     """
     document = _document(body, limits)
     parsed = ResponsesBody.parse(document)
@@ -80,9 +82,9 @@ def response(
     document["input"] = _ignored_keys(items, InputItem)
     document.pop("chat_template_kwargs", None)
     rest = _rest(document, ResponsesBody)
-    if parsed.previous_response_id is not None and not earlier:
+    if parsed.previous_response_id != earlier_id:
         return [rest]
-    if earlier:
+    if earlier_id is not None:
         parsed = continued(parsed, earlier, limits.max_context_tokens)
     prompt = _prompt(tokenizer, limits, parsed.parsed_request())
     stored = encode(stored_items(parsed)).encode() if stores and parsed.is_to_be_stored else b""

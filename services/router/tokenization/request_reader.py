@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from baton.errors import BatonError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc import peek
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
@@ -29,6 +31,8 @@ Body = bytes | bytearray
 _COUNTED_BYTES = 32 * 1024
 # By a response's id: the items with which a request begins that continues it, as JSON.
 Conversations = Callable[[str], Awaitable[bytes]]
+# Unescaped quotes are never part of a JSON string's content, so this is a member, if maybe of another object.
+_PREVIOUS_ID = re.compile(rb'"previous_response_id"\s{0,16}:\s{0,16}"(resp_[0-9a-f]{32})"')
 # Ids converted to Python integers at once, so that the GIL is held for less than 1 ms.
 _SLICE = 16 * 1024
 
@@ -83,13 +87,14 @@ class RequestReader:
         """POST /v1/responses: the body, its request, and the items to be stored with the response, as JSON;
         empty unless it is to be stored. `conversation` returns the items of an earlier response; None: none
         are stored."""
-        document, earlier = self._small(body), b""
+        document, earlier, earlier_id = self._small(body), b"", None
         if document is not None:
             small = ResponsesBody.parse(document)
             self.ignored.report(small.ignored)
             check_storage(small, enabled=conversation is not None)
             if conversation is not None and small.previous_response_id is not None:
-                earlier = await conversation(small.previous_response_id)
+                earlier_id = small.previous_response_id
+                earlier = await conversation(earlier_id)
                 if len(body) + len(earlier) <= sizes.LARGE_BYTES:
                     small = continued(small, earlier, self._limits().max_context_tokens)
                     earlier = b""
@@ -97,15 +102,20 @@ class RequestReader:
                 request = small.parsed_request()
                 stored = conversation is not None and small.is_to_be_stored
                 return small, request, encode(stored_items(small)).encode() if stored else b""
-        stores = conversation is not None
-        rest, *parts = await self._in_process(
-            helper_jobs.response, self._counted(body), earlier, stores=stores
-        )
+        body = self._counted(body)
+        if conversation is not None and earlier_id is None and (earlier_id := _previous_id(body)):
+            try:
+                earlier = await conversation(earlier_id)
+            except BatonError:  # what else may be wrong with the body is reported first
+                earlier_id = None
+        run = partial(self._in_process, helper_jobs.response, body, stores=conversation is not None)
+        rest, *parts = await run(earlier, earlier_id=earlier_id)
         parsed = ResponsesBody.parse(parse_json(rest))
         self.ignored.report(parsed.ignored)
-        if conversation is not None and parsed.previous_response_id is not None and not parts:
-            earlier = await conversation(parsed.previous_response_id)
-            rest, *parts = await self._in_process(helper_jobs.response, body, earlier, stores=stores)
+        if not parts:  # it continues another response than it seemed to
+            earlier_id = parsed.previous_response_id
+            earlier = b"" if conversation is None or earlier_id is None else await conversation(earlier_id)
+            rest, *parts = await run(earlier, earlier_id=earlier_id)
         *prompt, items = parts
         return parsed, (await self._with_prompts([parsed.parsed_request()], prompt))[0], items
 
@@ -177,6 +187,15 @@ class RequestReader:
             echo = text.decode() or None
             complete.append(dataclasses.replace(one, tokenized=numbers, text=echo, chat=None))
         return complete
+
+
+def _previous_id(body: Body) -> str | None:
+    """The id of the response that a large body seems to continue, of which only both ends are looked at:
+    parsing all of it to know takes a helper process's time twice."""
+    for part in (body[:_COUNTED_BYTES], body[-_COUNTED_BYTES:]):
+        if (found := _PREVIOUS_ID.search(part)) is not None:
+            return found[1].decode()
+    return None
 
 
 def token_ids(data: Body) -> tuple[int, ...]:

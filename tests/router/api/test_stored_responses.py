@@ -25,6 +25,7 @@ from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import stored_items
 from services.router.observability.store import Store
+from services.router.tokenization.helper_processes import HelperProcesses
 from tests.router.api.test_openapi import check
 from tests.router.auth.test_tenants import auth
 from tests.router.conftest import MODEL, Site, SiteMaker, until
@@ -172,6 +173,50 @@ async def test_calls_and_large_conversations_are_continued(site: SiteMaker, serv
             listed = await client.responses.input_items.list(second.id, order="asc")
             kinds = [item.type for item in listed.data]
             assert kinds == [*(item.get("type", "message") for item in items), "message", "message"]
+
+
+async def test_a_large_body_that_continues_a_response_is_parsed_once(
+    site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[str] = []
+    run = HelperProcesses.run
+
+    async def counted(self: HelperProcesses, job: str, *given: Any, **options: Any) -> list[bytearray]:
+        jobs.append(job)
+        return await run(self, job, *given, **options)
+
+    monkeypatch.setattr(HelperProcesses, "run", counted)
+    padding = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 70_000}]}
+    async with site(**storing(server)) as here, client_of(here) as client, http(here) as plain:
+        first = await create(client, "one")
+        other = await create(client, "another")
+        body = {"model": MODEL, "temperature": 0, "max_output_tokens": 4}
+        large = {"input": [padding, {"role": "user", "content": "Cold?"}]}
+        mine, others = {"previous_response_id": first.id}, {"metadata": {"previous_response_id": other.id}}
+        missing = {"metadata": {"previous_response_id": f"resp_{'0' * 32}"}}
+        spoken = {"role": "user", "content": f'"previous_response_id":"{other.id}"'}
+        prompts = []
+        # What else looks like the id costs another look, and changes nothing.
+        for fields, count in (
+            ({**body, **mine, **large}, 1),
+            ({**large, **body, **mine}, 1),
+            ({**others, **body, **large, **mine}, 2),
+            ({**missing, **body, **large, **mine}, 2),
+        ):
+            jobs.clear()
+            answer = await plain.post("/v1/responses", json=fields)
+            assert answer.status_code == 200, answer.text
+            prompts.append(prompt_of(here))
+            assert jobs.count("response") == count
+        assert set(prompts) == {f"<user>one\n<assistant>{first.output_text}\n<user>Cold?\n<assistant>"}
+        for fields, count in (({**others, **body, **large}, 2), ({**body, "input": [padding, spoken]}, 1)):
+            jobs.clear()
+            assert (await plain.post("/v1/responses", json=fields)).status_code == 200
+            assert prompt_of(here).startswith(("<user>Cold?", '<user>"previous'))
+            assert jobs.count("response") == count
+        for wrong, status in (({"temperature": "hot"}, 400), ({}, 404)):
+            unknown = {**body, "previous_response_id": f"resp_{'0' * 32}", **large, **wrong}
+            assert (await plain.post("/v1/responses", json=unknown)).status_code == status
 
 
 async def test_bounds(site: SiteMaker, server: EmbeddedServer) -> None:
