@@ -77,11 +77,11 @@ FLAGS = (
     Flag("transfer.transfer_port", "PORT", "link port of the first decode worker"),
     Flag("transfer.frames_port", "PORT", "second link port of the first decode worker, for nccl"),
     Flag("supervision.ray_address", "local|none|ADDR", "start a Ray, use none, or join the Ray at ADDR"),
-    Flag("state.redis_url", "URL|none", "Redis for soft state (default: an embedded server)"),
+    Flag("state.redis_url", "URL|none", "Redis for soft state (`baton up`, by default: an embedded server)"),
     Flag(
         "state.namespace",
         "NAME",
-        "namespace of the cluster in Redis (default: random)",
+        "namespace of the cluster in Redis (`baton up`, by default: random)",
         renamed="redis_namespace",
     ),
     Flag("worker_metrics_port", "PORT", "metrics port of the first worker"),
