@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from services.router.request.slo import Slo
-from services.router.workers.backlog import Queued
-from services.router.workers.forecast import SAFETY, first_token_s, sequences_within, step_s
+from services.router.workers.backlog import Prompt, Queued
+from services.router.workers.forecast import SAFETY, prompt_at, sequences_within, step_s
 from services.router.workers.worker import Worker
 
 # What a client is asked to wait at most before it tries again.
@@ -54,13 +54,15 @@ def predicted_ttft_s(
     compute its prompt, and what each has cached of it; not empty. `queued`: what waits in the queue."""
     sharing = max(1, sum(not (worker.exchanges and worker in decodes) for worker in prefills))
     parts = [one._replace(seconds=_MARGIN * one.seconds / sharing) for one in queued.prompts]
-    own, beside_queued = (
-        min(
-            first_token_s(worker, demand.tokens, cached, left_s, beside)
+
+    def soonest(beside: Sequence[Prompt]) -> float:
+        return min(
+            prompt_at(worker, demand.tokens, cached, left_s, beside).first_token_s
             for worker, cached in prefills.items()
         )
-        for beside in ((), parts)
-    )
+
+    own = soonest(())
+    beside_queued = soonest(parts) if parts else own
     rooms = sum(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes)
     waits, lacking = 0.0, queued.requests + 1 - rooms
     if lacking > 0 and not any(worker.used_slots for worker in decodes):

@@ -115,24 +115,29 @@ def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     return max(units * rates.prefill_token_s, rates.prefill_step_s)
 
 
-def first_token_s(
+class PromptAt(NamedTuple):
+    """A prompt at a prefill worker: the seconds that it takes there, and its turn among the others."""
+
+    own_s: float
+    turn: Turn
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds until its first token."""
+        return self.turn.wait_s + self.own_s
+
+
+def prompt_at(
     worker: MeasuredWorker,
     tokens: int,
     cached: int = 0,
     left_s: float | None = None,
     queued: Sequence[Prompt] = (),
-) -> float:
-    """Seconds until a prompt that is sent now, and is due in `left_s`, has its first token; beside `queued`,
-    which will be sent there too."""
+) -> PromptAt:
+    """Predicts a prompt that is sent to a worker now, and is due in `left_s`, of which `SAFETY` counts;
+    beside `queued`, which will be sent there too. Takes time in proportion to the prompts that are there."""
     own_s = prefill_s(worker, tokens, cached)
-    return turn_of(worker, own_s, left_s, queued).wait_s + own_s
-
-
-def turn_of(
-    worker: MeasuredWorker, own_s: float, left_s: float | None, queued: Sequence[Prompt] = ()
-) -> Turn:
-    """The turn at a worker of a prompt that takes `own_s`; its limit counts as met up to `SAFETY` of it."""
-    return worker.backlog.turn(own_s, None if left_s is None else SAFETY * left_s, queued)
+    return PromptAt(own_s, worker.backlog.turn(own_s, None if left_s is None else SAFETY * left_s, queued))
 
 
 def step_s(
@@ -188,19 +193,11 @@ def miss_risk(
     return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)
 
 
-def prefill_delay_s(
-    prefill: MeasuredWorker,
-    decode: MeasuredWorker,
-    tokens: int,
-    cached: int,
-    behind: int,
-    left_s: float | None = None,
-) -> float:
+def prefill_delay_s(prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together: its own until its first
     token, with the handoff where there is one, those that `prefill` decodes meanwhile, and `behind` others
     that wait for prefill workers."""
-    own_s = prefill_s(prefill, tokens, cached)
-    delay_s = turn_of(prefill, own_s, left_s).wait_s + own_s
+    own_s, delay_s = prompt.own_s, prompt.first_token_s
     if prefill is not decode:
         delay_s += _HANDOFF_S
         if decode.exchanges:
@@ -212,14 +209,13 @@ def prefill_delay_s(
     return delay_s
 
 
-def prefill_misses(prefill: MeasuredWorker, tokens: int, cached: int, left_s: float | None) -> int:
+def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes."""
-    own_s = prefill_s(prefill, tokens, cached)
-    late = left_s is not None and first_token_s(prefill, tokens, cached, left_s) > SAFETY * left_s
+    late = left_s is not None and prompt.first_token_s > SAFETY * left_s
     if not prefill.tpot_limits or not prefill.described.load.rates.decode_beside_prefill_s:
         return int(late)
-    before, after = (step_s(prefill, 0, 0, more) / SAFETY for more in (0.0, own_s))
+    before, after = (step_s(prefill, 0, 0, more) / SAFETY for more in (0.0, prompt.own_s))
     limits = prefill.tpot_limits
     return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
 

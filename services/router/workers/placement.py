@@ -28,7 +28,7 @@ import bisect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from services.router.request.request import ClientCall
@@ -37,16 +37,16 @@ from services.router.workers.directory import Directory
 from services.router.workers.early_refusal import Demand, check_in_time
 from services.router.workers.forecast import (
     MissRisk,
-    first_token_s,
+    PromptAt,
     mean_context,
     miss_risk,
     output_token_cost,
     prefill_delay_s,
     prefill_misses,
     prefill_s,
+    prompt_at,
     sequences_within,
     step_s,
-    turn_of,
     usual_output,
 )
 from services.router.workers.pools import Pools, bind
@@ -230,14 +230,16 @@ class Placement:
             may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
         self.lacks_prefill = False
+        due_s = left_s()
+        # Once a worker: it takes longer than all else where many prompts are queued.
+        prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], due_s))
         choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
         for place, decode in enumerate(choice.workers):
             if not has_room(decode):
                 continue
             why_kept = choice.kept.get(decode, "")
-            due_s = left_s()
-            order_of = partial(_prefill_order, decode, tokens, hits, due_s, behind())
-            soon = partial(self._starts_soon, tokens=tokens, hits=hits if by_order() else {}, left_s=due_s)
+            order_of = partial(_prefill_order, decode, prompt, hits, due_s, behind())
+            soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
             prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of, soon)
             self.lacks_prefill = True
             if prefill is not None:
@@ -251,7 +253,7 @@ class Placement:
                     decode,
                     tokens - hits[prefill],
                     tokens + max_tokens,
-                    seconds=prefill_s(prefill, tokens, hits[prefill]),
+                    seconds=prompt(prefill).own_s,
                     context=context,
                     tpot_s=tpot_s,
                     reason=f"kept on prefill duty: {why_kept}"
@@ -310,13 +312,14 @@ class Placement:
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
-        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker, tokens, {})]
+        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
-        prefill = min(able, key=lambda worker: (first_token_s(worker, tokens), worker.prefill_queue_tokens))
+        prompts = {worker: prompt_at(worker, tokens) for worker in able}
+        prefill = min(able, key=lambda one: (prompts[one].first_token_s, one.prefill_queue_tokens))
         bind(call, prefill)
-        return PrefillClaim(prefill, tokens, prefill_s(prefill, tokens))
+        return PrefillClaim(prefill, tokens, prompts[prefill].own_s)
 
     def _admitted(self, call: ClientCall | None) -> list[Worker]:
         return [worker for worker in self._directory.workers if self.pools.admits(worker, call)]
@@ -324,16 +327,13 @@ class Placement:
     def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
         return [worker for worker in among if worker.can_prefill_for(decode)]
 
-    def _starts_soon(
-        self, worker: Worker, tokens: int, hits: Mapping[Worker, int], left_s: float | None = None
-    ) -> bool:
-        """Whether few tokens go before a prompt at a worker: of all that are queued, or by its order at those
-        in `hits`."""
-        few = worker.prefill_queue_tokens < self._ahead
-        if few or not worker.accepts_work or worker not in hits:
-            return few and worker.accepts_work
-        turn = turn_of(worker, prefill_s(worker, tokens, hits[worker]), left_s)
-        return worker.prefill_queue_tokens - turn.tokens_behind < self._ahead
+    def _starts_soon(self, worker: Worker, prompt: Callable[[Worker], PromptAt] | None = None) -> bool:
+        """Whether few tokens are queued at a worker; with `prompt`, only those count that go before it."""
+        if not worker.accepts_work:
+            return False
+        if prompt is None or worker.prefill_queue_tokens < self._ahead:
+            return worker.prefill_queue_tokens < self._ahead
+        return worker.prefill_queue_tokens - prompt(worker).turn.tokens_behind < self._ahead
 
 
 def _has_room(decode: Worker, may_use: MayUse) -> bool:
@@ -347,15 +347,15 @@ def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bo
 
 def _prefill_order(
     decode: Worker,
-    tokens: int,
+    prompt: Callable[[Worker], PromptAt],
     hits: Mapping[Worker, int],
     left_s: float | None,
     behind: int,
     prefill: Worker,
 ) -> PrefillOrder:
     """The sort key of a prefill worker; its delay is rounded to ms."""
-    misses = prefill_misses(prefill, tokens, hits[prefill], left_s)
-    delay_s = round(prefill_delay_s(prefill, decode, tokens, hits[prefill], behind, left_s), 3)
+    misses = prefill_misses(prefill, prompt(prefill), left_s)
+    delay_s = round(prefill_delay_s(prefill, decode, prompt(prefill), behind), 3)
     load = prefill.prefill_queue_tokens - hits[prefill]
     return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
 
