@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from baton.grpc_errors import TRACERESPONSE
 from baton.v1.router_pb2 import RequestTrace
-from services.common.observability.tracing.context import TRACERESPONSE
 from services.router.formats import ignored_fields, timings
 from services.router.formats.json_bodies import Headers
 from services.router.request.request import Request

@@ -10,9 +10,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import TRACERESPONSE
 from services.common.errors import http_status, openai_body
 from services.common.observability.logs import get_log
-from services.common.observability.tracing.context import TRACERESPONSE
 
 _log = get_log("http")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton.v1.types_pb2 import TraceParent
 
-TRACEPARENT, TRACESTATE, TRACERESPONSE = "traceparent", "tracestate", "traceresponse"
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 # Of version 00; a later version may have more behind it.
