@@ -29,8 +29,8 @@ class StreamFigures:
     first_over_two_p99: float
     itl_p99: float
     itl_p999: float
-    # p50 and p99 of what the router saw of first gaps, where it told: from the first token to the report of
-    # the handoff (`transfer`), from there to decode's first token (`first_step`).
+    # p50 and p99 of two stages of first gaps, as the router reports them over gRPC: from the first token to
+    # the end of the handoff (`transfer`), and from there to the first token of decode (`first_step`).
     gap_parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -61,8 +61,9 @@ def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
             first.append(float(gaps[0]))
             over.append(float(gaps[0] - 2 * np.median(gaps[1 : 1 + _NEXT])))
             others.append(gaps[1:])
-            for part, found in parts.items():
-                found += [record.stages[part] * 1e3] if record.stages and part in record.stages else []
+            for part, seconds in (record.stages or {}).items():
+                if part in parts:
+                    parts[part].append(seconds * 1e3)
     if not first:
         return None
     itl = np.concatenate(others)

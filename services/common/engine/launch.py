@@ -16,7 +16,7 @@ class EngineLaunch(StrictModel):
     channel_fd: int
     memory_fd: int
     masks_fd: int | None = None  # of the mask board; None: no output is guided
-    stepped_fd: int | None = None  # of the wakeup that decode steps set; None: nobody waits for them
+    stepped_fd: int | None = None  # of the eventfd that is set when decode steps have ended
 
 
 def identity_of(config: WorkerConfig, incarnation: bytes, started_ns: int) -> WorkerIdentity:

@@ -43,8 +43,8 @@ class EngineHandle:
     memory: SharedMemory
     # What masks are computed with; None where the model's folder cannot be read.
     masks: MaskSetup | None
+    # Set by the engine when decode steps have ended.
     stepped: Wakeup
-    """The engine sets it when decode steps have ended."""
 
     def abort(self) -> None:
         """Kills the engine: while it loads it reads no commands, and one that hangs would never end."""

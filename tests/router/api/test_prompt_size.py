@@ -20,8 +20,8 @@ from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.test_process import config, ready, start
 
 PROMPTS = 8
-# What a router may grow by for each token of a prompt: its ids in four bytes, as they came and on their way
-# to prefill, and copies of either for a moment.
+# Bytes by which a router's memory may grow for each token of a prompt. An id takes four bytes in the request
+# that was received and four in the one that is sent to prefill; conversions copy both.
 BYTES_A_TOKEN = 32
 SLACK_BYTES = 4 << 20
 

@@ -78,8 +78,8 @@ def as_they_came(self: Backlog, seconds: float, left_s: float | None = None, que
 
 
 def test_short_prompts_are_not_refused_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At what the worker sustains nobody need be refused; a third of the short ones would be if prompts were
-    computed as they came."""
+    """At the rate that the worker sustains hardly any request is refused. A third of the short prompts would
+    be if their first tokens were predicted first come, first served."""
     assert in_time(MIXED, served(MIXED, 1.0)) >= 0.98
     monkeypatch.setattr(Backlog, "turn", as_they_came)
     assert in_time(MIXED, served(MIXED, 1.0)) < 0.8
