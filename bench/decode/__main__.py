@@ -2,8 +2,8 @@
 
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
-        [--quantization fp8|int8|int4 [--quantize-head]] [--tune] [--seconds S] [--churn] [--budget]
-        [--memory [--cold]] [--front] [--burners N]
+        [--quantization fp8|int8|int4 [--quantize-head]] [--tune | --ignore-tables] [--seconds S] [--churn]
+        [--budget] [--memory [--cold]] [--front] [--burners N]
 
 Random weights and KV. One JSON object a batch goes to stdout.
 
@@ -16,6 +16,11 @@ Random weights and KV. One JSON object a batch goes to stdout.
     --budget     a table of what a step's time goes to, after a second of steady steps
     --memory     instead of all that: GPU memory of an engine of the largest batch, and its start's seconds
 
+--ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
+repository's tables nor this machine's are read, the cache of compiled kernels is empty, and tuning ends at
+the limit of a worker's start; stderr says what it measured, in how many seconds. Without it, the same steps
+with the tables: so a table's gain over tuning at start is measured. Attention has no table.
+
 floor_ms: bytes that a step must read, over the bandwidth that is measured at the start. gap: end of a step's
 last kernel to start of the next step's first. busy: 1 - gaps / window. tail_us: end of the head's product to
 the end of the step.
@@ -24,19 +29,18 @@ the end of the step.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
+import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from baton.device.kernel_files.cache import keep_kernels_in
 from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.decode.case import SAMPLINGS, Case, EngineSize
+from bench.decode.no_tables import empty_kernel_cache, no_tables
 from bench.shapes import SHAPES, torch_dtype
 
 _CHURN_S = 10.0
@@ -62,7 +66,7 @@ def main() -> None:
         for batch in arguments.batch.split(",")
     ]
     os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
-    with _kernel_cache(cold=arguments.cold):
+    with _tables_and_kernels(arguments):
         run_all(cases, arguments)
 
 
@@ -77,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
     parser.add_argument("--quantize-head", action="store_true", help="with --quantization: lm_head too")
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
-    parser.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
+    tuning = parser.add_mutually_exclusive_group()
+    tuning.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
+    tuning.add_argument("--ignore-tables", action="store_true", help="as a start that finds no tables")
     parser.add_argument("--batch", default="1,8,32,64,128,256")
     parser.add_argument("--context", type=int, default=1024, help="tokens; 8192, 32768 and 131072 are long")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS))
@@ -96,21 +102,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextlib.contextmanager
-def _kernel_cache(*, cold: bool) -> Iterator[None]:
-    """The kernel cache: Triton's own, or an empty folder for this run."""
-    if not cold:
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        keep_kernels_in(folder)
-        yield
+def _tables_and_kernels(arguments: argparse.Namespace) -> AbstractContextManager[object]:
+    """The tables and compiled kernels that the run finds: those there are, unless it shall have none."""
+    if arguments.ignore_tables:
+        return no_tables()
+    return empty_kernel_cache() if arguments.cold else nullcontext()
 
 
 def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
     """Measures cases of one shape, dtype, context and numerics on one engine, and prints each."""
     import torch
 
+    from baton.engine.tuning.tuner import LIMIT_S
     from bench.decode import churn_plan
     from bench.decode.engine import DecodeEngine
     from bench.decode.front import Front
@@ -124,6 +127,8 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
     torch.set_grad_enabled(False)
     if arguments.tune:
         tune_missing(cases[0], size.slots)
+    elif arguments.ignore_tables:
+        tune_missing(cases[0], size.slots, LIMIT_S)
     _report(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
     engine = DecodeEngine(cases[0], size, front)
@@ -136,8 +141,8 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         _report(f"front: {engine.close()}")
 
 
-def tune_missing(case: Case, rows: int) -> None:
-    """Measures what no table has, as a worker's start does, but without a limit of time."""
+def tune_missing(case: Case, rows: int, limit_s: float | None = None) -> None:
+    """Measures what no table has, as a worker's start does; without a limit of time unless it is given."""
     import torch
 
     from baton.engine.forward.gemm_table import ProductTable, tuned_file
@@ -147,9 +152,11 @@ def tune_missing(case: Case, rows: int) -> None:
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, torch_dtype(case.dtype))
     products = products_of(case.shape, case.dtype, case.quantization, quantize_head=case.quantize_head)
     wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
-    entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
+    began = time.monotonic()
+    entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s)
     for entry in entries:
         _report(json.dumps(entry))
+    _report(f"{len(entries)} of {len(wanted)} products tuned in {time.monotonic() - began:.1f} s")
     save(tuned_file(gpu), entries)
 
 
@@ -196,7 +203,7 @@ def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> 
     import triton
 
     settings = {name: getattr(case, name) for name in Case.__slots__}
-    around = {"front": arguments.front, "burners": arguments.burners}
+    around = {"front": arguments.front, "burners": arguments.burners, "tables": not arguments.ignore_tables}
     versions = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
