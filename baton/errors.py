@@ -39,8 +39,9 @@ class BatonError(Exception):
     """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
     `retry_after_s`: when another try may succeed, as a hint to the caller; 0 where no time is better. Unset:
-    1 s for a retryable kind. `traceresponse`: the span of the call that failed, as W3C Trace Context writes
-    it; empty where traces are off, or the call got no span.
+    1 s for a retryable kind. Of a call to a router that failed: `request_id`, its id in the router's log;
+    `traceresponse`, its span as W3C Trace Context writes it, empty where traces are off. A router's own
+    errors have neither.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class BatonError(Exception):
         self.message = message
         self.tokens_sent = tokens_sent
         self.retry_after_s = float(kind.retryable) if retry_after_s is None else retry_after_s
-        self.traceresponse = ""
+        self.request_id = self.traceresponse = ""
 
 
 class FieldError(BatonError):

@@ -7,7 +7,7 @@ A status code is coarser than our kinds, so a `google.rpc.Status` travels in the
     BadRequest    the field that a request was refused for
     RetryInfo     where another try may succeed later: when
 
-The call's span is beside it as `traceresponse`, as it is with an answer.
+The call's id and span are beside it as `x-request-id` and `traceresponse`, as they are with an answer.
 
 A peer that is not ours (or died before it could answer) is judged by its code alone.
 """
@@ -33,7 +33,7 @@ _DETAILS = (error_details_pb2.BadRequest, error_details_pb2.ErrorInfo, error_det
 
 DOMAIN = "baton"
 DETAILS_KEY = "grpc-status-details-bin"
-TRACERESPONSE = "traceresponse"
+REQUEST_ID, TRACERESPONSE = "x-request-id", "traceresponse"
 # Trailing metadata has a bound of 8 KiB; the message is in it beside the status itself.
 _LONGEST_MESSAGE = 1024
 
@@ -110,8 +110,8 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
     else:
         error = BatonError(kind, text)
     error.tokens_sent = sent
-    span = dict(metadata).get(TRACERESPONSE, "")
-    error.traceresponse = span if isinstance(span, str) else ""
+    texts = {key: value for key, value in metadata if isinstance(value, str)}
+    error.request_id, error.traceresponse = texts.get(REQUEST_ID, ""), texts.get(TRACERESPONSE, "")
     if retry_after_s is not None:
         error.retry_after_s = retry_after_s
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -9,10 +10,10 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import TRACERESPONSE, from_status, to_status
+from baton.grpc_errors import from_status, to_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,16 @@ _HTTP: dict[ErrorKind, HttpError] = {
 }
 
 
+# What each error of the call that is being served has beside it, as HTTP headers or trailing metadata.
+error_metadata: ContextVar[Callable[[], Sequence[tuple[str, str]]]] = ContextVar(
+    "error_metadata", default=tuple
+)
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
-    """Ends a call with the error's status; never returns."""
-    status = to_status(error)
-    span = ((TRACERESPONSE, error.traceresponse),) if error.traceresponse else ()
-    await context.abort(status.code, status.details, trailing_metadata=(*status.trailing_metadata, *span))
+    """Ends a call with the error's status and the call's `error_metadata`; never returns."""
+    status, named = to_status(error), error_metadata.get()()
+    await context.abort(status.code, status.details, trailing_metadata=(*status.trailing_metadata, *named))
     raise AssertionError("abort returned")
 
 

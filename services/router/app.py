@@ -22,6 +22,7 @@ from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
+from services.router.api.grpc_calls import GrpcCalls
 from services.router.api.http_api import HttpApi, health_routes
 from services.router.auth.configured import admin_secret, configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
@@ -233,6 +234,7 @@ class Router:
             keys=self._keys,
             audit_log=self.audit if config.audit_log else None,
         )
+        arrived = self.observations.traces.arrived
         files = tls = None
         if config.public_tls is not None:
             files = public_tls_files(config.public_tls)
@@ -240,7 +242,7 @@ class Router:
         self.grpc = GrpcServer(
             [SERVICE_NAME],
             options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
-            interceptors=[GrpcAuth(self._keys)] if self._keys else [],
+            interceptors=[GrpcCalls(arrived), *([GrpcAuth(self._keys)] if self._keys else [])],
             tls=tls,
             shares_port=config.member is not None,
         )
@@ -254,7 +256,7 @@ class Router:
         check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
         rules = HttpRules(self.http_api.app.routes)
         app = HttpAuth(self.http_api.app, self._keys, rules) if self._keys else self.http_api.app
-        self.http = HttpServer(app, self.connections, config.allowed_hosts, files)
+        self.http = HttpServer(app, self.connections, config.allowed_hosts, files, arrived)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
         """The admin listeners."""
@@ -277,7 +279,8 @@ class Router:
         app: ASGIApp = http_app(routes, HANDLERS)
         if self._keys:
             app = HttpAuth(app, self._keys, HttpRules(routes, ADMIN_HTTP_RULES))
-        self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts)
+        arrived = self.observations.traces.arrived
+        self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts, trace_of=arrived)
 
     async def start(self) -> dict[str, str]:
         """Opens the public and the admin ports and begins to look for workers.

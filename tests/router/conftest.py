@@ -22,9 +22,11 @@ from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from services.common.config.router import RouterConfig
 from services.router.app import Router
+from services.router.lifecycle import request_traces
 from services.router.workers import directory
 from tests.router.fake_model import VOCAB
 from tests.router.fake_workers import FakeCluster, FakeWorker
+from tests.support.kept_spans import KeptSpans
 
 EOS = 256
 SPECIAL = 257
@@ -145,6 +147,14 @@ def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
             yield await stack.enter_async_context(_routed(model_folder, cluster, workers, settings))
 
     return make
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptSpans:
+    """What the spans of this test's routers are: traces are on."""
+    spans = KeptSpans()
+    monkeypatch.setattr(request_traces, "configured_recorder", lambda *_: spans.recorder)
+    return spans
 
 
 @contextlib.asynccontextmanager

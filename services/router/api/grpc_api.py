@@ -22,12 +22,15 @@ from baton.v1.router_pb2 import (
 )
 from baton.v1.types_pb2 import FinishReason, Logprobs
 from services.common.errors import abort
+from services.common.observability.logs import get_log
+from services.router.api.grpc_calls import texts_of
 from services.router.formats.answer_headers import answer_metadata
 from services.router.formats.grpc.generate_message import MessageT, parse_message
 from services.router.formats.grpc.plain_response import PlainResponses
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
+from services.router.request.current_call import current_id
 from services.router.request.request import Delta, Finish, Request
 from services.router.request.sizes import LARGE_BYTES
 from services.router.tenants.current import current_caller
@@ -37,6 +40,8 @@ from services.router.tools.pieces import CallArguments, CallBegin, Content, Reas
 SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = get_log("grpc")
 
 
 class GrpcApi:
@@ -72,9 +77,9 @@ class GrpcApi:
         """
         tokens, cached = 0, 0
         traces: list[RequestTrace] = []
-        requests: list[Request] = []
         try:
-            requests = await self._admission.generate(data, context.time_remaining(), _texts_of(context))
+            metadata = texts_of(context.invocation_metadata())
+            requests = await self._admission.generate(data, context.time_remaining(), metadata)
             context.set_trailing_metadata(answer_metadata(requests[0]))
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
             structures = (request.structure for request in requests)
@@ -105,13 +110,13 @@ class GrpcApi:
                         )
                     await context.write(response)
         except TimeoutError:
-            unread = BatonError(ErrorKind.DEADLINE, "the answer was not read in time")
-            if requests:
-                requests[0].call.mark(unread)
-            await abort(context, unread)
+            await abort(context, BatonError(ErrorKind.DEADLINE, "the answer was not read in time"))
         except BatonError as error:
             error.tokens_sent = tokens > 0  # of any output
             await abort(context, error)
+        except Exception:
+            _log.exception("grpc_internal_error", request=current_id())
+            await abort(context, BatonError(ErrorKind.INTERNAL, "the router failed"))
 
     async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:
         """The served model."""
@@ -173,12 +178,6 @@ def add_structure(response: GenerateResponse, parser: OutputParser, delta: Delta
                 response.tool_calls.add(index=index, arguments=text)
     if delta.finish is Finish.STOP and parser.calls:
         response.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
-
-
-def _texts_of(context: Context) -> dict[str, str]:
-    """The call's metadata, without what is not text."""
-    given = context.invocation_metadata() or ()
-    return {key: value for key, value in given if isinstance(value, str)}
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.grpc_errors import TRACERESPONSE
+from baton.grpc_errors import REQUEST_ID, TRACERESPONSE
 from baton.v1.router_pb2 import RequestTrace
 from services.router.formats import ignored_fields, timings
 from services.router.formats.json_bodies import Headers
 from services.router.request.request import Request
-
-REQUEST_ID = "x-request-id"
 
 
 def answer_metadata(request: Request, traces: Iterable[RequestTrace] = ()) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -10,19 +11,22 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import TRACERESPONSE
-from services.common.errors import http_status, openai_body
+from services.common.errors import error_metadata, http_status, openai_body
 from services.common.observability.logs import get_log
+from services.router.request.current_call import current_id
 
 _log = get_log("http")
 
 
-def error_response(error: BatonError, status: int | None = None) -> Response:
-    """OpenAI's error body, and the status of the error's kind unless another one is given."""
-    headers = {"retry-after": str(math.ceil(error.retry_after_s))} if error.retry_after_s else {}
-    if error.traceresponse:
-        headers[TRACERESPONSE] = error.traceresponse
-    return JSONResponse(openai_body(error), status or http_status(error), headers)
+def error_response(
+    error: BatonError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """OpenAI's error body, the status of the error's kind unless another one is given, and beside `headers`
+    what names the call."""
+    sent = {**dict(error_metadata.get()()), **(headers or {})}
+    if error.retry_after_s:
+        sent["retry-after"] = str(math.ceil(error.retry_after_s))
+    return JSONResponse(openai_body(error), status or http_status(error), sent)
 
 
 async def _baton_error(request: HttpRequest, error: Exception) -> Response:
@@ -39,11 +43,11 @@ async def _http_exception(request: HttpRequest, error: Exception) -> Response:
         converted = BatonError(ErrorKind.INVALID, f"{request.method} is not allowed here")
     else:
         converted = BatonError(ErrorKind.INVALID, error.detail)
-    return JSONResponse(openai_body(converted), error.status_code, error.headers)
+    return error_response(converted, error.status_code, error.headers)
 
 
 async def _internal_error(request: HttpRequest, error: Exception) -> Response:
-    _log.error("http_internal_error", error=type(error).__name__)
+    _log.error("http_internal_error", error=type(error).__name__, request=current_id())
     return error_response(BatonError(ErrorKind.INTERNAL, "the router failed"))
 
 

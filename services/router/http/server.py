@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -21,8 +21,10 @@ from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
+from services.router.http.named_calls import NamedCalls
 from services.router.http.protocol import LimitedProtocol
 from services.router.http.tls import ServerContexts, TlsListener
+from services.router.request.call_trace import CallTrace
 
 _START_POLL_S = 0.005
 _RELEASE_POLL_S = 0.02
@@ -76,13 +78,14 @@ class HttpServer:
         connections: Connections | None = None,
         allowed_hosts: Sequence[str] = (),
         tls: TlsFiles | None = None,
+        trace_of: Callable[[Mapping[str, str]], CallTrace | None] = lambda headers: None,
     ) -> None:
         """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard. `tls`:
-        None: plaintext."""
+        None: plaintext. `trace_of`: see NamedCalls."""
         self.connections = connections or Connections(ConnectionLimits())
         self._guard = HttpGuard(app, allowed_hosts)
         config = uvicorn.Config(
-            self._guard,
+            NamedCalls(self._guard, trace_of),
             http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, self.connections)),
             ws="none",
             proxy_headers=False,

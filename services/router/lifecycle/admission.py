@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.observations import Observations
 from services.router.request import validate
 from services.router.request.call_headers import check_idempotency, check_not_past, timeout_of_headers
+from services.router.request.current_call import CurrentCall, current_call, random_id
 from services.router.request.request import ClientCall, Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
@@ -72,12 +72,13 @@ class ServedModel:
 
 class _Arrival(NamedTuple):
     """When a call arrived, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, its
-    limits where they are beside the body, and what is known of who calls what."""
+    limits where they are beside the body, what is known of who calls what, and the ids of its outputs."""
 
     at_ns: int
     deadline: float
     slo: Slo | None
     call: ClientCall
+    ids: Iterator[bytes]
 
 
 class Admission:
@@ -145,7 +146,7 @@ class Admission:
     ) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
         left_s = math.inf if remaining_s is None else remaining_s
-        with self._arrival(_GENERATE, left_s, metadata=metadata) as arrival:
+        with self._arrival(_GENERATE, left_s) as arrival:
             check_idempotency(metadata)
             return await self._admit([await self.reader.generate(data)], arrival)
 
@@ -155,11 +156,10 @@ class Admission:
         route: str,
         remaining_s: float | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
-        metadata: Mapping[str, str] = NO_HEADERS,
     ) -> Iterator[_Arrival]:
-        """Opened when a call arrives, over HTTP with `headers` or over gRPC with `metadata`. Counts the call
-        if it is refused within."""
-        call = ClientCall(route=route, trace=self._observations.traces.arrived(headers or metadata))
+        """Opened when a call arrives, over HTTP with `headers`. Counts the call if it is refused within."""
+        current = current_call.get() or CurrentCall()
+        call = ClientCall(route=route, trace=current.trace)
         if (caller := current_caller.get()) is not None:
             call.key_id, call.tenant = caller.key_id, caller.tenant
         try:
@@ -171,9 +171,8 @@ class Admission:
             left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
             check_not_past(left_s)
             deadline = asyncio.get_running_loop().time() + left_s
-            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call)
+            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call, _ids(current.id))
         except BatonError as error:
-            call.mark(error)
             self._observations.refused(error.kind, call)
             raise
 
@@ -206,7 +205,7 @@ class Admission:
         echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [
             Request(
-                id=secrets.token_bytes(16),
+                id=next(arrival.ids),
                 prompt_ids=prompt_ids,
                 sampling=validate.with_seed_of(fields.sampling, choice),
                 max_tokens=limits.max_tokens,
@@ -256,3 +255,10 @@ class Admission:
             prompt_ids, limits, skip_special_tokens=skip
         )
         return Echo(parsed.text or decoded, offsets)
+
+
+def _ids(first: bytes) -> Iterator[bytes]:
+    """The ids of a call's outputs: that which the call is named by, then random ones."""
+    yield first
+    while True:
+        yield random_id()

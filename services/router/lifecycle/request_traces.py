@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError
+from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.common.config.router import RouterConfig
 from services.common.observability.tracing.configured import configured_recorder
@@ -86,17 +86,19 @@ class RequestTraces:
     @contextlib.contextmanager
     def running(self, requests: Sequence[Request]) -> Iterator[None]:
         """Open while the requests of one call run; records the call's span at the end."""
-        call, error = requests[0].call, ""
+        error = ""
         if (trace := requests[0].trace) is not None:
             self._running[trace] = _Ended()
         try:
             yield
         except BatonError as failure:
             error = failure.kind.name.lower()
-            call.mark(failure)
+            raise
+        except Exception:
+            error = ErrorKind.INTERNAL.name.lower()
             raise
         finally:
-            self.call_ended(requests, call, error)
+            self.call_ended(requests, requests[0].call, error)
 
     def request_ended(
         self,

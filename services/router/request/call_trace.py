@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from dataclasses import dataclass, field
@@ -20,6 +21,13 @@ class CallTrace:
     arrived_ns: int = field(default_factory=time.monotonic_ns)
     offset_ns: int = field(default_factory=wall_offset_ns)
     ended: bool = False
+
+    @property
+    def header_of_ended(self) -> str:
+        """The `traceresponse` of a call that has failed. Its flag says whether the span is recorded: not
+        where the call was refused before it was read, since then `RequestTraces` did not see it end."""
+        context = self.context
+        return dataclasses.replace(context, sampled=context.sampled and self.ended).header
 
     def stage_context(self, request_id: bytes, stage: str) -> TraceContext:
         """The span of a stage of one of the call's requests. Its id follows from the request's, so that it is

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from baton.errors import BatonError
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.call_trace import CallTrace
@@ -72,11 +71,6 @@ class ClientCall:
     def tenant_name(self) -> str:
         """Empty where keys belong to no tenants."""
         return "" if self.tenant is None else self.tenant.name
-
-    def mark(self, error: BatonError) -> None:
-        """Has the error that the call fails with name the call's span."""
-        if self.trace is not None:
-            error.traceresponse = self.trace.context.header
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from services.common.config.tls import Auth
 from services.common.config.tracing import TracingSettings
 from services.common.observability.tracing import recorder as recorder_module
 from services.common.observability.tracing.span import Span
-from services.router.lifecycle import request_traces
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
 from tests.router.tenants.test_tenants_file import file_of, tenant
@@ -25,14 +24,6 @@ from tests.support.otlp_collector import OtlpCollector, otlp_collector
 TRACE, CLIENT = "a" * 32, "b" * 16
 GIVEN = {"traceparent": f"00-{TRACE}-{CLIENT}-01"}
 STAGES = {f"baton.{stage}" for stage in ("admission", "queue", "reserve", "prefill", "handoff", "decode")}
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptSpans:
-    """What routers of this test record."""
-    spans = KeptSpans()
-    monkeypatch.setattr(request_traces, "configured_recorder", lambda *_: spans.recorder)
-    return spans
 
 
 def roots(spans: list[Span]) -> list[Span]:

@@ -1,0 +1,41 @@
+"""Gives each gRPC call the id and the span that its answer names, also where it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from services.router.request.call_trace import CallTrace
+from services.router.request.current_call import begin_call
+
+if TYPE_CHECKING:  # generic in its stub file only
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    _ServerInterceptor = grpc.aio.ServerInterceptor
+
+
+class GrpcCalls(_ServerInterceptor):
+    """The first of a server's interceptors."""
+
+    def __init__(self, trace_of: Callable[[Mapping[str, str]], CallTrace | None]) -> None:
+        """`trace_of`: the trace of a call with this metadata; None where traces are off."""
+        self._trace_of = trace_of
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
+        details: Any = handler_call_details
+        begin_call(
+            self._trace_of(texts_of(details.invocation_metadata))
+        )  # for the call's task, which runs this
+        return await continuation(handler_call_details)
+
+
+def texts_of(metadata: Any) -> dict[str, str]:  # noqa: ANN401 (grpc.aio does not declare it)
+    """A call's metadata, without what is not text."""
+    return {key: value for key, value in metadata or () if isinstance(value, str)}

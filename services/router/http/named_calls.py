@@ -1,0 +1,24 @@
+"""Gives each request over HTTP the id and the span that its answer names, also where it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.router.request.call_trace import CallTrace
+from services.router.request.current_call import begin_call
+
+
+class NamedCalls:
+    """ASGI middleware, around all others."""
+
+    def __init__(self, app: ASGIApp, trace_of: Callable[[Mapping[str, str]], CallTrace | None]) -> None:
+        """`trace_of`: the trace of a call with these headers; None where traces are off."""
+        self._app = app
+        self._trace_of = trace_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_call(self._trace_of(Headers(scope=scope)))
+        await self._app(scope, receive, send)
