@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from baton.errors import FieldError
-from services.common.errors import openai_body
+from services.router.http.errors import error_response
 
 _LINGER_S = 1.0
 # The longest Content-Length that is parsed.
@@ -67,7 +66,7 @@ async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
     """Responds with 413 and ends the connection. Continues to read briefly, because a reset would destroy the
     response on its way to a client that still sends."""
     error = FieldError(f"the body has more than {max_body_bytes} bytes", code="body_too_large")
-    response = JSONResponse(openai_body(error), 413, {"connection": "close"})
+    response = error_response(error, 413, {"connection": "close"})
     await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     with contextlib.suppress(TimeoutError):
