@@ -36,10 +36,10 @@ class CallParser:
     def __init__(self, family: ToolFamily, tools: Tools) -> None:
         """A call of none of the tools is text."""
         self._family = family
+        self._form = family  # how the calls behind this opening are written
         self._tools = tools
         # A list of calls is opened by its marker and a bracket, which may be apart.
         self._opening = family.opening.rstrip(BLANK + "[")
-        self._list = family.opening.endswith("[")
         self._in = _In.TEXT
         self._held = ""
         self._before = ""  # what the call that is read was opened by
@@ -94,7 +94,7 @@ class CallParser:
             text = before.rstrip(BLANK)
             self._text(text, pieces)
             self._before = before.removeprefix(text) + found
-            self._held, self._in = after, _In.OPENED
+            self._held, self._in, self._form = after, _In.OPENED, self._family
             return True
         final = final_length(self._held, self._opening)
         if self._family.syntax is Syntax.TAGS:
@@ -126,9 +126,13 @@ class CallParser:
         rest = self._held.lstrip(BLANK)
         if not rest:
             return False
-        if self._list and rest[0] in "[,":
+        if self._form.older is not None and rest[0] in "[{":  # no name begins so
+            self._form = self._form.older
+        in_list = self._form.opening.endswith("[")
+        if in_list and rest[0] in "[,":
+            self._before += self._held[: -len(rest)] + rest[0]
             self._held = rest[1:]
-        elif self._list and rest[0] == "]":
+        elif in_list and rest[0] == "]":
             self._held, self._in = rest[1:], _In.TEXT
         elif (scanner := self._scanner_of(rest[0])) is not None:
             self._held, self._in = rest, _In.CALL
@@ -140,7 +144,7 @@ class CallParser:
 
     def _scanner_of(self, first: str) -> Scanner | None:
         """What reads a call that begins so; None: it is none."""
-        match self._family.syntax:
+        match self._form.syntax:
             case Syntax.NAMED:
                 return NamedScanner(self._tools)
             case Syntax.TAGS if first == "<":
@@ -179,13 +183,14 @@ class CallParser:
 
     def _called(self, pieces: list[Piece]) -> bool:
         rest = self._held.lstrip(BLANK)
-        closing = self._family.closing.strip()
+        closing, separator = self._form.closing.strip(), self._form.separator.strip()
         if not rest or (closing and closing != rest and closing.startswith(rest)):
             return False
         if closing and rest.startswith(closing):
             self._held, self._in = rest.removeprefix(closing), _In.TEXT
-        elif self._family.syntax is Syntax.JSON and rest[0] == (self._family.separator.strip() or "{"):
-            self._held, self._in = rest.removeprefix(self._family.separator.strip()), _In.OPENED
+        elif self._form.syntax is Syntax.JSON and rest[0] == (separator or "{"):
+            self._held, self._in = rest.removeprefix(separator), _In.OPENED
+            self._before = ""  # belongs to the call that has ended
         else:
             self._in, self._text_came = _In.TEXT, True
         return True

@@ -3,7 +3,7 @@
     hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>      Qwen2.5, Qwen3, Hermes
     llama3       {"name": …, "parameters": {…}}; …                         Llama 3.1 to 3.3
     mistral      [TOOL_CALLS][{"name": …, "arguments": {…}}, …]            Mistral, Mixtral
-    mistral_v11  [TOOL_CALLS]name[ARGS]{…}                                 Mistral (tokenizer from v11 on)
+    mistral_v11  [TOOL_CALLS]name[ARGS]{…}, or as mistral                  Mistral (tokenizer from v11 on)
     qwen3_coder  <tool_call><function=name>                                Qwen3-Coder
                  <parameter=key>value</parameter></function></tool_call>
 
@@ -49,6 +49,8 @@ class ToolFamily:
     syntax: Syntax = Syntax.JSON
     # Whether chat templates take ids of nine letters and digits only.
     short_ids: bool = False
+    # How earlier models of the family write calls behind the same opening, which later ones do now and then.
+    older: ToolFamily | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ HERMES = ToolFamily("hermes", "<tool_call>\n", "\n</tool_call>", "\n", "argument
 LLAMA3 = ToolFamily("llama3", "", "", "; ", "parameters", ignored="<|python_tag|>")
 MISTRAL = ToolFamily("mistral", "[TOOL_CALLS][", "]", ", ", "arguments", short_ids=True)
 MISTRAL_V11 = ToolFamily(
-    "mistral_v11", "[TOOL_CALLS]", "", "", "", each=True, syntax=Syntax.NAMED, short_ids=True
+    "mistral_v11", "[TOOL_CALLS]", "", "", "", each=True, syntax=Syntax.NAMED, short_ids=True, older=MISTRAL
 )
 QWEN3_CODER = replace(HERMES, name="qwen3_coder", syntax=Syntax.TAGS)
 FAMILIES = {family.name: family for family in (HERMES, LLAMA3, MISTRAL, MISTRAL_V11, QWEN3_CODER)}

@@ -186,6 +186,9 @@ def test_other_ways_to_write_a_call() -> None:
         (MISTRAL_V11, "[TOOL_CALLS]other[ARGS]{}"),
         (MISTRAL_V11, "[TOOL_CALLS]" + "f" * 100),
         (MISTRAL_V11, "[TOOL_CALLS]f"),
+        (MISTRAL_V11, "[TOOL_CALLS][ARGS]{}"),
+        (MISTRAL_V11, "[TOOL_CALLS] [none of these]"),
+        (MISTRAL_V11, '[TOOL_CALLS][{"name": "other", "arguments": {}}]'),
         (QWEN3_CODER, "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
         (QWEN3_CODER, "<tool_call>\n<func f>"),
         (QWEN3_CODER, "A tag <function=" + "f" * 100),
@@ -208,6 +211,29 @@ def test_a_name_and_an_object() -> None:
     one = found(MISTRAL_V11, f"[TOOL_CALLS]f[CALL_ID]{'x' * 200}")
     assert one.calls == [("f", "")]
     assert one.content.startswith("[CALL_ID]xxx")
+
+
+def test_the_later_mistral_family_accepts_the_earlier_form() -> None:
+    several: list[tuple[str, dict[str, object]]] = [("f", ARGUMENTS), ("g.h-1", {}), ("f", {"a": 1})]
+    one = found(MISTRAL_V11, f"So: {written(MISTRAL, *several)} Done.")
+    assert [(name, json.loads(text)) for name, text in one.calls] == several
+    assert one.content == "So: Done."
+    assert all(len(id_) == 9 for id_ in one.ids)
+    assert found(MISTRAL_V11, '[TOOL_CALLS] [ {"name": "f"} ]').calls == [("f", "{}")]
+    assert found(MISTRAL_V11, '[TOOL_CALLS]{"name": "f", "arguments": {}}').calls == [("f", "{}")]
+    both = written(MISTRAL, ("f", {"a": 1})) + written(MISTRAL_V11, ("g.h-1", {"a": 2}), ("f", {"a": 3}))
+    assert found(MISTRAL_V11, both).calls == [("f", '{"a": 1}'), ("g.h-1", '{"a": 2}'), ("f", '{"a": 3}')]
+    one = found(MISTRAL_V11, '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "other"}]')
+    assert (one.content, one.calls) == ('{"name": "other"}]', [("f", "{}")])
+
+
+def test_arguments_of_the_earlier_form_are_streamed() -> None:
+    parser = OutputParser(OutputStructure(MISTRAL_V11, TOOLS))
+    (begin, *rest) = parser.push('[TOOL_CALLS][{"name": "f", "arguments": {"city": "Zü', last=False)
+    assert isinstance(begin, CallBegin)
+    assert (begin.name, rest) == ("f", [CallArguments(0, '{"city": "Zü')])
+    assert parser.push("rich", last=False) == [CallArguments(0, "rich")]
+    assert parser.push('"}}]', last=True) == [CallArguments(0, '"}')]
 
 
 def test_tags_of_a_function_and_its_parameters() -> None:
