@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
 
 import grpc
 
 from baton.admin_address import DEFAULT_ADDRESS
 from baton.cluster_auth import SECRET_VARIABLE, admin_metadata
 from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import DETAILS_KEY, from_status
 from baton.v1 import admin_pb2_grpc
 
 TIMEOUT_S = 10.0
 _HINT = "--admin HOST:PORT names another admin port"
+_WRONG_CALL = (ErrorKind.INVALID, ErrorKind.NOT_FOUND, ErrorKind.CONFLICT)
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
@@ -39,7 +41,7 @@ def admin_call(address: str | None, call: Callable[[admin_pb2_grpc.AdminServiceS
         try:
             return call(admin_pb2_grpc.AdminServiceStub(channel), admin_metadata(os.environ))
         except grpc.RpcError as error:
-            raise admin_error(f"no answer from {target}", error, default=address is None) from None
+            raise call_error(target, error, default=address is None) from None
 
 
 def bare_address(address: str | None) -> str | None:
@@ -47,18 +49,22 @@ def bare_address(address: str | None) -> str | None:
     return address.removeprefix("grpc://") if address else None
 
 
-def admin_error(message: str, error: grpc.RpcError, *, default: bool) -> BatonError:
-    """The BatonError for a failed call. `default`: no admin port was given, so the message suggests
-    `--admin`."""
+def call_error(
+    address: str, error: grpc.RpcError, *, default: bool, variable: str = SECRET_VARIABLE
+) -> BatonError:
+    """What every command reports where its call to the router at `address` failed. `default`: no admin port
+    was given, so the message suggests `--admin`. `variable`: has the secret or key that this port needs.
+
+    The kind is the router's where the call itself is wrong (INVALID, NOT_FOUND, CONFLICT), else UNAVAILABLE.
+    """
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
-        return BatonError(ErrorKind.INTERNAL, f"{message}: {error}")
-    code = error.code()
-    details = " ".join((error.details() or "").split())
-    if code is grpc.StatusCode.NOT_FOUND:
-        return BatonError(ErrorKind.NOT_FOUND, details)
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return BatonError(ErrorKind.CONFLICT, details)
+        return BatonError(ErrorKind.INTERNAL, f"no answer from {address}: {error}")
+    code, details = error.code(), " ".join((error.details() or "").split())
+    metadata = tuple(cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ()))
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return BatonError(ErrorKind.UNAVAILABLE, f"{message}: {details} (set {SECRET_VARIABLE})")
+        return BatonError(ErrorKind.UNAVAILABLE, f"{address}: {details} (set {variable})")
+    if any(key == DETAILS_KEY for key, _ in metadata):  # the router's own answer
+        kind = from_status(code, details, metadata).kind
+        return BatonError(kind if kind in _WRONG_CALL else ErrorKind.UNAVAILABLE, details)
     hint = f" ({_HINT})" if default else ""
-    return BatonError(ErrorKind.UNAVAILABLE, f"{message}: {code.name} {details}{hint}")
+    return BatonError(ErrorKind.UNAVAILABLE, f"no answer from {address}: {code.name} {details}{hint}")

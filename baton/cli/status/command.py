@@ -11,8 +11,7 @@ import os
 from google.protobuf import json_format
 from rich.console import Console
 
-from baton.cli.common.admin_call import add_admin_flag
-from baton.cli.common.messages import notify
+from baton.cli.common.admin_call import TIMEOUT_S, add_admin_flag
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.source import StatusSource, is_partial
 from baton.cli.status.view import (
@@ -24,10 +23,8 @@ from baton.cli.status.view import (
     store_line,
     worker_table,
 )
-from baton.errors import BatonError
 from baton.v1 import admin_pb2
 
-TIMEOUT_S = 10.0
 CANNOT_SERVE = 1
 # Width of output to a file or a pipe.
 _PIPE_WIDTH = 180
@@ -65,12 +62,9 @@ def seconds(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the status; returns 1 if the cluster cannot serve or a worker's integrity check failed."""
-    try:
-        answer = asyncio.run(fetch(StatusSource(arguments.address, arguments.admin), arguments.window))
-    except BatonError as error:
-        notify(f"error: {error.message}")
-        return CANNOT_SERVE
+    """Prints the status; returns 1 if the cluster cannot serve or a worker's integrity check failed. Raises
+    BatonError where the router does not answer."""
+    answer = asyncio.run(fetch(StatusSource(arguments.address, arguments.admin), arguments.window))
     if arguments.json:
         print(json_format.MessageToJson(answer, always_print_fields_with_no_presence=True, indent=None))
     else:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_ADDRESS, belongs_to
-from baton.cli.common.admin_call import admin_error, bare_address
+from baton.cli.common.admin_call import bare_address, call_error
 from baton.client.channel import metadata_of
 from baton.cluster_auth import admin_metadata
 from baton.errors import BatonError
@@ -74,7 +74,7 @@ class StatusSource:
         try:
             return await stub.GetStatus(request, timeout=timeout_s, metadata=admin_metadata(os.environ))
         except grpc.aio.AioRpcError as error:
-            raise admin_error(f"no status from {address}", error, default=self._named is None) from None
+            raise call_error(address, error, default=self._named is None) from None
 
     async def _totals(
         self, address: str, window_s: int, timeout_s: float
@@ -87,7 +87,7 @@ class StatusSource:
                 metadata=metadata_of(os.environ.get(API_KEY_VARIABLE)),
             )
         except grpc.aio.AioRpcError as error:
-            raise admin_error(f"no status from {address}", error, default=False) from None
+            raise call_error(address, error, default=False, variable=API_KEY_VARIABLE) from None
         return admin_pb2.AdminServiceGetStatusResponse(router=answer.router)
 
     def _channel(self, address: str) -> grpc.aio.Channel:

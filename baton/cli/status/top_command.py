@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from rich.live import Live
 
-from baton.cli.common.messages import notify
 from baton.cli.status import command as status
 from baton.cli.status.source import StatusSource
 from baton.cli.status.top_view import TopView, failure
@@ -45,8 +44,8 @@ def interval(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 0 once the user quits; with one frame only, 1 if there was no answer or the cluster cannot
-    serve."""
+    """Returns 0 once the user quits; with one frame only, 1 if the cluster cannot serve. Raises BatonError
+    where the router does not answer for that frame."""
     return asyncio.run(_Top(arguments).run())
 
 
@@ -73,11 +72,7 @@ class _Top:
         return 0
 
     async def _frame(self) -> int:
-        try:
-            answer = await self._source.get(self._request, _CALL_S)
-        except BatonError as error:
-            notify(f"error: {error.message}")
-            return status.CANNOT_SERVE
+        answer = await self._source.get(self._request, _CALL_S)
         self._console.print(self._view.draw(answer, self._console.width))
         return 0 if answer.router.serving else status.CANNOT_SERVE
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+from baton.cli.common import admin_call
 from baton.cli.main import main
 from baton.cli.status import source as status_source
+from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import to_status
 from baton.v1 import router_pb2
 from tests.cli.status.statuses import decode, prefill, status
 
@@ -124,21 +127,86 @@ def test_json_of_both_ports(served: Served, capsys: pytest.CaptureFixture[str]) 
     assert (totals["workers"], totals["grpcAddress"]) == ([], "")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=IDS)
+def error_of(command: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The one line that a command ends with."""
+    assert main(command) == code
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.count("\n") == 1
+    return reported.err
+
+
+ADMIN_COMMANDS = [
+    *COMMANDS,
+    ["drain", "--router"],
+    ["drain", "decode-0"],
+    ["pool", "list"],
+    ["pool", "switch", "p"],
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [([], True), ([UNUSED], False), (["--admin", UNUSED], False)],
     ids=["default", "public", "admin"],
 )
-def test_no_answer_costs_one_line(
-    command: list[str], arguments: list[str], hint: bool, capsys: pytest.CaptureFixture[str]
+def test_no_answer_costs_one_line_which_all_commands_share(
+    arguments: list[str],
+    hint: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*command, *arguments]) == 1
-    reported = capsys.readouterr()
-    assert reported.out == ""
-    assert reported.err.count("\n") == 1
-    assert f"no status from {UNUSED}: UNAVAILABLE" in reported.err
-    assert ("--admin HOST:PORT" in reported.err) == hint
+    monkeypatch.setattr(admin_call, "DEFAULT_ADDRESS", UNUSED)
+    commands = COMMANDS if arguments == [UNUSED] else ADMIN_COMMANDS
+    (line,) = {error_of([*command, *arguments], capsys) for command in commands}
+    assert line.startswith(f"baton: error: no answer from {UNUSED}: UNAVAILABLE ")
+    assert ("--admin HOST:PORT" in line) == hint
+
+
+@contextlib.contextmanager
+def refusing(error: BatonError) -> Iterator[str]:
+    """The address of a router that answers every call with an error."""
+    refusal = to_status(error)
+
+    def refuse(asked: object, context: grpc.ServicerContext) -> None:
+        context.abort_with_status(refusal)
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.unary_unary_rpc_method_handler(refuse)
+    methods = {
+        "RouterService": ["GetStatus"],
+        "AdminService": ["GetStatus", "Drain", "SwitchPool"],
+    }
+    for service, names in methods.items():
+        handlers = dict.fromkeys(names, handler)
+        named = grpc.method_handlers_generic_handler(f"baton.v1.{service}", handlers)
+        server.add_generic_rpc_handlers((named,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(ErrorKind.UNAVAILABLE, 1), (ErrorKind.INTERNAL, 1), (ErrorKind.NOT_FOUND, 2), (ErrorKind.CONFLICT, 2)],
+)
+def test_what_a_router_answers_is_not_called_no_answer(
+    kind: ErrorKind, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with refusing(BatonError(kind, "so it is")) as address:
+        lines = {error_of([*command, "--admin", address], capsys, code) for command in ADMIN_COMMANDS}
+        assert lines == {"baton: error: so it is\n"}
+
+
+def test_a_refusal_names_the_variable_of_the_port_that_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with refusing(BatonError(ErrorKind.UNAUTHENTICATED, "who is this?")) as address:
+        lines = {error_of([*command, "--admin", address], capsys) for command in ADMIN_COMMANDS}
+        assert lines == {f"baton: error: {address}: who is this? (set BATON_CLUSTER_SECRET)\n"}
+        lines = {error_of([*command, address], capsys) for command in COMMANDS}
+        assert lines == {f"baton: error: {address}: who is this? (set BATON_API_KEY)\n"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["decode-0", "--router"], ["--resume"]], ids=" ".join)
