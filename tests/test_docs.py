@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,10 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
     *sorted((DOCS / "decisions").glob("*.md")),
 ]
-PRODUCTION = ("baton", "kvtransfer", "services", "loadgen")
+SERVING = ("baton", "kvtransfer", "services")
+PRODUCTION = (*SERVING, "loadgen")
+# Methods of a logger that write at level warning or above.
+ALARMING = ("warning", "error", "exception", "critical")
 # First parts of a path; other text in backticks with a slash in it is none.
 FOLDERS = (
     "baton/",
@@ -107,13 +111,43 @@ def test_metrics_in_backticks_exist(page: Path) -> None:
 
 
 def test_log_events_of_the_troubleshooting_page_exist() -> None:
-    section = (
-        (DOCS / "troubleshooting.md").read_text("utf-8").partition("## Log events")[2].partition("\n## ")[0]
-    )
-    events = [name for line in section.splitlines() if line.startswith("| `") for name in _first_cell(line)]
     source = "".join(path.read_text("utf-8") for top in PRODUCTION for path in (ROOT / top).rglob("*.py"))
+    events = _documented_events()
     assert events
     assert [event for event in events if f'"{event}"' not in source] == []
+    assert len(events) == len(set(events)), "an event is there twice"
+
+
+def test_every_warning_and_error_of_the_logs_is_on_the_troubleshooting_page() -> None:
+    logged = {event for top in SERVING for path in (ROOT / top).rglob("*.py") for event in _alarms(path)}
+    assert len(logged) > 60
+    assert logged - set(_documented_events()) == set()
+
+
+def _documented_events() -> list[str]:
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    section = page.partition("## Log events")[2].partition("\n## ")[0]
+    return [name for line in section.splitlines() if line.startswith("| `") for name in _first_cell(line)]
+
+
+def _alarms(path: Path) -> Iterator[str]:
+    """The events that a file logs at level warning or above, or at a level chosen while it runs."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="log" | "_log" | "_LOG"), attr=level), args=[event, *_]
+            ) if level in ALARMING:
+                pass
+            case ast.Call(
+                func=ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="log" | "_log" | "_LOG"), _]),
+                args=[event, *_],
+            ):
+                pass
+            case _:
+                continue
+        names = [one.value for one in ast.walk(event) if isinstance(one, ast.Constant)]
+        assert names, f"{path}: the event of {ast.unparse(node)} is not a literal"
+        yield from (str(name) for name in names)
 
 
 def _prose(page: Path) -> str:
