@@ -29,6 +29,13 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+# Sets of tokens that are allowed or refused as a whole: text of a JSON string of at most so many characters.
+# The library's own have 10 and 30, so that the rest of a bounded string is walked token by token.
+_STRING_LENGTHS = (2, 4, 6, 8, 10, 12, 16, 30)
+_SLICES = [
+    *(rf'[^"\\\x00-\x1F\x7F]{{1,{most}}}' for most in _STRING_LENGTHS),
+    r'[^"\\\x00-\x1F\x7F]+',
+]
 # Parts of the library's message for a token that the grammar does not allow; other errors are the grammar's.
 _OUTSIDE = ("satisfy the grammar", "parser stopped")
 # Compiled grammars that are kept for the next request with the same.
@@ -104,7 +111,9 @@ class Matchers:
         else:
             text = byte_tokenizer_json(max(limits.eos_token_ids) + 1)
         try:
-            tokenizer = LLTokenizer(text, n_vocab=limits.vocab_size, eos_token=list(limits.eos_token_ids))
+            tokenizer = LLTokenizer(
+                text, n_vocab=limits.vocab_size, eos_token=list(limits.eos_token_ids), slices=_SLICES
+            )
         except ValueError as error:
             raise BatonError(
                 ErrorKind.INVALID, f"guided decoding cannot use the tokenizer: {one_line(str(error))}"

@@ -1,7 +1,8 @@
 """`python -m services.masks.process`: the mask process of a worker.
 
     open ─▶ compiled in a thread, advanced by the output so far ─▶ answered with the mask of the next token
-             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, on the board
+             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, computed in a
+             thread, written to the board
 
 Started by the worker's front (`services/masks/client.py`) with the first guided request. Its masks never pass
 through front or engine interpreter on the way from one token to the next but for the engine's copy to the
@@ -42,50 +43,72 @@ from services.masks.frames import ProcessEnd
 from services.masks.launch import MasksLaunch, SlotKey
 from services.masks.matcher import GuidedSequence, Matchers
 
-# Grammars that are compiled at once; the process's own thread computes masks meanwhile.
+# Grammars that are compiled at once.
 _COMPILERS = 2
+# Masks that are computed at once, at most one for two of the process's cores. The masks of all slots are due
+# within one decode step, and one may take a millisecond; the library releases the GIL meanwhile.
+_MASK_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 # How often the output ring is looked at while sequences are followed.
 _POLL_S = 0.0003
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Followed:
-    """A sequence with a slot. `position`: of the token that its last mask is for."""
+    """A sequence with a slot. `position`: of the token that its last mask is for. One thread at a time uses
+    it: its next token is drawn only after its mask was written."""
 
     sequence: GuidedSequence
     position: int
     cost_s: float = 0.0  # what its last mask took
 
+    def next_mask(self, token: int) -> Mask:
+        """Appends a drawn token; the mask of the one after it. Raises BatonError."""
+        began = time.thread_time()
+        self.sequence.advance((token,))
+        mask = self.sequence.mask()
+        self.position += 1
+        self.cost_s = time.thread_time() - began
+        return mask
+
 
 @dataclass(eq=False)
 class MaskLoop:
-    """Answers the front's commands and follows the output ring. All but compiling runs in one thread."""
+    """Answers the front's commands and follows the output ring. Compiling and computing masks run in threads;
+    one thread does all else, and alone writes the board, where a late mask must not replace that of the
+    slot's next sequence."""
 
     channel: ProcessEnd
     matchers: Matchers
     ring: RingObserver
     board: MaskBoard
+    mask_threads: int = _MASK_THREADS
     _followed: dict[SlotKey, _Followed] = field(default_factory=dict, init=False)
     # Sequences whose grammars are being compiled, and whether they were closed meanwhile.
     _opening: dict[SlotKey, bool] = field(default_factory=dict, init=False)
     _compiled: SimpleQueue[tuple[MaskCommand, Future[tuple[GuidedSequence, Mask]]]] = field(
         default_factory=SimpleQueue, init=False
     )
+    # Masks that are being computed or wait for a thread, in the order in which they are begun.
+    _computing: dict[_Followed, tuple[SlotKey, Future[Mask]]] = field(default_factory=dict, init=False)
+    _computed: SimpleQueue[_Followed] = field(default_factory=SimpleQueue, init=False)
+    _oldest: _Followed | None = field(default=None, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
 
     def run(self) -> None:
         """Turns until the front is gone, which raises ConnectionError."""
         self.channel.send(MaskEvent(ready=MasksReadyEvent()))
-        with ThreadPoolExecutor(_COMPILERS) as pool:
+        with ThreadPoolExecutor(_COMPILERS) as compilers, ThreadPoolExecutor(self.mask_threads) as threads:
             while True:
                 for command in self.channel.receive():
-                    self._handle(command, pool)
+                    self._handle(command, compilers)
                 self._wakeup.clear()
                 while not self._compiled.empty():
                     self._answer(*self._compiled.get())
+                while not self._computed.empty():
+                    self._write(self._computed.get())
                 if self._followed:
-                    self._follow()
-                self.board.beat()
+                    self._follow(threads)
+                self._beat()
                 timeout = _POLL_S if self._followed else None
                 select.select([self.channel.fileno(), self._wakeup.fileno()], [], [], timeout)
 
@@ -125,8 +148,8 @@ class MaskLoop:
             self._followed[key] = _Followed(sequence, opened.position)
         self.channel.send(MaskEvent(id=command.id, mask=mask.tobytes()))
 
-    def _follow(self) -> None:
-        """Computes a mask for each token that the followed sequences have drawn since the last call."""
+    def _follow(self, threads: ThreadPoolExecutor) -> None:
+        """Begins a mask for each token that the followed sequences have drawn since the last call."""
         try:
             records = self.ring.read()
         except OverflowError:
@@ -140,22 +163,34 @@ class MaskLoop:
             elif followed is not None:
                 due.append((followed, record))
         # There is at most one token of each slot, since its next one waits for this mask. Cheap grammars come
-        # first, so that an expensive one does not delay them.
+        # first, so that expensive ones do not delay them where there are fewer threads than masks.
         for followed, record in sorted(due, key=lambda one: one[0].cost_s):
-            self._advance(followed, record)
+            future = threads.submit(followed.next_mask, record.token)
+            self._computing[followed] = (record.slot, record.generation), future
+            future.add_done_callback(partial(self._wake_for, followed))
 
-    def _advance(self, followed: _Followed, record: Record) -> None:
-        self.board.beat(record.slot)
-        began = time.perf_counter()
-        try:
-            followed.sequence.advance((record.token,))
-            mask = followed.sequence.mask()
-        except BatonError as error:
-            self._fail((record.slot, record.generation), error)
+    def _wake_for(self, followed: _Followed, _: Future[Mask]) -> None:
+        self._computed.put(followed)
+        self._wakeup.set()
+
+    def _write(self, followed: _Followed) -> None:
+        """Writes a computed mask, if its sequence still has the slot."""
+        key, future = self._computing.pop(followed)
+        if self._followed.get(key) is not followed:
             return
-        followed.position += 1
-        self.board.write(record.slot, record.generation, followed.position, mask)
-        followed.cost_s = time.perf_counter() - began
+        try:
+            self.board.write(*key, followed.position, future.result())
+        except BatonError as error:
+            self._fail(key, error)
+
+    def _beat(self) -> None:
+        """Reports progress: that nothing is computed, or that another mask is now the oldest one."""
+        oldest = next(iter(self._computing), None)
+        if oldest is None:
+            self.board.beat()
+        elif oldest is not self._oldest:
+            self.board.beat(self._computing[oldest][0][0])
+        self._oldest = oldest
 
     def _lose_all(self) -> None:
         """Fails every sequence: tokens of theirs were missed. The router continues them."""
