@@ -36,6 +36,7 @@ from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
 from services.router.http.errors import HANDLERS
 from services.router.http.server import HttpServer, http_app
 from services.router.lifecycle.admission import Admission, ServedModel
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
@@ -46,6 +47,9 @@ from services.router.observability.process_series import series
 from services.router.observability.status import Status
 from services.router.observability.store import Store
 from services.router.observability.window import Window
+from services.router.placement.placement import Placement
+from services.router.placement.pools import Pools
+from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.plaintext import check_plaintext
 from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
@@ -60,13 +64,9 @@ from services.router.tokenization.request_reader import RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.tools.conversation_format import ConversationFormat
 from services.router.ui.routes import ui_routes
-from services.router.workers.cancels import Cancels
 from services.router.workers.certificates import configured_certificates
 from services.router.workers.directory import Directory
 from services.router.workers.discovery import Discovery
-from services.router.workers.placement import Placement
-from services.router.workers.pools import Pools
-from services.router.workers.prefix_affinity import PrefixAffinity
 
 _STOP_GRACE_S = 1.0
 # How long a stopping router still takes requests over connections that clients have kept.

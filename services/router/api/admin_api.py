@@ -26,8 +26,8 @@ from services.common.observability.audit_log import AuditLog
 from services.common.observability.logs import get_log
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.observability.status import Status
+from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory
-from services.router.workers.pools import Pools
 from services.router.workers.worker import Worker
 
 ADMIN_SERVICE_NAME = DESCRIPTOR.services_by_name["AdminService"].full_name

@@ -23,6 +23,7 @@ from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.observations import Observations
+from services.router.placement.pools import Pools
 from services.router.request import validate
 from services.router.request.call_headers import check_idempotency, check_not_past, timeout_of_headers
 from services.router.request.current_call import CurrentCall, current_call, random_id
@@ -37,7 +38,6 @@ from services.router.tokenization.request_reader import Body, RequestReader
 from services.router.tokenization.tokenizer_pool import TokenizerPool
 from services.router.tools.conversation_format import ConversationFormat
 from services.router.tools.output_parser import OutputStructure
-from services.router.workers.pools import Pools
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024

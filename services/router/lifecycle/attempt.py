@@ -12,10 +12,10 @@ from baton.v1.types_pb2 import FinishReason
 from services.router.lifecycle.attempt_calls import PREFILL_END_S, AttemptCalls
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.timeline import RequestTimeline
+from services.router.placement.claim import Claim
 from services.router.queue.entry import QueueEntry
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import Finish
-from services.router.workers.placement import Claim
 from services.router.workers.worker_error import RETRIED_KINDS
 
 # An early prefill is sent so many seconds before the slot is reserved: then the two calls do not delay each

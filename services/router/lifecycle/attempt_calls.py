@@ -16,11 +16,11 @@ from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, Ticket, Ticke
 from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall, remaining_s
+from services.router.placement.claim import Claim
 from services.router.request.request import Request
-from services.router.workers.cancels import Cancels
-from services.router.workers.placement import Claim
 from services.router.workers.token_stream import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 

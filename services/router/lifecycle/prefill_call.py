@@ -13,8 +13,8 @@ from baton.v1.prefill_pb2 import HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
 from services.router.lifecycle.output_state import OutputState
+from services.router.placement.claim import PrefillClaim
 from services.router.request.request import Request
-from services.router.workers.placement import PrefillClaim
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 Call = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]

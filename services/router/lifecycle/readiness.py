@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from services.router.lifecycle.dispatcher import Dispatcher
-from services.router.workers.placement import Placement
+from services.router.placement.placement import Placement
 
 
 class Readiness:

@@ -30,18 +30,18 @@ from baton.v1.router_pb2 import Stage
 from services.common.observability.logs import get_log
 from services.router.lifecycle.attempt import Attempt, Incomplete
 from services.router.lifecycle.attempt_calls import AttemptCalls
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.observations import CANCELLED, Observations
 from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
+from services.router.placement.claim import Claim
+from services.router.placement.prefix_affinity import PrefixAffinity, PromptBlocks
 from services.router.queue.entry import QueueEntry
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import Finish, Request
 from services.router.text.output_text import OutputText
-from services.router.workers.cancels import Cancels
-from services.router.workers.placement import Claim
-from services.router.workers.prefix_affinity import PrefixAffinity, PromptBlocks
 from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
 _log = get_log("dispatch")

@@ -24,17 +24,17 @@ from services.common.observability.audit_log import AuditLog
 from services.router.auth.keys import Keys
 from services.router.http.connections import Connections
 from services.router.lifecycle.admission import ServedModel
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
 from services.router.observability.store import Store
 from services.router.observability.window import LONGEST_S, Recent, Window, status_of
+from services.router.placement.pools import Pools
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.queue.waiting_queue import WaitingQueue
-from services.router.workers.cancels import Cancels
 from services.router.workers.directory import Directory
-from services.router.workers.pools import Pools
 from services.router.workers.worker import Peer, state_of
 
 DEFAULT_WINDOW_S = 10

@@ -12,8 +12,8 @@ from typing import Any
 
 from baton.errors import BatonError
 from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory
-from services.router.workers.pools import Pools
 
 
 class OperatorState:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.common.config.router import GroupMember
-from services.router.workers.prefix_affinity import PrefixAffinity
+from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.worker import SiblingCounts, Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.

@@ -22,6 +22,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
+from services.router.placement.claim import Claim, PrefillClaim
+from services.router.placement.early_refusal import Demand, too_late
+from services.router.placement.forecast import USUAL_OUTPUT_TOKEN_COST, mean_context, usual_output
+from services.router.placement.placement import Cached, Placement
 from services.router.queue.block_wait import BlockWait
 from services.router.queue.deadlines import CAUTION, check_deadline
 from services.router.queue.drain_rate import DrainRate
@@ -33,14 +37,6 @@ from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
 from services.router.workers.backlog import MOST_PROMPTS, Prompt, Queued
-from services.router.workers.early_refusal import Demand, too_late
-from services.router.workers.forecast import USUAL_OUTPUT_TOKEN_COST, mean_context, usual_output
-from services.router.workers.placement import (
-    Cached,
-    Claim,
-    Placement,
-    PrefillClaim,
-)
 from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")

@@ -1,3 +1,4 @@
-"""The workers as the router sees them: discovery, liveness, token streams, pools, placement, prefix
-affinity and cancels. Imported by `queue`, `lifecycle`, `observability` and `api`; does not know their types.
+"""The workers as the router sees them: discovery, liveness, token streams, and what each has yet to compute.
+Imported by `placement`, `queue`, `lifecycle`, `observability`, `api` and the assembly; does not know their
+types.
 """

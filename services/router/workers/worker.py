@@ -24,8 +24,8 @@ from baton.v1.worker_pb2 import DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
 from services.router.workers.backlog import Backlog
-from services.router.workers.forecast import PrefillShare, Turnover
 from services.router.workers.liveness import LivenessTimer
+from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.worker_error import WorkerError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from baton.errors import ErrorKind
 from baton.grpc_errors import from_status
 from services.common.config.tls import Auth
 from services.router.auth.tenant_keys import TenantKeys
+from services.router.placement.prefix_affinity import PromptBlocks
 from services.router.tenants.account import TenantAccount
-from services.router.workers.prefix_affinity import PromptBlocks
 from tests.router.conftest import Site, SiteMaker, ids_request, until
 from tests.router.http_client import complete, http
 from tests.router.tenants.test_tenants_file import file_of, tenant

@@ -12,6 +12,7 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.types_pb2 import Attempt
 from services.router.lifecycle.attempt_calls import AttemptCalls
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.lifecycle.output_state import OutputState
@@ -19,7 +20,6 @@ from services.router.lifecycle.timeline import RequestTimeline
 from services.router.request.request import Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
-from services.router.workers.cancels import Cancels
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, a_request, quiesced
 

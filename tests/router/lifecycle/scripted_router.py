@@ -18,6 +18,7 @@ from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.router_pb2 import Stage, StageTime
 from baton.v1.types_pb2 import FinishReason
 from services.router.lifecycle import attempt, timeline
+from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import Outbox, UnreadBudget
@@ -26,7 +27,6 @@ from services.router.queue.entry import QueueEntry
 from services.router.request.request import Delta, Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
-from services.router.workers.cancels import Cancels
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import (

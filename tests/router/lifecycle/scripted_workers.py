@@ -20,8 +20,8 @@ from baton.v1.decode_pb2 import CancelResponse, SequenceOutput
 from baton.v1.prefill_pb2 import PrefillResponse
 from baton.v1.types_pb2 import Attempt, Logprobs, Sampling, WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
+from services.router.placement.claim import Claim
 from services.router.request.request import Request
-from services.router.workers.placement import Claim
 from services.router.workers.token_stream import deliver
 from services.router.workers.worker import Peer, Worker
 

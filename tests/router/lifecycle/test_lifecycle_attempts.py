@@ -9,8 +9,8 @@ from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.types_pb2 import Attempt, WorkerRole
+from services.router.placement.claim import Claim
 from services.router.request.request import Finish
-from services.router.workers.placement import Claim
 from tests.router.lifecycle.scripted_router import (
     AWAY,
     FIRST,

@@ -12,9 +12,9 @@ from baton.v1.decode_pb2 import GetHandoffResponse, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.router_pb2 import Usage
 from baton.v1.types_pb2 import Attempt, Sampling
+from services.router.placement.claim import PrefillClaim
 from services.router.request.request import Echo, Finish
 from services.router.text.output_text import OutputText
-from services.router.workers.placement import PrefillClaim
 from tests.router.lifecycle.scripted_router import (
     AWAY,
     BROKEN,

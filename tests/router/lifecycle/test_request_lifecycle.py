@@ -10,8 +10,8 @@ import structlog
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PromptLogprobs
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import Attempt, Sampling
+from services.router.placement.claim import PrefillClaim
 from services.router.request.request import Delta, Echo, Finish
-from services.router.workers.placement import PrefillClaim
 from tests.router.lifecycle.scripted_router import (
     CANCELLED,
     FIRST,

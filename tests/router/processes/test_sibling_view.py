@@ -12,9 +12,9 @@ from typing import cast
 
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.config.router import GroupMember
+from services.router.placement.claim import Claim
+from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import SiblingView
-from services.router.workers.placement import Claim
-from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.worker import Peer, Worker
 from tests.router.conftest import until
 from tests.router.workers.bare_workers import bare_worker, placement_of

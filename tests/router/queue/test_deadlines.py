@@ -9,13 +9,13 @@ import random
 import pytest
 
 from baton.errors import BatonError, ErrorKind
+from services.router.placement.placement import Placement
 from services.router.queue.deadlines import check_deadline
 from services.router.queue.drain_rate import LEAST_PLACEMENTS, DrainRate
 from services.router.queue.request_order import Ahead
-from services.router.workers.placement import Placement
 from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_cluster import Cluster, Machine, Make, Served
 from tests.router.workers.bare_workers import pools_of
-from tests.router.workers.modelled_cluster import Cluster, Machine, Make, Served
 
 PAIR: Make = lambda found, workers: Placement(found, pools_of(workers), 2048)  # noqa: E731
 

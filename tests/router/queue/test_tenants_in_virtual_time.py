@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from services.router.placement.placement import Placement
 from services.router.request.request import ClientCall
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.tenants_file import TenantLimits
-from services.router.workers.placement import Placement
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_cluster import Cluster, Machine, Served
 from tests.router.workers.bare_workers import Found, pools_of
-from tests.router.workers.modelled_cluster import Cluster, Machine, Served
 
 # Prompts of 256 to 1,792 and outputs of 64 to 448 tokens; a pair of workers serves about so many a second.
 PROMPTS, OUTPUTS, CAPACITY = (256, 1792), (64, 448), 40.0

@@ -6,9 +6,9 @@ from typing import cast
 
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load, Pool
+from services.router.placement.placement import Placement
+from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory
-from services.router.workers.placement import Placement
-from services.router.workers.pools import Pools
 from services.router.workers.worker import Peer, Worker
 
 MODEL, TOKENIZER = "fake", b"t"

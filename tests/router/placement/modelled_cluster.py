@@ -19,16 +19,17 @@ from statistics import median
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeResponse, Rates
+from services.router.placement.claim import Claim
+from services.router.placement.placement import Placement
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Backlog
-from services.router.workers.forecast import PrefillShare, Turnover
-from services.router.workers.placement import Claim, Placement
+from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_prefill import ModelledPrompts
 from tests.router.workers.bare_workers import Found, bare_worker
-from tests.router.workers.modelled_prefill import ModelledPrompts
 
 PROMPT, OUTPUT = 1024, 256
 # 24.4 ms for a prompt of 1,024 tokens; steps of 5.0 ms with one sequence, 6.2 with 32 and 7.5 with 64 of

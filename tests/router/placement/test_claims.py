@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.workers.placement import Claim, PrefillClaim
+from services.router.placement.claim import Claim, PrefillClaim
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import placement_of, workers_of
 

@@ -10,8 +10,8 @@ import structlog.testing
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from baton.v1.worker_pb2 import DescribeResponse, Pool
+from services.router.placement.pools import Pools, bind
 from services.router.request.request import ClientCall
-from services.router.workers.pools import Pools, bind
 from services.router.workers.worker import Worker, pool_id
 from tests.router.workers.bare_workers import bare_worker, pools_of
 

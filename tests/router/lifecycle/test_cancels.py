@@ -15,9 +15,9 @@ import structlog.testing
 
 from baton.v1.decode_pb2 import CancelRequest, CancelResponse
 from baton.v1.types_pb2 import Attempt
-from services.router.workers import cancels as module
-from services.router.workers.cancels import Cancels
-from services.router.workers.placement import Claim
+from services.router.lifecycle import cancels as module
+from services.router.lifecycle.cancels import Cancels
+from services.router.placement.claim import Claim
 from services.router.workers.worker import Worker
 from tests.router.conftest import until
 from tests.router.workers.bare_workers import bare_worker

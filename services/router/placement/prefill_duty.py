@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.router.workers.forecast import RECENT_S, miss_risk, step_s
+from services.router.placement.forecast import miss_risk, step_s
+from services.router.workers.recent_work import RECENT_S
 from services.router.workers.worker import Worker
 
 # The most of a worker's time that all prompts may take for one on duty to decode too: beside decode they take

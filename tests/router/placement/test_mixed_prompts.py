@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from services.router.placement.placement import Placement
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Backlog, Prompt, Turn
-from services.router.workers.placement import Placement
 from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_cluster import RATES, Cluster, Machine, Served
 from tests.router.workers.bare_workers import pools_of
-from tests.router.workers.modelled_cluster import RATES, Cluster, Machine, Served
 
 SHORT, LONG = 256, 8192
 TPOT_S = 0.05

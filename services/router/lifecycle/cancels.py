@@ -18,7 +18,7 @@ import grpc.aio
 from baton.v1.decode_pb2 import CancelRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
-from services.router.workers.placement import Claim
+from services.router.placement.claim import Claim
 from services.router.workers.worker import Worker
 
 _CALL_S = 1.0

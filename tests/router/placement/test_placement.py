@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from services.router.placement.claim import Claim, PrefillClaim
+from services.router.placement.placement import Placement
+from services.router.placement.pools import Pools
 from services.router.request.request import ClientCall
-from services.router.workers.forecast import PrefillShare
-from services.router.workers.placement import Claim, Placement, PrefillClaim
-from services.router.workers.pools import Pools
+from services.router.workers.recent_work import PrefillShare
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import (
     MODEL,

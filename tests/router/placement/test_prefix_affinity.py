@@ -12,10 +12,10 @@ from baton.block_hash import BlockHasher
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
+from services.router.placement.placement import Placement
+from services.router.placement.pools import Pools
+from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.directory import Directory
-from services.router.workers.placement import Placement
-from services.router.workers.pools import Pools
-from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.worker import Peer, Worker
 from tests.router.conftest import SiteMaker, ids_request, until
 from tests.state.memory import Memory, memory_state

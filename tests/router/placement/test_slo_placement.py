@@ -7,11 +7,12 @@ import itertools
 
 import pytest
 
+from services.router.placement.claim import Claim
+from services.router.placement.placement import Placement
 from services.router.request.slo import Slo
-from services.router.workers.placement import Claim, Placement
 from services.router.workers.worker import Worker
+from tests.router.placement.modelled_cluster import Machine, Machines, Make, Traffic, attained, simulate
 from tests.router.workers.bare_workers import Found, pools_of
-from tests.router.workers.modelled_cluster import Machine, Machines, Make, Traffic, attained, simulate
 
 AHEAD = 2048
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
+from services.router.placement.forecast import SAFETY, prompt_at, sequences_within, step_s
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Prompt, Queued
-from services.router.workers.forecast import SAFETY, prompt_at, sequences_within, step_s
 from services.router.workers.worker import Worker
 
 # What a client is asked to wait at most before it tries again.

@@ -1,0 +1,97 @@
+"""What a placed request has of its workers, in this router's own counters, until it is released."""
+
+from __future__ import annotations
+
+import bisect
+
+from services.router.workers.worker import Worker
+
+
+class PrefillClaim:
+    """A prompt's tokens in this router's counters of a prefill worker. Every method is idempotent."""
+
+    def __init__(
+        self,
+        prefill: Worker,
+        tokens: int,
+        seconds: float = 0.0,
+        cost: float = 0.0,
+        left_s: float | None = None,
+    ) -> None:
+        """`seconds`: predicted, to compute them. `cost`: of the whole request, in prompt tokens. `left_s`:
+        until its first token is due."""
+        self.prefill = prefill
+        self.cost = cost or float(tokens)
+        self._tokens = tokens
+        prefill.queued_tokens += tokens
+        self._in_backlog = prefill.backlog.add(seconds, tokens, left_s)
+        prefill.prefill_share.add(seconds)
+
+    def prefill_ended(self) -> None:
+        """Releases the tokens: prefill has computed them, or never will."""
+        tokens, self._tokens = self._tokens, 0
+        self.prefill.queued_tokens -= tokens
+        self.prefill.backlog.ended(self._in_backlog)
+        if tokens:
+            self.prefill.changed()
+
+    def release(self) -> None:
+        """Releases everything that the request claims at its workers."""
+        self.prefill_ended()
+
+
+class Claim(PrefillClaim):
+    """A request's share in this router's counters of a pair of workers. The owner calls `release` when
+    decode's reservation has ended too."""
+
+    def __init__(
+        self,
+        prefill: Worker,
+        decode: Worker,
+        tokens: int,
+        reserved: int,
+        *,
+        seconds: float = 0.0,
+        context: int = 0,
+        tpot_s: float | None = None,
+        reason: str = "",
+        cost: float = 0.0,
+        left_s: float | None = None,
+    ) -> None:
+        """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
+        this prefill worker, where decode could compute the prompt too."""
+        super().__init__(prefill, tokens, seconds, cost, left_s)
+        self.decode = decode
+        self.reason = reason
+        self._reserved = reserved
+        self._context = context
+        self._tpot_s = tpot_s
+        self._released = False
+        decode.claimed_slots += 1
+        decode.reserved_tokens += reserved
+        decode.claimed_context += context
+        if tpot_s is not None:
+            bisect.insort(decode.tpot_limits, tpot_s)
+
+    @property
+    def prefills_itself(self) -> bool:
+        """Whether one worker does both, so that no blocks are handed over."""
+        return self.prefill is self.decode
+
+    @property
+    def has_certain_room(self) -> bool:
+        """Whether prefill may start before decode has reserved the slot."""
+        return not self.prefills_itself and self.decode.has_certain_room
+
+    def release(self) -> None:
+        """Releases everything, the slot too."""
+        super().release()
+        if not self._released:
+            self._released = True
+            self.decode.claimed_slots -= 1
+            self.decode.reserved_tokens -= self._reserved
+            self.decode.claimed_context -= self._context
+            if self._tpot_s is not None:
+                self.decode.tpot_limits.remove(self._tpot_s)
+            self.decode.turnover.add()
+            self.decode.changed()
