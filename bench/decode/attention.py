@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,8 @@ def main() -> None:
 def tunings() -> list[AttentionTuning]:
     from baton.engine.kernels.gpu.attention.items import AttentionTuning
 
-    return [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
+    found = [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
+    return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3))]
 
 
 class Bench:
@@ -120,7 +121,7 @@ class Bench:
                 us = microseconds(partial(self._launch, tuning), self._device)
             except Exception:  # more shared memory than this GPU has, say
                 continue
-            by = {"chosen": True} if tuning is None else {"warps": tuning.warps, "stages": tuning.stages}
+            by = {"chosen": True} if tuning is None else asdict(tuning)
             layer_us = us / len(self._attention)
             found.append(self.run | by | {"us": round(layer_us, 1), "tb_s": round(self._bytes / us / 1e6, 3)})
         return found

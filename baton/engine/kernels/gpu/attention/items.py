@@ -12,6 +12,10 @@ from torch import Tensor
 
 # When two tiles on their way are better than three (`AttentionTuning.of`).
 _MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 3.8, 4, 128
+# Query heads that are one tile of the matrix units.
+_ONE_TILE_GROUP = 16
+# Of a thread, where four programs of four warps share a multiprocessor's 65,536.
+_FOUR_PROGRAMS_REGISTERS = 128
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
 # Tokens that a program takes at once: an item is whole tiles.
@@ -73,10 +77,11 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    """How the kernel is cut for a GPU."""
+    """How the kernel is cut for a GPU. `registers`: of a thread, at most; None: as many as its code likes."""
 
     warps: int = 4
     stages: int = 3
+    registers: int | None = None
 
     @classmethod
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
@@ -84,18 +89,20 @@ class AttentionTuning:
         whose registers leave room for more programs on a multiprocessor. By measurements on an H200 of ten
         shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
 
-        `quantised`: the cache is in fp8. Many programs then take two warps each, whose instructions restore
-        codes without waiting for the others, and three tiles where there are very many of them (an H100, 64
-        and 256 rows of 1,120 tokens). So do few rows, of which `SplitPolicy.filling` makes many programs (8
-        rows of 1,120 and 32,768 tokens); a single row takes four.
+        `quantised`: the cache is in fp8. Many programs then take so few registers that four of them fit a
+        multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and 112.5 us; with two
+        warps 60.3 and 116.5); heads that need more registers take two warps. So do few rows, of which
+        `SplitPolicy.filling` makes many programs (8 rows of 1,120 and 32,768 tokens); a single row takes
+        four.
         """
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
             return cls(warps=2 if rows > 1 else 4, stages=2)
         group = heads.heads // heads.kv_heads
         many = rows * heads.kv_heads >= _MANY_PROGRAMS * multiprocessors
         if quantised and many:
-            very_many = rows * heads.kv_heads >= 2 * _MANY_PROGRAMS * multiprocessors
-            return cls(warps=2, stages=3 if very_many else 2)
+            if heads.dim <= _WIDE_HEAD and group <= _ONE_TILE_GROUP:
+                return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
+            return cls(warps=2, stages=2)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
 

@@ -367,6 +367,7 @@ def split_attention(
         COMBINED=_COMBINED,
         CODES=kv_scales is not None,
         num_warps=(tuning or _TUNING).warps,
+        maxnreg=(tuning or _TUNING).registers,
     )
 
 

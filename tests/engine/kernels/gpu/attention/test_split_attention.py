@@ -116,6 +116,8 @@ def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None
         assert AttentionTuning.of(heads, rows, 132, quantised=True) == AttentionTuning(*tuning)
         assert SplitPolicy.filling(132, 8, rows) == SplitPolicy(16)
         assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
-    assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(2, 2)
+    assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(4, 2, registers=128)
+    wide = Heads(8, 4, 256, 0.1, 1e-5)  # that many registers would not do
+    assert AttentionTuning.of(wide, 128, 132, quantised=True) == AttentionTuning(2, 2)
     cut = split_items([32_767] * 8, None, SplitPolicy.filling(132, 8, 8, quantised=True))
     assert [len(items) for items in cut] == [7] * 8
