@@ -27,6 +27,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -68,6 +69,14 @@ class PrefillOrder(NamedTuple):
     far: bool
 
 
+class NoRoom(Enum):
+    """Why a request is not placed: no decode worker that it may use has room, or no prefill worker would
+    start its prompt soon."""
+
+    DECODE = auto()
+    PREFILL = auto()
+
+
 class Placement:
     """Chooses among the workers of one pool, by this router's own counters, corrected by heartbeats."""
 
@@ -79,8 +88,6 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
-        # Whether the last request that was not placed lacked a prefill worker alone.
-        self.lacks_prefill = False
         # Called after each claim.
         self.on_claim: Callable[[], None] = lambda: None
         # Placements by who computes the prompt: the decode worker (`spare`: one on prefill duty), or another.
@@ -123,9 +130,9 @@ class Placement:
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
-    ) -> Claim | None:
-        """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool. None if no
-        pair has room.
+    ) -> Claim | NoRoom:
+        """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool; otherwise
+        says which of both has no room.
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
@@ -139,7 +146,7 @@ class Placement:
         if self.refuse_late and tpot_s is not None and not returning:
             may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
-        self.lacks_prefill = False
+        no_room = NoRoom.DECODE
         due_s = left_s()
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], due_s))
@@ -147,11 +154,11 @@ class Placement:
         for place, decode in enumerate(choice.workers):
             if not has_room(decode):
                 continue
+            no_room = NoRoom.PREFILL
             why_kept = choice.kept.get(decode, "")
             order_of = partial(_prefill_order, decode, prompt, hits, due_s, behind())
             soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
             prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of, soon)
-            self.lacks_prefill = True
             if prefill is not None:
                 if prefill.group != decode.group:
                     decode = _nearest(prefill, choice.workers[place:], order, has_room)
@@ -174,7 +181,7 @@ class Placement:
                 )
                 self.on_claim()
                 return claim
-        return None
+        return no_room
 
     def check_in_time(
         self, demand: Demand, left_s: float | None, cached: Cached, call: ClientCall, queued: Queued
@@ -220,12 +227,12 @@ class Placement:
             return None
         return best
 
-    def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | None:
+    def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | NoRoom:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
         idle = [worker for worker in self._admitted(call) if self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
-            return None
+            return NoRoom.PREFILL
         prompts = {worker: prompt_at(worker, tokens) for worker in able}
         prefill = min(able, key=lambda one: (prompts[one].first_token_s, one.prefill_queue_tokens))
         bind(call, prefill)

@@ -25,7 +25,7 @@ from baton.errors import BatonError, ErrorKind
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, too_late
 from services.router.placement.forecast import USUAL_OUTPUT_TOKEN_COST, mean_context, usual_output
-from services.router.placement.placement import Cached, Placement
+from services.router.placement.placement import Cached, NoRoom, Placement
 from services.router.queue.block_wait import BlockWait
 from services.router.queue.deadlines import CAUTION, check_deadline
 from services.router.queue.drain_rate import DrainRate
@@ -50,7 +50,7 @@ _PLACES = "queue_places"
 class _Waiter(Generic[ClaimT]):
     """What a request waits for."""
 
-    pick: Callable[[], ClaimT | None]
+    pick: Callable[[], ClaimT | NoRoom]
     claim: asyncio.Future[ClaimT]
     # Whether its own limits may be why nothing has room.
     limited: bool
@@ -228,7 +228,7 @@ class WaitingQueue:
             self._blocks.ended(entry.number)
             self.place_waiting()
 
-    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
+    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
         limited = self._placement.refuse_late and entry.slo is not None and entry.slo.tpot_s is not None
         waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
@@ -298,14 +298,14 @@ class WaitingQueue:
                 return
             if passing is not None and not passing.may_try(entry.prompt):
                 continue
-            claim = waiter.pick()
-            if claim is not None:
-                self._place(entry, claim)
+            placed = waiter.pick()
+            if not isinstance(placed, NoRoom):
+                self._place(entry, placed)
             elif waiter.limited and not entry.returning and self._order.flows > 1:
                 self._order.pass_flow(entry)
             elif self._blocks.holds(entry.number):
                 continue
-            elif passing is not None and self._placement.lacks_prefill and not entry.returning:
+            elif passing is not None and placed is NoRoom.PREFILL and not entry.returning:
                 passing.waits(entry.prompt, waiter.since)
             else:
                 blocked.add(pool)

@@ -64,7 +64,7 @@ def test_a_prompt_may_start_before_its_reservation_if_decode_certainly_has_a_slo
 def test_a_claim_counts_uncached_tokens_at_prefill_and_all_tokens_at_decode() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     placement = placement_of([prefill, decode])
-    assert placement.pick(50, 10) is not None
+    assert isinstance(placement.pick(50, 10), Claim)
     assert (counters(prefill), counters(decode)) == ((50, 0, 0), (0, 1, 60))
-    assert placement.pick(50, 10, lambda worker: 48 if worker is prefill else 0) is not None
+    assert isinstance(placement.pick(50, 10, lambda worker: 48 if worker is prefill else 0), Claim)
     assert (counters(prefill), counters(decode)) == ((52, 0, 0), (0, 2, 120))

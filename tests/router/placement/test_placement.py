@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from services.router.placement.claim import Claim, PrefillClaim
-from services.router.placement.placement import Placement
+from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
 from services.router.request.request import ClientCall
 from services.router.workers.recent_work import PrefillShare
@@ -26,11 +26,11 @@ PREFILL, DECODE, BOTH = "prefill-0", "decode-0", "both-0"
 Change = Callable[[Worker], None]
 
 
-def placed(placement: Placement, cached: dict[Worker, int] | None = None) -> tuple[str, str] | None:
-    """The names of the pair that a prompt of 50 tokens gets; nothing stays claimed."""
+def placed(placement: Placement, cached: dict[Worker, int] | None = None) -> tuple[str, str] | NoRoom:
+    """The names of the pair that a prompt of 50 tokens gets, or why it gets none; nothing stays claimed."""
     claim = placement.pick(50, 10, lambda worker: (cached or {}).get(worker, 0))
-    if claim is None:
-        return None
+    if isinstance(claim, NoRoom):
+        return claim
     claim.release()
     return claim.prefill.name, claim.decode.name
 
@@ -43,7 +43,7 @@ def test_prefix_hits_are_read_once_for_each_worker() -> None:
         asked.append(worker.name)
         return 0
 
-    assert placement_of(workers).pick(50, 10, cached) is not None
+    assert isinstance(placement_of(workers).pick(50, 10, cached), Claim)
     assert asked == [worker.name for worker in workers]
 
 
@@ -93,7 +93,7 @@ def test_the_least_loaded_decode_worker_or_the_one_whose_cache_saves_most(
     has = dict(zip(workers, cached, strict=False))
     for ordered in (workers, [*reversed(workers)]):
         pair = placed(placement_of(ordered), has)
-        assert pair is not None
+        assert not isinstance(pair, NoRoom)
         assert pair[1] == second
 
 
@@ -129,29 +129,29 @@ async def test_workers_without_room_are_passed_over() -> None:
     placement = placement_of(workers, ahead=100)
     refusing.refused()
 
-    def pick() -> Claim | None:
+    def pick() -> Claim | NoRoom:
         return placement.pick(50, 10, may_use=lambda worker: worker is not barred)
 
     for chosen in (prefill, later):
         claim = pick()
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert (claim.prefill, claim.decode) == (chosen, good)
         claim.release()
         chosen.queued_tokens = 100  # as much as a prompt may have before it
-    assert pick() is None
+    assert pick() is NoRoom.PREFILL
     later.queued_tokens = 99
-    assert pick() is not None
+    assert isinstance(pick(), Claim)
     later.queued_tokens = 0
     assert good.free_slots == 0
-    assert pick() is None
+    assert pick() is NoRoom.PREFILL  # `unmatched` has a slot, and no worker computes prompts for it
 
 
 async def test_a_prefill_worker_that_just_refused_gets_no_work() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     placement = placement_of([prefill, decode])
     prefill.refused()
-    assert placed(placement) is None
-    assert placement.pick_prefill(50) is None
+    assert placed(placement) is NoRoom.PREFILL
+    assert placement.pick_prefill(50) is NoRoom.PREFILL
     assert placement.usable()  # it will have room
 
 
@@ -163,18 +163,18 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
     for chosen in (both, second, first):
         call = ClientCall()
         claim = placement.pick_prefill(2, call)
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert claim.prefill is chosen
         assert type(claim) is PrefillClaim
         assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
         chosen.queued_tokens += 2
-    assert placement.pick_prefill(2) is None
+    assert placement.pick_prefill(2) is NoRoom.PREFILL
     second.queued_tokens = 0
     second.set_following(following=False)  # only decode workers are followed
-    assert placement.pick_prefill(2) is not None
+    assert isinstance(placement.pick_prefill(2), PrefillClaim)
     second.queued_tokens = 0
     second.unreachable()
-    assert placement.pick_prefill(2) is None
+    assert placement.pick_prefill(2) is NoRoom.PREFILL
 
 
 def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:
@@ -184,25 +184,25 @@ def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:
     placement = Placement(Found([*old, *new]), pools, prefill_ahead_tokens=1000)
     assert placement.pools.several
     call = ClientCall()
-    assert placement.pick(50, 10, call=call) is not None
+    assert isinstance(placement.pick(50, 10, call=call), Claim)
     assert (call.pool, placement.pools.current) == (old[0].pool, old[0].pool)
     assert [call.formats.get(worker.decodes) for worker in old] == ["bfloat16"] * 2
     pools.switch(new[0].pool)
     assert placement.pools.current == new[0].pool
     for bound, (prefill, decode) in ((call, old), (None, new), (ClientCall(), new)):
         claim = placement.pick(50, 10, call=bound)
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert (claim.prefill, claim.decode) == (prefill, decode)
         claim = placement.pick_prefill(50, bound)  # type: ignore[assignment]
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert claim.prefill is prefill
     for worker in old:
         worker.reachable = False
     assert placement.usable()
     assert placement.usable(ClientCall())
     assert not placement.usable(call)
-    assert placement.pick(50, 10, call=call) is None
-    assert placement.pick_prefill(50, call) is None
+    assert placement.pick(50, 10, call=call) is NoRoom.DECODE
+    assert placement.pick_prefill(50, call) is NoRoom.PREFILL
 
 
 def test_one_pool_is_not_several() -> None:
@@ -283,7 +283,7 @@ def test_a_near_decode_worker_must_have_room() -> None:
     placement = placement_of(workers)
     assert placed(placement) == ("prefill-0", "decode-1")
     claim = placement.pick(50, 10, may_use=lambda worker: worker.name != "decode-1")
-    assert claim is not None
+    assert not isinstance(claim, NoRoom)
     assert claim.decode.name == "decode-0"
     claim.release()
     workers[2].following = False
@@ -308,7 +308,7 @@ def test_a_combined_worker_computes_what_delays_less_there() -> None:
         claim = placement.pick(
             tokens, 10, lambda worker: cached if worker is both else 0, behind=lambda: behind
         )
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert claim.decode is both
         claim.release()
         both.prefill_share = PrefillShare()
@@ -329,5 +329,5 @@ def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:
     prefill, both = with_rates(bare_worker(PREFILL)), with_rates(bare_worker(BOTH, slots=64))
     both.claimed_slots = 20
     claim = placement_of([prefill, both]).pick(50, 10)
-    assert claim is not None
+    assert not isinstance(claim, NoRoom)
     assert (claim.prefill, claim.decode, claim.reason) == (both, both, "")

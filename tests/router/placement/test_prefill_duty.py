@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from services.router.placement.claim import Claim
-from services.router.placement.placement import Placement
+from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.prefill_duty import MOST_SHARE, on_duty
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
@@ -26,9 +26,9 @@ class InTurn(Placement):
         super().__init__(found, pools_of(workers), AHEAD)
         self._pairs = itertools.cycle(itertools.product(workers, workers))
 
-    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | NoRoom:
         prefill, decode = next(self._pairs)
-        return Claim(prefill, decode, tokens, tokens) if decode.free_slots > 0 else None
+        return Claim(prefill, decode, tokens, tokens) if decode.free_slots > 0 else NoRoom.DECODE
 
 
 def aware(found: Found, workers: list[Worker]) -> Placement:
@@ -123,7 +123,7 @@ def decoded_at(workers: tuple[Worker, Worker], tpot_s: float | None = None) -> t
     """Where a request is decoded, and why."""
     placement = placement_of(list(workers), ahead=10**6)
     claim = placement.pick(64, 10, tpot_s=tpot_s)
-    assert claim is not None
+    assert not isinstance(claim, NoRoom)
     claim.release()
     kept = claim.decode is workers[0]
     assert placement.placed["spare"] == kept

@@ -12,7 +12,8 @@ from baton.block_hash import BlockHasher
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
-from services.router.placement.placement import Placement
+from services.router.placement.claim import Claim
+from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.directory import Directory
@@ -124,7 +125,7 @@ async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> N
         placed = placement_among([one, two, decode]).pick(
             len(PROMPT), 5, lambda at: prefixes.cached_tokens(at, prompt)
         )
-        assert placed is not None
+        assert not isinstance(placed, NoRoom)
         queued = placed.prefill.queued_tokens
         placed.release()
         return placed.prefill.name, queued
@@ -141,11 +142,11 @@ async def test_a_combined_worker_is_chosen_for_its_prefix_hits() -> None:
     placement = placement_among([one, two])
     two.claimed_slots = 3
     claim = placement.pick(21, 5, lambda at: 20 if at is two else 0)
-    assert claim is not None
+    assert not isinstance(claim, NoRoom)
     assert claim.decode is two
     two.queued_tokens = 20
     other = placement.pick(21, 5, lambda at: 20 if at is two else 0)
-    assert other is not None
+    assert not isinstance(other, NoRoom)
     assert other.decode is one
 
 
@@ -157,7 +158,7 @@ async def test_the_hits_of_each_worker_are_computed_once() -> None:
         asked.append(at.name)
         return 0
 
-    assert placement_among(several).pick(21, 5, cached) is not None
+    assert isinstance(placement_among(several).pick(21, 5, cached), Claim)
     assert sorted(asked) == ["w1", "w2", "w3", "w4"]
 
 
@@ -209,7 +210,7 @@ async def test_of_equally_loaded_decode_workers_the_one_with_the_prompt_is_chose
 
     def pick() -> Worker:
         claim = placement.pick(21, 5, lambda at: 8 if at is two else 0)
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         claim.release()
         return claim.decode
 

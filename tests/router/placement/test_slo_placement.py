@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from services.router.placement.claim import Claim
-from services.router.placement.placement import Placement
+from services.router.placement.placement import NoRoom, Placement
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
 from tests.router.placement.modelled_cluster import Machine, Machines, Make, Traffic, attained, simulate
@@ -25,11 +25,11 @@ class RoundRobin(Placement):
         self._workers = workers
         self._turn = itertools.count()
 
-    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | NoRoom:
         prefills = [one for one in self._workers if not one.decodes and one.queued_tokens < AHEAD]
         decodes = [one for one in self._workers if one.decodes and one.free_slots > 0]
         if not prefills or not decodes:
-            return None
+            return NoRoom.PREFILL if decodes else NoRoom.DECODE
         turn = next(self._turn)
         return Claim(prefills[turn % len(prefills)], decodes[turn % len(decodes)], tokens, tokens)
 
@@ -42,7 +42,7 @@ class Heartbeats(Placement):
         super().__init__(found, pools_of(workers), AHEAD)
         self._workers = workers
 
-    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | NoRoom:
         prefills = [one for one in self._workers if not one.decodes]
         decodes = [one for one in self._workers if one.decodes]
         prefill = min(prefills, key=lambda one: one.described.load.queued_prefill_tokens)
@@ -57,9 +57,9 @@ class InTurn(Placement):
         self._prefill, self._both = workers
         self._turn = itertools.count()
 
-    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | None:
+    def pick(self, tokens: int, max_tokens: int, *more: object, **options: object) -> Claim | NoRoom:
         prefill = (self._prefill, self._both)[next(self._turn) % 2]
-        return Claim(prefill, self._both, tokens, tokens) if self._both.free_slots > 0 else None
+        return Claim(prefill, self._both, tokens, tokens) if self._both.free_slots > 0 else NoRoom.DECODE
 
 
 def aware(*, refuse_late: bool = False) -> Make:

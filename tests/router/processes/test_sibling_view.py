@@ -13,6 +13,7 @@ from typing import cast
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.config.router import GroupMember
 from services.router.placement.claim import Claim
+from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import SiblingView
 from services.router.workers.worker import Peer, Worker
@@ -38,7 +39,7 @@ class Process:
         self.placement = placement_of(self.workers)
         self.placement.on_claim = self.view.changed
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> Claim | NoRoom:
         return self.placement.pick(100, 10)
 
     def heartbeat(self, free: int, claimed_before: int | None = None) -> None:
@@ -80,7 +81,7 @@ async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
     """Slots, tokens and predicted seconds; and that they were released."""
     async with pair(tmp_path) as (one, other):
         claim = one.claim()
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         await until(lambda: other.decode.siblings.slots == 1)
         assert other.decode.free_slots == 3
         assert other.decode.siblings.context == one.decode.claimed_context > 0
@@ -99,14 +100,14 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
         other.heartbeat(free=2)
         assert other.decode.foreign_slots == 0
         claim = other.claim()
-        assert claim is not None
+        assert not isinstance(claim, NoRoom)
         assert claim.has_certain_room
         last = other.claim()
-        assert last is not None
+        assert not isinstance(last, NoRoom)
         assert not last.has_certain_room
         # A slot that is released between the poll and its answer is no foreign one either.
         for number, held in enumerate(claims):
-            assert held is not None
+            assert not isinstance(held, NoRoom)
             other.decode.poll_sent()
             held.release()
             await until(partial(_has, other.decode, 1 - number))
@@ -117,7 +118,7 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
 async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) -> None:
     """One answer may count a slot that the sibling has not reported yet."""
     async with pair(tmp_path) as (one, other):
-        assert one.claim() is not None
+        assert isinstance(one.claim(), Claim)
         await until(lambda: other.decode.siblings.slots == 1)
         for expected in (0, 1):
             other.decode.poll_sent()
@@ -129,21 +130,21 @@ async def test_a_sibling_that_waits_gets_its_share(tmp_path: Path) -> None:
     """A process with half of the slots claims no more while the other one has fewer and waits."""
     async with pair(tmp_path) as (one, other):
         for _ in range(2):
-            assert one.claim() is not None
+            assert isinstance(one.claim(), Claim)
         other.waiting = 1
         other.view.changed()
         await until(lambda: one.decode.siblings.contend)
-        assert one.claim() is None
-        assert other.claim() is not None
+        assert one.claim() is NoRoom.DECODE
+        assert isinstance(other.claim(), Claim)
         other.waiting = 0
         other.view.changed()
         await until(lambda: not one.decode.siblings.contend)
-        assert one.claim() is not None
+        assert isinstance(one.claim(), Claim)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, other):
-        assert one.claim() is not None
+        assert isinstance(one.claim(), Claim)
         await until(lambda: other.decode.siblings.slots == 1)
         await one.view.stop()
         await until(lambda: other.decode.siblings.processes == 0, 3)
