@@ -28,6 +28,7 @@ from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
+from baton.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 
 # A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
 LEAST_UNITS = 128.0
@@ -46,8 +47,6 @@ SLACK = 1 / 8
 # A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
 # longest steps.
 PATIENT_STEPS = 4
-# How much longer prompts may take than is predicted of full steps: steps of few rows do.
-_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ class StepBounds:
     case."""
 
     tokens: int
-    seconds: float = 0.025
-    age_cap_s: float = 2.0
+    seconds: float = STEP_S
+    age_cap_s: float = AGE_CAP_S
     alignment: int = 1
     alone_seconds: float = 0.0
 
@@ -209,7 +208,7 @@ class PrefillScheduler:
         """What waits, the shortest remaining first; each is due a step earlier than its limit says, since its
         first token comes at the end of a step."""
         return [
-            Prompt(sequence, _MARGIN * left_s[sequence], self._due_s(sequence, now) - step_s)
+            Prompt(sequence, MARGIN * left_s[sequence], self._due_s(sequence, now) - step_s)
             for sequence in sorted(left_s, key=lambda sequence: sequence.length - sequence.reached)
         ]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from baton.prefill_defaults import AGE_CAP_S, ALONE_STEP_S, STEP_S
 from services.common.config.state import StateConfig
 from services.common.config.tls import InternalTls
 from services.common.config.tracing import TracingSettings
@@ -102,7 +103,7 @@ class EngineConfig(StrictModel):
         None, ge=1, description="most prompt tokens of a prefill step; unset: 256, on a GPU 2048"
     )
     prefill_step_ms: float = Field(
-        25.0,
+        1e3 * STEP_S,
         gt=0,
         description="longest expected duration of a prefill step while short prompts wait or have come "
         "within a second, but for those whose limits leave them time; a prompt that needs several steps then "
@@ -112,7 +113,7 @@ class EngineConfig(StrictModel):
         None,
         gt=0,
         description="longest expected duration of a prefill step while none do and the worker decodes "
-        "nothing; unset: 60 on a GPU, on a CPU prefill_step_ms",
+        f"nothing; unset: {1e3 * ALONE_STEP_S:g} on a GPU, on a CPU prefill_step_ms",
     )
     tpot_slo_ms: float | None = Field(
         None,
@@ -121,7 +122,7 @@ class EngineConfig(StrictModel):
         "than this on average; unset: only by the limits that requests state",
     )
     prefill_age_cap_ms: float = Field(
-        2000.0,
+        1e3 * AGE_CAP_S,
         ge=0,
         description="a prompt that has waited so long gets at least an eighth of the steps' time",
     )
@@ -182,7 +183,7 @@ class EngineConfig(StrictModel):
     def prefill_alone_step_ms_on(self, device: str) -> float:
         """The longest prefill step while no short prompt waits, on a device type, `cuda` or `cpu`. A step of
         a CPU keeps its worker's other work waiting."""
-        unset = 60.0 if device == "cuda" else self.prefill_step_ms
+        unset = 1e3 * ALONE_STEP_S if device == "cuda" else self.prefill_step_ms
         return max(self.prefill_step_ms, self.prefill_alone_step_ms or unset)
 
     def with_gpu_links(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
+from baton.prefill_defaults import MARGIN
 from services.router.placement.forecast import SAFETY, prompt_at, sequences_within, step_s
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Prompt, Queued
@@ -26,8 +27,6 @@ _LONGEST_RETRY_S = 60.0
 # average. A request that is let in and is late after all is refused when it is too late to help its client,
 # and one that is refused though it could have been in time costs little: others take the slots.
 _DEVIATIONS = 6.0
-# How much longer than predicted the prompts before it may take.
-_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def predicted_ttft_s(
     """Seconds to the first token of a request, which is due in `left_s`. `prefills`: the workers that may
     compute its prompt, and what each has cached of it; not empty. `queued`: what waits in the queue."""
     sharing = max(1, sum(not (worker.exchanges and worker in decodes) for worker in prefills))
-    parts = [one._replace(seconds=_MARGIN * one.seconds / sharing) for one in queued.prompts]
+    parts = [one._replace(seconds=MARGIN * one.seconds / sharing) for one in queued.prompts]
 
     def soonest(beside: Sequence[Prompt]) -> float:
         return min(
@@ -71,7 +70,7 @@ def predicted_ttft_s(
         waits = (lacking + _DEVIATIONS * math.sqrt(lacking)) / sum(
             _released_per_second(worker, demand) for worker in decodes
         )
-    return max(waits + own, _MARGIN * queued.prefill_s / sharing + beside_queued)
+    return max(waits + own, MARGIN * queued.prefill_s / sharing + beside_queued)
 
 
 def _released_per_second(worker: Worker, demand: Demand) -> float:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
+from baton.prefill_defaults import AGE_CAP_S
+
 # Requests looked at.
 _MOST_LOOKED_AT = 64
-# The age cap of prefill workers by default (`worker.prefill_age_cap_ms`).
-_LONGEST_PASSED_S = 2.0
 
 
 class Passing:
@@ -34,4 +34,4 @@ class Passing:
     def waits(self, prompt: int, since: float) -> None:
         """One with such a prompt waits since then for a prefill worker."""
         self._shortest = prompt
-        self.over = self.over or self._now - since > _LONGEST_PASSED_S
+        self.over = self.over or self._now - since > AGE_CAP_S

@@ -14,14 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from baton.prefill_defaults import ALONE_STEP_S, MARGIN
+
 # The prompts of a worker, and of the queue, that are looked at for a prediction; where there are more, one
 # that comes is taken to wait for all.
 MOST_PROMPTS = 64
-# Prompts that go after another hold it up by the step that runs: so long at most while the worker has time.
-LONGEST_STEP_S = 0.06
-
-# How much longer than predicted workers take prompts to be when they decide which can be kept in time.
-_MARGIN = 1.1
 
 
 class Turn(NamedTuple):
@@ -134,7 +131,7 @@ def _first_by_length(new: Prompt, prompts: list[Prompt], now: float) -> list[Pro
     planned_s = _sum_s(first) + new.seconds
     longer = (one for one in prompts if one.length_s > new.length_s and one.due_at < new.due_at)
     for one in sorted(longer, key=lambda one: one.due_at):
-        if now + one.seconds <= one.due_at < now + _MARGIN * (planned_s + one.seconds) + LONGEST_STEP_S:
+        if now + one.seconds <= one.due_at < now + MARGIN * (planned_s + one.seconds) + ALONE_STEP_S:
             first.append(one)
             planned_s += one.seconds
     return first
@@ -152,15 +149,16 @@ def _due_before(new: Prompt, prompts: list[Prompt], now: float) -> list[Prompt] 
         planned_s += one.seconds
         if one.due_at <= new.due_at:
             first.append(one)
-        elif now + _MARGIN * (planned_s + new.seconds) + LONGEST_STEP_S > one.due_at:
+        elif now + MARGIN * (planned_s + new.seconds) + ALONE_STEP_S > one.due_at:
             return None
     return first
 
 
 def _wait_s(first: list[Prompt], prompts: list[Prompt]) -> float:
-    """Until those are computed that go first; the others hold them up by a step."""
+    """Until those are computed that go first; the others hold them up by the step that runs, which is at most
+    so long as while no short prompt waits."""
     first_s = _sum_s(first)
-    return first_s + min(max(0.0, _sum_s(prompts) - first_s), LONGEST_STEP_S)
+    return first_s + min(max(0.0, _sum_s(prompts) - first_s), ALONE_STEP_S)
 
 
 def _sum_s(prompts: Sequence[Prompt]) -> float:

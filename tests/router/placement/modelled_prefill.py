@@ -11,11 +11,12 @@ from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
+from baton.prefill_defaults import ALONE_STEP_S
 from baton.v1.worker_pb2 import Rates
 
 _LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
 # What a worker is configured with by default.
-_BOUNDS = StepBounds(2048, 0.025, 2.0, 256, 0.06)
+_BOUNDS = StepBounds(2048, alignment=256, alone_seconds=ALONE_STEP_S)
 
 
 class ModelledPrompts:

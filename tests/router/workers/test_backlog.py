@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.workers.backlog import LONGEST_STEP_S, MOST_PROMPTS, Backlog, Prompt
+from baton.prefill_defaults import ALONE_STEP_S
+from services.router.workers.backlog import MOST_PROMPTS, Backlog, Prompt
 
 
 class Clock:
@@ -40,7 +41,7 @@ def test_a_short_prompt_goes_before_a_long_one_and_waits_for_a_step(backlog: Bac
     backlog.add(0.3, 8000)
     backlog.add(0.02, 700)
     turn = backlog.turn(0.05)
-    assert turn.wait_s == pytest.approx(0.02 + LONGEST_STEP_S)
+    assert turn.wait_s == pytest.approx(0.02 + ALONE_STEP_S)
     assert turn.tokens_behind == 8000
     assert backlog.turn(0.3).wait_s == pytest.approx(0.32), "those that came first, of two alike"
     assert backlog.turn(0.3).tokens_behind == 0
@@ -57,25 +58,25 @@ def test_a_long_prompt_that_is_due_goes_before_a_short_one_that_is_not(backlog: 
     assert backlog.turn(0.1, left_s=1.0).wait_s == pytest.approx(0.3)
     assert backlog.turn(0.1).wait_s == pytest.approx(0.3)
     backlog.add(0.3, 8000, left_s=0.2)
-    assert backlog.turn(0.1, left_s=1.0).wait_s == pytest.approx(0.3 + LONGEST_STEP_S), "late in any case"
+    assert backlog.turn(0.1, left_s=1.0).wait_s == pytest.approx(0.3 + ALONE_STEP_S), "late in any case"
 
 
 def test_a_prompt_with_a_tight_limit_goes_before_shorter_ones_that_have_time(backlog: Backlog) -> None:
     for _ in range(10):
         backlog.add(0.05, 500, left_s=3.0)
     assert backlog.turn(0.1, left_s=2.0).wait_s == pytest.approx(0.5)
-    assert backlog.turn(0.1, left_s=0.3).wait_s == pytest.approx(LONGEST_STEP_S)
+    assert backlog.turn(0.1, left_s=0.3).wait_s == pytest.approx(ALONE_STEP_S)
 
 
 def test_none_that_was_let_in_is_given_up_for_one_that_comes(backlog: Backlog) -> None:
     backlog.add(0.3, 8000, left_s=0.5)
-    assert backlog.turn(0.01, left_s=0.3).wait_s == pytest.approx(LONGEST_STEP_S)
+    assert backlog.turn(0.01, left_s=0.3).wait_s == pytest.approx(ALONE_STEP_S)
     assert backlog.turn(0.2, left_s=0.3).wait_s == pytest.approx(0.3), "both cannot be in time"
 
 
 def test_prompts_of_the_queue_count_by_their_length(backlog: Backlog) -> None:
     queued = [Prompt(0.1, 0, float("inf"), 0.2), Prompt(0.01, 0, float("inf"), 0.02)]
-    assert backlog.turn(0.05, queued=queued).wait_s == pytest.approx(0.01 + LONGEST_STEP_S)
+    assert backlog.turn(0.05, queued=queued).wait_s == pytest.approx(0.01 + ALONE_STEP_S)
 
 
 def test_of_siblings_and_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
