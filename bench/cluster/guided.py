@@ -35,7 +35,7 @@ from bench.shapes import SHAPES
 MODEL = "random"
 _PROMPT = 32
 _CALL_S = 300.0
-_SCHEMA = {
+SCHEMA = {
     "type": "array",
     "items": {
         "type": "object",
@@ -139,7 +139,7 @@ async def _stream(stub: RouterServiceStub, number: int, guided: bool, length: in
         max_tokens=length,
         seed=1000 * seed + number,
         ignore_eos=not guided,
-        grammar=Grammar(json_schema=json.dumps(_SCHEMA)) if guided else None,
+        grammar=Grammar(json_schema=json.dumps(SCHEMA)) if guided else None,
     )
     first = last = 0.0
     tokens = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.byte_tokenizer import byte_tokenizer_json
 from baton.engine.rings.mask_board import Mask, mask_words
@@ -67,6 +67,10 @@ class GuidedSequence:
         BatonError(INVALID) where the grammar exceeds a limit, or there are none."""
         mask = np.zeros_like(self._ends)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return self._checked(mask)
+
+    def _checked(self, mask: Mask) -> Mask:
+        """The grammar's mask, without ends that it does not allow."""
         if self._matcher.is_error():
             raise _invalid(self._matcher)
         if not self._matcher.is_accepting():  # nor does an end-of-sequence id count as text, if it has any
@@ -77,6 +81,21 @@ class GuidedSequence:
         if not mask.any():
             raise BatonError(ErrorKind.INVALID, "the grammar allows no token here")
         return mask
+
+
+def next_masks(sequences: Sequence[GuidedSequence], executor: LLExecutor) -> list[Mask | BatonError]:
+    """`GuidedSequence.mask` of different sequences, at least one, computed in the executor's threads; in
+    place of a mask what it would raise. The library releases the GIL meanwhile."""
+    masks = np.zeros((len(sequences), len(sequences[0]._ends)), dtype=np.uint32)
+    matchers = [(sequence._matcher, row) for row, sequence in enumerate(sequences)]
+    executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks[0].nbytes, len(masks))
+    found: list[Mask | BatonError] = []
+    for sequence, mask in zip(sequences, masks, strict=True):
+        try:
+            found.append(sequence._checked(mask))
+        except BatonError as error:
+            found.append(error)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

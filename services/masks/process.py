@@ -1,8 +1,8 @@
 """`python -m services.masks.process`: the mask process of a worker.
 
     open ─▶ compiled in a thread, advanced by the output so far ─▶ answered with the mask of the next token
-             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, computed in a
-             thread, written to the board
+             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, computed
+             together with others, on the board
 
 Started by the worker's front (`services/masks/client.py`) with the first guided request. Its masks never pass
 through front or engine interpreter on the way from one token to the next but for the engine's copy to the
@@ -12,6 +12,7 @@ device.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import select
@@ -24,11 +25,13 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from llguidance import LLExecutor
+
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mask_board import Mask, MaskBoard
-from baton.engine.rings.output_ring import Finish, Record, RingObserver
+from baton.engine.rings.output_ring import Finish, RingObserver
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import prompt_wakeups, sharpen_timers
 from baton.v1.masks_pb2 import (
@@ -41,75 +44,66 @@ from baton.v1.masks_pb2 import (
 from baton.v1.types_pb2 import Failure
 from services.masks.frames import ProcessEnd
 from services.masks.launch import MasksLaunch, SlotKey
-from services.masks.matcher import GuidedSequence, Matchers
+from services.masks.matcher import GuidedSequence, Matchers, next_masks
 
-# Grammars that are compiled at once.
+# Grammars that are compiled at once; the process's own thread computes masks meanwhile.
 _COMPILERS = 2
-# Masks that are computed at once, at most one for two of the process's cores. The masks of all slots are due
-# within one decode step, and one may take a millisecond; the library releases the GIL meanwhile.
+# The library's threads for masks that are computed together, by half of the process's cores, and how many
+# masks that are for each of them. The masks of all slots are due within one decode step.
 _MASK_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+_MASKS_A_THREAD = 4
+# Masks computed together that took so long are computed one by one the next time, which tells whose it was.
+_SLOW_S = 0.005
 # How often the output ring is looked at while sequences are followed.
 _POLL_S = 0.0003
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Followed:
-    """A sequence with a slot. `position`: of the token that its last mask is for. One thread at a time uses
-    it: its next token is drawn only after its mask was written."""
+    """A sequence with a slot. `position`: of the token that its last mask is for. `cost_s`: what that took,
+    and at most what it took together with others; infinite at first."""
 
+    key: SlotKey
     sequence: GuidedSequence
     position: int
-    cost_s: float = 0.0  # what its last mask took
-
-    def next_mask(self, token: int) -> Mask:
-        """Appends a drawn token; the mask of the one after it. Raises BatonError."""
-        began = time.thread_time()
-        self.sequence.advance((token,))
-        mask = self.sequence.mask()
-        self.position += 1
-        self.cost_s = time.thread_time() - began
-        return mask
+    cost_s: float = math.inf
 
 
 @dataclass(eq=False)
 class MaskLoop:
-    """Answers the front's commands and follows the output ring. Compiling and computing masks run in threads;
-    one thread does all else, and alone writes the board, where a late mask must not replace that of the
-    slot's next sequence."""
+    """Answers the front's commands and follows the output ring. All but compiling runs in one thread, which
+    the library's help where masks are computed together."""
 
     channel: ProcessEnd
     matchers: Matchers
     ring: RingObserver
     board: MaskBoard
-    mask_threads: int = _MASK_THREADS
     _followed: dict[SlotKey, _Followed] = field(default_factory=dict, init=False)
     # Sequences whose grammars are being compiled, and whether they were closed meanwhile.
     _opening: dict[SlotKey, bool] = field(default_factory=dict, init=False)
     _compiled: SimpleQueue[tuple[MaskCommand, Future[tuple[GuidedSequence, Mask]]]] = field(
         default_factory=SimpleQueue, init=False
     )
-    # Masks that are being computed or wait for a thread, in the order in which they are begun.
-    _computing: dict[_Followed, tuple[SlotKey, Future[Mask]]] = field(default_factory=dict, init=False)
-    _computed: SimpleQueue[_Followed] = field(default_factory=SimpleQueue, init=False)
-    _oldest: _Followed | None = field(default=None, init=False)
+    # Sequences whose next mask is to be computed: at most one of each slot, whose next token waits for it.
+    _due: list[_Followed] = field(default_factory=list, init=False)
+    _executor: LLExecutor = field(default_factory=partial(LLExecutor, _MASK_THREADS), init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
 
     def run(self) -> None:
         """Turns until the front is gone, which raises ConnectionError."""
         self.channel.send(MaskEvent(ready=MasksReadyEvent()))
-        with ThreadPoolExecutor(_COMPILERS) as compilers, ThreadPoolExecutor(self.mask_threads) as threads:
+        with ThreadPoolExecutor(_COMPILERS) as pool:
             while True:
                 for command in self.channel.receive():
-                    self._handle(command, compilers)
+                    self._handle(command, pool)
                 self._wakeup.clear()
                 while not self._compiled.empty():
                     self._answer(*self._compiled.get())
-                while not self._computed.empty():
-                    self._write(self._computed.get())
                 if self._followed:
-                    self._follow(threads)
-                self._beat()
-                timeout = _POLL_S if self._followed else None
+                    self._follow()
+                self._compute(self._next_group())
+                self.board.beat()
+                timeout = 0.0 if self._due else _POLL_S if self._followed else None
                 select.select([self.channel.fileno(), self._wakeup.fileno()], [], [], timeout)
 
     def _handle(self, command: MaskCommand, pool: ThreadPoolExecutor) -> None:
@@ -145,52 +139,57 @@ class MaskLoop:
         if opened.follow and not closed:
             if not self._followed:
                 self.ring.start()
-            self._followed[key] = _Followed(sequence, opened.position)
+            self._followed[key] = _Followed(key, sequence, opened.position)
         self.channel.send(MaskEvent(id=command.id, mask=mask.tobytes()))
 
-    def _follow(self, threads: ThreadPoolExecutor) -> None:
-        """Begins a mask for each token that the followed sequences have drawn since the last call."""
+    def _follow(self) -> None:
+        """Appends the tokens that sequences have drawn since the last call; their next masks are due."""
         try:
             records = self.ring.read()
         except OverflowError:
             self._lose_all()
             return
-        due: list[tuple[_Followed, Record]] = []
         for record in records:
             followed = self._followed.get((record.slot, record.generation))
-            if followed is not None and record.finish is not Finish.NONE:
-                del self._followed[record.slot, record.generation]
-            elif followed is not None:
-                due.append((followed, record))
-        # There is at most one token of each slot, since its next one waits for this mask. Cheap grammars come
-        # first, so that expensive ones do not delay them where there are fewer threads than masks.
-        for followed, record in sorted(due, key=lambda one: one[0].cost_s):
-            future = threads.submit(followed.next_mask, record.token)
-            self._computing[followed] = (record.slot, record.generation), future
-            future.add_done_callback(partial(self._wake_for, followed))
+            if followed is None:
+                continue
+            if record.finish is not Finish.NONE:
+                del self._followed[followed.key]
+                continue
+            try:
+                followed.sequence.advance((record.token,))
+            except BatonError as error:
+                self._fail(followed.key, error)
+            else:
+                self._due.append(followed)
 
-    def _wake_for(self, followed: _Followed, _: Future[Mask]) -> None:
-        self._computed.put(followed)
-        self._wakeup.set()
+    def _next_group(self) -> list[_Followed]:
+        """Takes those whose masks are computed now: several cheap ones, or a single slow one once no cheap
+        ones are due, so that an expensive grammar delays others by one mask at most."""
+        due = sorted(
+            (one for one in self._due if self._followed.get(one.key) is one), key=lambda one: one.cost_s
+        )
+        cheap = sum(one.cost_s < _SLOW_S for one in due)
+        count = min(cheap, _MASKS_A_THREAD * _MASK_THREADS) or 1
+        self._due = due[count:]
+        return due[:count]
 
-    def _write(self, followed: _Followed) -> None:
-        """Writes a computed mask, if its sequence still has the slot."""
-        key, future = self._computing.pop(followed)
-        if self._followed.get(key) is not followed:
+    def _compute(self, group: list[_Followed]) -> None:
+        """Computes the masks of some sequences and writes them to the board."""
+        if not group:
             return
-        try:
-            self.board.write(*key, followed.position, future.result())
-        except BatonError as error:
-            self._fail(key, error)
-
-    def _beat(self) -> None:
-        """Reports progress: that nothing is computed, or that another mask is now the oldest one."""
-        oldest = next(iter(self._computing), None)
-        if oldest is None:
-            self.board.beat()
-        elif oldest is not self._oldest:
-            self.board.beat(self._computing[oldest][0][0])
-        self._oldest = oldest
+        # A single one is to blame if its mask takes too long; of several it is not known which.
+        self.board.beat(group[0].key[0] if len(group) == 1 else self.board.slots)
+        began = time.perf_counter()
+        masks = next_masks([one.sequence for one in group], self._executor)
+        cost_s = time.perf_counter() - began
+        for one, mask in zip(group, masks, strict=True):
+            one.cost_s = cost_s
+            if isinstance(mask, BatonError):
+                self._fail(one.key, mask)
+                continue
+            one.position += 1
+            self.board.write(*one.key, one.position, mask)
 
     def _lose_all(self) -> None:
         """Fails every sequence: tokens of theirs were missed. The router continues them."""

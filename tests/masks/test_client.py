@@ -107,6 +107,30 @@ async def test_a_sequence_without_any_token_fails_alone(worker: Worker) -> None:
     assert (await worker.next_mask())[:2] == (1, 1)
 
 
+async def test_masks_of_several_tokens_drawn_at_once_and_one_without_any(worker: Worker) -> None:
+    short = Limits(max_tokens=9, min_tokens=5, stop_token_ids=LIMITS.stop_token_ids)
+    grammars = {
+        0: (AB, LIMITS),
+        1: (Grammar(choice=Choices(choices=["a"])), short),
+        2: (Grammar(regex="a[0-9]"), LIMITS),
+    }
+    for slot, (grammar, limits) in grammars.items():
+        await worker.client.follow((slot, 1), 3, grammar, limits, ())
+    (a, b), digits, ends = ids_of("ab"), set(ids_of("0123456789")), {END_ID, OTHER_END_ID}
+    # A sequence's first mask is computed alone, later ones together.
+    rounds = [({0: a, 1: a, 2: a}, {0: {b}, 2: digits}), ({0: b, 2: min(digits)}, {0: {a, *ends}, 2: ends})]
+    for number, (drawn, expected) in enumerate(rounds):
+        worker.ring.write(list(drawn.values()), list(drawn), [1] * len(drawn), [Finish.NONE] * len(drawn))
+        worker.reader.read()
+        found: dict[int, tuple[int, set[int]]] = {}
+        async with asyncio.timeout(WAIT_S):
+            while len(found) < len(expected):
+                found |= {slot: (at, allowed(mask)) for slot, _, at, mask in worker.board.take()}
+                await asyncio.sleep(0.001)
+        assert found == {slot: (4 + number, ids) for slot, ids in expected.items()}
+    assert await worker.failed.get() == (1, 1, ErrorKind.INVALID)
+
+
 async def test_a_closed_sequence_gets_no_masks(worker: Worker) -> None:
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     await worker.client.follow((1, 1), 3, AB, LIMITS, ())

@@ -7,11 +7,13 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from llguidance import LLExecutor
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Choices, Grammar, Limits
-from services.masks.matcher import Matchers
+from services.masks.matcher import Matchers, next_masks
 from tests.masks.model import (
     CHARACTER_OF,
     END_ID,
@@ -113,6 +115,20 @@ def test_white_space_between_json_tokens_is_bounded(matchers: Matchers) -> None:
 
 def _blank_ids(matchers: Matchers) -> set[int]:
     return allowed(matchers.open(Grammar(regex=" "), LIMITS, ()).mask())
+
+
+def test_masks_computed_together_are_those_computed_alone(matchers: Matchers) -> None:
+    limits = Limits(max_tokens=9, min_tokens=2, stop_token_ids=sorted(ENDS))
+    texts = [("(ab)+", "ab"), ("[0-9]{2}", "4"), ("a|b", "a"), ("(ab)+", "aba"), ("a[^b]*", "a")]
+    alone, together = (
+        [matchers.open(Grammar(regex=regex), limits, ids_of(text)) for regex, text in texts] for _ in range(2)
+    )
+    masks = next_masks(together, LLExecutor(2))
+    assert isinstance(masks[2], BatonError), "it may neither go on nor end yet"
+    for number in (0, 1, 3, 4):
+        mask = masks[number]
+        assert not isinstance(mask, BatonError)
+        assert np.array_equal(mask, alone[number].mask())
 
 
 def test_stop_ids_wait_for_min_tokens_and_a_mask_without_any_token_is_an_error(matchers: Matchers) -> None:

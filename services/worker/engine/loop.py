@@ -41,6 +41,8 @@ _BUSY_POLL_S = 0.0
 # While a device may begin to. A zero timeout would starve the threads that carry its bytes, which need the
 # GIL; a blocking wait takes about 50 µs more.
 _POLL_SOON_S = 0.00002
+# While grammar masks are expected.
+_MASKS_S = 0.0002
 
 log = get_log(__name__)
 
@@ -119,7 +121,10 @@ class EngineLoop:
             return _POLL_SOON_S
         if prompts.under_way:
             return _POLL_SOON_S if abs(prompts.ends_in_s) < _NEAR_END_S else _STEP_RUNS_S
-        return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
+        if not self.decode.loop.has_work:
+            return _IDLE_S
+        nap_s = self.decode.loop.nap_s
+        return min(nap_s, _MASKS_S) if self.decode.masks_expected else nap_s
 
     def _announce_steps(self) -> None:
         """Wakes the front where decode steps have ended since the last call."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from baton.engine.decode.cost import DecodeCost, DecodeRates
@@ -23,6 +25,9 @@ from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.startup.model_loader import LoadedModel
+
+# Masks of a guided sequence follow one another at intervals of steps, far shorter than this.
+_MASKS_FOLLOW_S = 0.1
 
 
 class DecodeSide:
@@ -51,6 +56,7 @@ class DecodeSide:
         `certificates`: of the endpoints, see TicketIssuer. `masks`: where grammar masks arrive; None:
         never."""
         self._masks = masks
+        self._mask_taken_s = -math.inf
         self.loop = loop
         self.slots = slots
         self.sink = sink
@@ -85,8 +91,15 @@ class DecodeSide:
             return False
         taken = [mask for mask in self._masks.take() if mask[0] < self.slots.total]
         if taken:
+            self._mask_taken_s = time.monotonic()
             self.loop.write_masks(taken)
         return bool(taken)
+
+    @property
+    def masks_expected(self) -> bool:
+        """Whether masks have arrived lately: the next ones, which no wakeup announces, have to reach the
+        device before the step that runs samples."""
+        return time.monotonic() - self._mask_taken_s < _MASKS_FOLLOW_S
 
     def rates(self, prefill_share: float) -> DecodeRates:
         """What steps take, from the last second's and those of the calls before. `prefill_share`: of the last
