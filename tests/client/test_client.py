@@ -100,7 +100,7 @@ async def test_every_field_is_sent(site: SiteMaker, kind: str) -> None:
             echo=True,
             **fields,
         )
-        (request,) = here.worker("prefill-0").prefill_requests
+        (request,) = here.worker("prefill-0").prefill.requests
         biases = fields.pop("logit_bias")
         assert {bias.token_id: bias.bias for bias in request.sampling.logit_bias} == biases
         assert {name: getattr(request.sampling, name) for name in fields} == fields
@@ -125,7 +125,7 @@ async def test_every_field_is_sent(site: SiteMaker, kind: str) -> None:
 async def test_a_grammar_is_sent(site: SiteMaker, field: str, value: Any, sent: Grammar) -> None:
     async with site() as here:
         await complete("async", here, PROMPT, max_tokens=2, ignore_eos=False, **{field: value})
-        (request,) = here.worker("prefill-0").prefill_requests
+        (request,) = here.worker("prefill-0").prefill.requests
         assert request.grammar == sent
         with pytest.raises(BatonError, match="only one of"):
             await complete("async", here, PROMPT, **{"regex": "a", "grammar": "b"})
@@ -197,13 +197,13 @@ async def test_leaving_an_async_stream_cancels(site: SiteMaker) -> None:
             first = await anext(stream)
             assert first.tokens[0] == expected(PROMPT, 1)[0]
         assert [delta async for delta in stream] == []
-        await until(lambda: decode.cancels == 1)
+        await until(lambda: decode.decode.cancels == 1)
         reading = asyncio.create_task(client.complete(PROMPT, max_tokens=200, **GREEDY))
-        await until(lambda: decode.used_slots == 1)
+        await until(lambda: decode.decode.used_slots == 1)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         assert reading.cancelled()
-        await until(lambda: decode.cancels == 2)
+        await until(lambda: decode.decode.cancels == 2)
         dropped = client.generate(PROMPT, max_tokens=200, **GREEDY)
         await anext(dropped)
         waiting = asyncio.create_task(_drain(dropped))
@@ -239,7 +239,7 @@ async def test_leaving_a_stream_cancels(site: SiteMaker) -> None:
                 closing.join()
 
         await asyncio.to_thread(leave)
-        await until(lambda: decode.cancels == 3)
+        await until(lambda: decode.decode.cancels == 3)
         await here.quiet()
 
 

@@ -98,14 +98,14 @@ async def test_a_drained_worker_gets_nothing_new_and_finishes_what_it_has(site: 
         for name in ("decode-0", "decode-1"):
             here.worker(name).behaviour.step_s = 0.02
         running = asyncio.create_task(here.generate(ids_request([1], 30)))
-        await until(lambda: any(worker.reserves for worker in here.cluster.workers.values()))
-        busy = next(name for name, worker in here.cluster.workers.items() if worker.reserves)
+        await until(lambda: any(worker.decode.reserves for worker in here.cluster.workers.values()))
+        busy = next(name for name, worker in here.cluster.workers.items() if worker.decode.reserves)
         answer = await here.admin.Drain(DrainRequest(worker=busy), timeout=5)
         assert answer.running == 1
         assert (await states(here))[busy] == WORKER_STATE_DRAINING
         for _ in range(4):
             await here.generate(ids_request([1], 2))
-        assert len(here.worker(busy).reserves) == 1, "new work for a drained worker"
+        assert len(here.worker(busy).decode.reserves) == 1, "new work for a drained worker"
         assert (await running)[-1].usage.completion_tokens == 30
         await here.quiet()
         answer = await here.admin.Drain(DrainRequest(worker=busy, resume=True), timeout=5)

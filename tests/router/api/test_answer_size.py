@@ -105,7 +105,7 @@ async def test_a_response_above_the_limit_is_refused_before_it_runs(site: SiteMa
                 error = response.json()["error"]
                 assert (error["code"], error["param"]) == ("answer_too_large", "max_tokens"), fields
                 assert "max_answer_values allows 100" in error["message"]
-        assert not here.worker("prefill-0").prompts
+        assert not here.worker("prefill-0").prefill.prompts
         for fields in LARGE:
             assert (await complete(client, **fields)).status_code == 200, fields
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -303,7 +303,7 @@ async def test_both_apis_refuse_alike_and_no_worker_is_called(site: SiteMaker) -
     async with both_apis(site) as both:
         for warm in (body(prompt="a" * 70_000), body()):  # starts the helper process
             await both.post("warm", warm)
-        prompts = len(both.here.worker("prefill-0").prompts)
+        prompts = len(both.here.worker("prefill-0").prefill.prompts)
         both.slowest.clear()
         for name, (data, serialised, kind) in CASES.items():
             answer = await both.post(name, data)
@@ -316,8 +316,8 @@ async def test_both_apis_refuse_alike_and_no_worker_is_called(site: SiteMaker) -
                 assert kind_of(error) is kind, (name, error)
         slowest = sorted(both.slowest.items(), key=lambda item: -item[1])
         print("slowest refusals, ms:", {name: round(ms, 1) for name, ms in slowest[:8]})
-        assert len(both.here.worker("prefill-0").prompts) == prompts
-        assert not any(worker.reserves[1:] for worker in both.here.cluster.workers.values())
+        assert len(both.here.worker("prefill-0").prefill.prompts) == prompts
+        assert not any(worker.decode.reserves[1:] for worker in both.here.cluster.workers.values())
         assert (await both.post("good", body())).status_code == 200
         assert await both.generate("good", message()) is None
         await both.here.quiet()
@@ -443,4 +443,4 @@ async def test_a_deadline_that_is_past(site: SiteMaker) -> None:
         error = await both.generate("late", message(), timeout=1e-6)
         assert error is not None
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert both.here.worker("prefill-0").prompts == []
+        assert both.here.worker("prefill-0").prefill.prompts == []

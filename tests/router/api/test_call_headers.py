@@ -40,7 +40,7 @@ async def test_an_idempotency_key_is_refused_by_name(site: SiteMaker) -> None:
         refused = await refusal(here, ids_request([1]), metadata=(("idempotency-key", "5f0c"),))
         assert isinstance(refused, FieldError)
         assert (refused.kind, refused.param) == (ErrorKind.INVALID, "idempotency-key")
-        assert here.worker("prefill-0").prompts == []
+        assert here.worker("prefill-0").prefill.prompts == []
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "soon", "1e9", ""])
@@ -56,7 +56,7 @@ async def test_a_deadline_holds_over_http_as_over_grpc(site: SiteMaker) -> None:
         client.headers["x-request-timeout-ms"] = "0"
         answer = await complete(client, max_tokens=2)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        assert here.worker("prefill-0").prompts == []
+        assert here.worker("prefill-0").prefill.prompts == []
         client.headers["x-request-timeout-ms"] = "60000"
         assert (await complete(client, max_tokens=2)).status_code == 200
         here.worker("decode-0").behaviour.step_s = 0.05
@@ -75,7 +75,7 @@ async def test_grpc_has_the_fields_of_http(site: SiteMaker) -> None:
     """Template variables, the answer's beginning and special tokens make the same prompts; any JSON object
     is the same schema."""
     async with site() as here, http(here) as client:
-        prompts = here.worker("prefill-0").prompts
+        prompts = here.worker("prefill-0").prefill.prompts
         messages = [{"role": "user", "content": "a"}]
         for variables, prompted in (({"mood": "calm"}, True), ({}, False)):
             fields: dict[str, Any] = {"chat_template_kwargs": variables, "add_generation_prompt": prompted}
@@ -102,7 +102,7 @@ async def test_grpc_has_the_fields_of_http(site: SiteMaker) -> None:
             request = GenerateRequest(model=MODEL, text="a", max_tokens=1)
             request.grammar.CopyFrom(Grammar(json_object=wanted))
             await here.generate(request)
-        schemas = [one.grammar.json_schema for one in here.worker("prefill-0").prefill_requests[-3:]]
+        schemas = [one.grammar.json_schema for one in here.worker("prefill-0").prefill.requests[-3:]]
         assert schemas == ['{"type":"object"}', '{"type":"object"}', ""]
         assert EOS not in prompts[-1]
         for special in (True, False):

@@ -138,7 +138,7 @@ async def test_refusals(site: SiteMaker) -> None:
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param), (fields, error)
         assert (await chat(client, model="other")).status_code == 404
-        assert not here.worker("decode-0").reserves
+        assert not here.worker("decode-0").decode.reserves
 
 
 async def test_neutral_values_are_accepted(site: SiteMaker) -> None:

@@ -34,7 +34,7 @@ async def test_every_field_reaches_prefill(site: SiteMaker) -> None:
         assert (await complete(client, **WHOLE)).status_code == 200
         biases = [LogitBias(token_id=int(token), bias=bias) for token, bias in WHOLE["logit_bias"].items()]
         await here.generate(ids_request([1, 2, 3], 16, **{**WHOLE, "logit_bias": biases}))
-        over_http, over_grpc = here.worker("prefill-0").prefill_requests
+        over_http, over_grpc = here.worker("prefill-0").prefill.requests
         sampling = over_http.sampling
         assert sampling == over_grpc.sampling
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
@@ -45,7 +45,7 @@ async def test_every_field_reaches_prefill(site: SiteMaker) -> None:
         assert not sampling.HasField("logprobs")
         assert over_http.limits.min_tokens == over_grpc.limits.min_tokens == 3
         await complete(client, repetition_penalty=1)
-        assert not here.worker("prefill-0").prefill_requests[-1].sampling.HasField("repetition_penalty")
+        assert not here.worker("prefill-0").prefill.requests[-1].sampling.HasField("repetition_penalty")
 
 
 async def test_choices_are_prompt_major(site: SiteMaker) -> None:
@@ -61,7 +61,7 @@ async def test_choices_are_prompt_major(site: SiteMaker) -> None:
             "total_tokens": 23,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
-        seeds = sorted(request.sampling.seed for request in here.worker("prefill-0").prefill_requests)
+        seeds = sorted(request.sampling.seed for request in here.worker("prefill-0").prefill.requests)
         assert seeds == [0, 0, 2**64 - 1, 2**64 - 1]
         got: dict[int, list[int]] = {index: [] for index in range(4)}
         usage = None

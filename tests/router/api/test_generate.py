@@ -8,8 +8,9 @@ from baton.v1.router_pb2 import ListModelsRequest, Stage
 from baton.v1.types_pb2 import FinishReason
 from services.router.workers.token_stream import BATCH
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
+from tests.router.fake_decode import BYTES_PER_TOKEN
 from tests.router.fake_model import expected
-from tests.router.fake_workers import BYTES_PER_TOKEN, EXPOSED_NS
+from tests.router.fake_prefill import EXPOSED_NS
 
 
 async def test_tokens_usage_and_trace(site: SiteMaker) -> None:
@@ -66,11 +67,11 @@ async def test_many_at_once_use_every_worker(site: SiteMaker) -> None:
         for prompt, answer in zip(prompts, answers, strict=True):
             assert tokens_of(answer) == expected(prompt, 20)
         for name in ("prefill-0", "prefill-1"):
-            assert here.worker(name).prompts
+            assert here.worker(name).prefill.prompts
         for name in ("decode-0", "decode-1"):
-            assert here.worker(name).reserves
-            assert not here.worker(name).prompts
-            assert here.worker(name).most_slots_used <= 8
+            assert here.worker(name).decode.reserves
+            assert not here.worker(name).prefill.prompts
+            assert here.worker(name).decode.most_slots_used <= 8
         await here.quiet()
 
 
@@ -81,7 +82,7 @@ async def test_a_step_with_more_sequences_than_a_batch(site: SiteMaker) -> None:
         answers = await asyncio.gather(*(here.generate(ids_request(prompt, 10)) for prompt in prompts))
         for prompt, answer in zip(prompts, answers, strict=True):
             assert tokens_of(answer) == expected(prompt, 10)
-        assert here.worker("decode-0").most_slots_used == 40 > 2 * BATCH
+        assert here.worker("decode-0").decode.most_slots_used == 40 > 2 * BATCH
         await here.quiet()
 
 

@@ -90,7 +90,7 @@ async def test_a_disconnected_client_is_not_logged_as_an_error(
         here.worker("decode-0").behaviour.step_s = 0.02
         async with http(here) as client:
             call = asyncio.create_task(complete(client, max_tokens=200, stream=stream, n=2))
-            await until(lambda: here.worker("decode-0").used_slots == 2)
+            await until(lambda: here.worker("decode-0").decode.used_slots == 2)
             await asyncio.sleep(0.1)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)

@@ -127,18 +127,18 @@ async def test_a_disconnect_cancels(site: SiteMaker, stream: bool) -> None:
         here.worker("decode-0").behaviour.step_s = 0.02
         async with http(here) as client:
             call = asyncio.create_task(complete(client, prompt=["a", "b"], max_tokens=200, stream=stream))
-            await until(lambda: here.worker("decode-0").used_slots == 2)
+            await until(lambda: here.worker("decode-0").decode.used_slots == 2)
             await asyncio.sleep(0.1)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
         await here.quiet()
-        assert here.worker("decode-0").cancels == 2
+        assert here.worker("decode-0").decode.cancels == 2
 
 
 async def test_the_drawn_seed_is_in_the_trace(site: SiteMaker) -> None:
     async with site() as here:
         seeds = {(await here.generate(ids_request([1], 2)))[-1].trace.seed for _ in range(4)}
-        sent = {request.sampling.seed for request in here.worker("prefill-0").prefill_requests}
+        sent = {request.sampling.seed for request in here.worker("prefill-0").prefill.requests}
         assert len(seeds) == 4
         assert seeds == sent
 

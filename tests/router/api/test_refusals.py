@@ -104,7 +104,7 @@ async def test_http_refuses(site: SiteMaker) -> None:
             assert error["type"] == "invalid_request_error"
             assert error["param"] == field, (field, value, error)
             assert set(error) == {"message", "type", "param", "code"}
-        assert not here.worker("decode-0").reserves
+        assert not here.worker("decode-0").decode.reserves
         assert (await complete(client)).status_code == 200
 
 
@@ -166,7 +166,7 @@ async def test_grpc_refuses(site: SiteMaker) -> None:
         )
         other = GenerateRequest(model="other", text="a")
         assert await code_of(here, other) == grpc.StatusCode.NOT_FOUND
-        assert not here.worker("decode-0").reserves
+        assert not here.worker("decode-0").decode.reserves
 
 
 async def code_of(here: Site, request: GenerateRequest) -> grpc.StatusCode:

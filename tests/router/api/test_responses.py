@@ -38,7 +38,7 @@ async def create(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 
 
 def prompt_of(here: Site) -> str:
-    return bytes(here.worker("prefill-0").prompts[-1]).decode()
+    return bytes(here.worker("prefill-0").prefill.prompts[-1]).decode()
 
 
 async def test_whole_and_streamed_are_the_same(site: SiteMaker) -> None:
@@ -246,7 +246,7 @@ async def test_refusals(site: SiteMaker) -> None:
             answer = await client.post("/v1/responses", json=asked)
             assert answer.status_code == 400, (fields, answer.text)
             assert answer.json()["error"]["param"] == param, (fields, answer.text)
-        assert not here.worker("decode-0").reserves
+        assert not here.worker("decode-0").decode.reserves
         other = await client.post("/v1/responses", json={"model": "other", "input": "a"})
         assert other.status_code == 404
 

@@ -61,7 +61,7 @@ async def test_what_cannot_be_met_is_refused_early_where_configured(site: SiteMa
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert 0.04 < retry_delay_s(refused.value) < 0.2
         assert here.router.observations.outcomes["rate_limited"] == 3
-        assert not here.worker("prefill-0").prompts
+        assert not here.worker("prefill-0").prefill.prompts
         request.ttft_slo_ms = 400
         assert tokens_of(await here.generate(request)) == expected(PROMPT, 4)
         response = await post(here)
@@ -76,7 +76,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early_too(site: SiteMake
             await here.generate(ids_request(PROMPT, 4), timeout=0.25)
         assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert retry_delay_s(refused.value) > 0
-        assert not here.worker("prefill-0").prompts
+        assert not here.worker("prefill-0").prefill.prompts
         assert tokens_of(await here.generate(ids_request(PROMPT, 4), timeout=5)) == expected(PROMPT, 4)
     async with site() as here:
         await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
@@ -89,7 +89,7 @@ async def test_otherwise_it_runs(site: SiteMaker) -> None:
         await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
         response = await post(here, **{"x-slo-ttft-ms": "1", "x-slo-tpot-ms": "0.5"})
         assert response.status_code == 200
-        (reserved,) = here.worker("decode-0").reserves
+        (reserved,) = here.worker("decode-0").decode.reserves
         assert reserved.tpot_slo_s == 0.0005
         await here.quiet()
 
@@ -98,7 +98,7 @@ async def test_prefill_workers_are_told_until_when_first_tokens_are_due(site: Si
     async with site() as here:
         for limit in ({"x-slo-ttft-ms": "60000"}, {"x-slo-ttft-ms": "0.001"}, {}):
             assert (await post(here, **limit)).status_code == 200
-        given, late, without = (one.first_token_in_s for one in here.worker("prefill-0").prefill_requests)
+        given, late, without = (one.first_token_in_s for one in here.worker("prefill-0").prefill.requests)
         assert 0 < given < 60, "what has passed since the request came is over"
         assert late == without == 0
         await here.quiet()

@@ -63,7 +63,7 @@ async def create(client: Any, text: Any, **fields: Any) -> Any:
 
 
 def prompt_of(here: Site) -> str:
-    return bytes(here.worker("prefill-0").prompts[-1]).decode()
+    return bytes(here.worker("prefill-0").prefill.prompts[-1]).decode()
 
 
 async def test_a_conversation_goes_on_by_its_id(site: SiteMaker, server: EmbeddedServer) -> None:
@@ -253,7 +253,7 @@ async def test_invalid_references(site: SiteMaker, server: EmbeddedServer) -> No
         for query in ("?limit=0", "?limit=101", "?limit=x", "?order=up", "?after=msg_0"):
             assert (await client.get(f"{at}/input_items{query}")).status_code == 400
         assert (await client.get(at + "?stream=false")).status_code == 200
-        assert not here.worker("decode-0").reserves[1:]
+        assert not here.worker("decode-0").decode.reserves[1:]
 
 
 async def test_answers_are_as_the_document_describes(site: SiteMaker, server: EmbeddedServer) -> None:

@@ -113,7 +113,7 @@ async def test_models_of_a_key(site: SiteMaker, auth: Auth) -> None:
         assert (await client.get(f"/v1/models/{MODEL}")).status_code == 403
         assert (await client.get("/v1/models")).json()["data"] == []
         await check_theirs_over_grpc(here)
-        assert here.worker("prefill-0").prompts[1:] == []
+        assert here.worker("prefill-0").prefill.prompts[1:] == []
 
 
 async def check_theirs_over_grpc(here: Site) -> None:

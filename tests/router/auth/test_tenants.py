@@ -148,9 +148,9 @@ async def test_workers_learn_whose_blocks_a_prompt_may_reuse(site: SiteMaker, tm
         assert (await complete(client, max_tokens=3)).status_code == 200
         assert (await complete(client, max_tokens=0, echo=True, logprobs=1)).status_code == 200
         await here.quiet()
-        prefills = [one for n in (0, 1) for one in here.worker(f"prefill-{n}").prefill_requests]
+        prefills = [one for n in (0, 1) for one in here.worker(f"prefill-{n}").prefill.requests]
         assert sorted(one.tenant for one in prefills) == ["a", "b", "b"]
-        assert [one.tenant for one in here.worker("decode-0").reserves] == ["a", "b"]
+        assert [one.tenant for one in here.worker("decode-0").decode.reserves] == ["a", "b"]
 
 
 async def test_the_view_of_caches_is_by_tenant(

@@ -47,7 +47,7 @@ async def test_content_types(site: SiteMaker, header: str, status: int) -> None:
                 assert found == status, (path, body)
             if status != 200:
                 assert body["error"]["type"] in ("invalid_request_error", "permission_error")
-        assert len(here.worker("prefill-0").prompts) == (status == 200)
+        assert len(here.worker("prefill-0").prefill.prompts) == (status == 200)
 
 
 async def test_host_names_of_a_loopback_listener(site: SiteMaker) -> None:
@@ -81,7 +81,7 @@ async def test_host_names_of_a_loopback_listener(site: SiteMaker) -> None:
             ):
                 status, body = await answer(address, sent)
                 assert (status, body["error"]["type"]) == (403, "permission_error"), host
-        assert not here.worker("prefill-0").prompts
+        assert not here.worker("prefill-0").prefill.prompts
 
 
 async def test_hosts_can_be_allowed(site: SiteMaker) -> None:

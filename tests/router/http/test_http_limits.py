@@ -33,7 +33,7 @@ async def test_a_head_above_the_limits_is_431(site: SiteMaker, request_bytes: by
         assert status == 431
         assert json.loads(body)["error"]["code"] == "headers_too_large"
         await raw.closed()
-        assert not here.worker("prefill-0").prompts
+        assert not here.worker("prefill-0").prefill.prompts
 
 
 async def test_a_header_without_end_is_431_before_it_takes_memory(site: SiteMaker) -> None:
@@ -140,6 +140,6 @@ async def test_a_client_that_sent_more_and_goes_away_ends_what_runs(site: SiteMa
         here.worker("decode-0").behaviour.step_s = 0.05
         async with connect(here.addresses["http"]) as raw:
             await raw.send(post(max_tokens=200) + post(max_tokens=200) + post(max_tokens=200))
-            await until(lambda: here.worker("decode-0").used_slots == 1)
+            await until(lambda: here.worker("decode-0").decode.used_slots == 1)
         await here.quiet()
-        assert len(here.worker("prefill-0").prompts) == 1
+        assert len(here.worker("prefill-0").prefill.prompts) == 1

@@ -122,7 +122,7 @@ async def test_unread_output_takes_bounded_memory(site: SiteMaker) -> None:
                 most = max(most, unread.total_bytes)
                 tokens += len(chunk["choices"][0]["token_ids"])
             assert tokens == 200
-            await until(lambda: here.worker("decode-0").used_slots == 0)
+            await until(lambda: here.worker("decode-0").decode.used_slots == 0)
             assert 1 << 19 < most <= 1 << 20
             await until(lambda: here.router.dispatcher.running == 0)
         await until(lambda: here.router.http.connections.count == 0)

@@ -24,13 +24,13 @@ async def test_the_first_token_does_not_wait_for_the_slot(site: SiteMaker) -> No
         responses = aiter(call)
         first = await anext(responses)
         assert loop.time() - begun < SLOW_S
-        assert not here.worker("decode-0").tickets
+        assert not here.worker("decode-0").decode.tickets
         rest = [response async for response in responses]
         assert tokens_of([first, *rest]) == expected(PROMPT, 6)
         assert rest[-1].trace.attempts == 1
-        request = here.worker("prefill-0").prefill_requests[0]
+        request = here.worker("prefill-0").prefill.requests[0]
         assert request.ticket_follows
-        (promise,) = here.worker("decode-0").reserves
+        (promise,) = here.worker("decode-0").decode.reserves
         assert (promise.token_count, promise.first_number) == (
             len(PROMPT),
             0,
@@ -51,7 +51,7 @@ async def test_a_client_that_leaves_before_the_reservation_leaves_nothing(site: 
         call = here.stub.Generate(ids_request(PROMPT, 6), timeout=10)
         await call.read()
         call.cancel()
-        await until(lambda: here.worker("prefill-0").running_prefills == 0)
+        await until(lambda: here.worker("prefill-0").prefill.running == 0)
         await asyncio.sleep(SLOW_S)  # the Reserve under way has come to its end
         await here.quiet()
 
@@ -87,7 +87,7 @@ async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -
         known = next(one for one in here.router.directory.workers if one.name == "decode-0")
         await until(lambda: known.foreign_slots == 2)
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
-        request = here.worker("prefill-0").prefill_requests[0]
+        request = here.worker("prefill-0").prefill.requests[0]
         assert not request.ticket_follows
         assert request.HasField("ticket")
         await here.quiet()
@@ -97,5 +97,5 @@ async def test_with_a_combined_worker_the_reservation_comes_first(site: SiteMake
     """Its prompt is computed into the reserved blocks."""
     async with site(prefill=0, decode=0, both=1) as here:
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
-        assert not here.worker("both-0").prefill_requests[0].ticket_follows
+        assert not here.worker("both-0").prefill.requests[0].ticket_follows
         await here.quiet()

@@ -17,7 +17,8 @@ from services.router.text.output_text import OutputText
 from services.router.workers import liveness
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
-from tests.router.fake_workers import EXPOSED_NS, FakeWorker
+from tests.router.fake_prefill import EXPOSED_NS
+from tests.router.fake_workers import FakeWorker
 
 PROMPT = [9, 8, 7]
 COUNT = 24
@@ -45,11 +46,11 @@ async def test_a_refused_reserve_goes_to_the_other_worker(site: SiteMaker) -> No
         numbers = [
             request.attempt.number
             for name in ("decode-0", "decode-1")
-            for request in here.worker(name).reserves
+            for request in here.worker(name).decode.reserves
         ]
         assert sorted(numbers) == [1, 2, 3]
         # Each had refused once by then: the third time decode reserved before the prompt was run.
-        last = here.worker("prefill-0").prefill_requests[-1]
+        last = here.worker("prefill-0").prefill.requests[-1]
         assert last.attempt.number == 3
         assert not last.ticket_follows
         await here.quiet()
@@ -65,7 +66,7 @@ async def test_prefill_breaks_before_the_commit(site: SiteMaker, place: str) -> 
         assert here.worker("prefill-0").behaviour.break_prefills == 0
         assert sorted(attempts) == [1, 1, 2]
         again = [
-            request for name in ("prefill-0", "prefill-1") for request in here.worker(name).prefill_requests
+            request for name in ("prefill-0", "prefill-1") for request in here.worker(name).prefill.requests
         ]
         second = next(request for request in again if request.attempt.number == 2)
         emitted = expected(PROMPT, 1) if place == "first" else []
@@ -89,7 +90,7 @@ async def test_prefill_that_always_breaks_is_given_up(site: SiteMaker) -> None:
         code, message = await failure(here)
         assert code == grpc.StatusCode.UNAVAILABLE
         assert "gave up after 2 attempts" in message
-        assert len(here.worker("prefill-0").prefill_requests) == 2
+        assert len(here.worker("prefill-0").prefill.requests) == 2
         await here.quiet()
 
 
@@ -99,7 +100,7 @@ async def test_an_internal_error_of_prefill_is_not_retried(site: SiteMaker) -> N
         behaviour.break_prefills, behaviour.break_code = 1, grpc.StatusCode.INTERNAL
         code, _ = await failure(here)
         assert code == grpc.StatusCode.INTERNAL
-        assert len(here.worker("prefill-0").prefill_requests) == 1
+        assert len(here.worker("prefill-0").prefill.requests) == 1
         await here.quiet()
 
 
@@ -109,9 +110,9 @@ async def test_prefills_call_ends_by_itself_once_decode_continues(site: SiteMake
         prefill = here.worker("prefill-0")
         prefill.behaviour.overtake_s = 1.0
         assert tokens_of(await here.generate(ids_request([1, 2, 3], 4))) == expected([1, 2, 3], 4)
-        assert prefill.running_prefills == 1, "the answer waited for prefill's call"
+        assert prefill.prefill.running == 1, "the answer waited for prefill's call"
         await here.quiet()
-        assert prefill.cut_prefills == 0
+        assert prefill.prefill.cut == 0
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["its length", "a stop string"])
@@ -138,7 +139,7 @@ async def test_prefills_call_is_cancelled_if_it_does_not_end(
         prefill.behaviour.overtake_s = 30.0
         assert tokens_of(await here.generate(ids_request([1, 2, 3], 4))) == expected([1, 2, 3], 4)
         await here.quiet()
-        assert prefill.cut_prefills == 1
+        assert prefill.prefill.cut == 1
 
 
 async def test_a_released_ticket_is_no_failure(site: SiteMaker) -> None:
@@ -154,8 +155,8 @@ async def test_a_dropped_sequence_is_prefilled_again(site: SiteMaker) -> None:
         worker = here.worker("decode-0")
         worker.behaviour.step_s = 0.01
         call = asyncio.create_task(served(here))
-        await until(lambda: any(len(ticket.emitted) > 3 for ticket in worker.tickets.values()))
-        worker.drop(worker.reserves[0].attempt)
+        await until(lambda: any(len(ticket.emitted) > 3 for ticket in worker.decode.tickets.values()))
+        worker.decode.drop(worker.decode.reserves[0].attempt)
         assert await call == 2
         await here.quiet()
 
@@ -169,7 +170,7 @@ async def test_moved_sequences_continue_elsewhere(site: SiteMaker, moves: int) -
         full.behaviour.refuse_reserves = 10**6
         attempts = await served(here)
         assert giver.behaviour.moves == 0
-        assert len(giver.reserves) == 1 + moves
+        assert len(giver.decode.reserves) == 1 + moves
         # A prompt sent ahead to the full worker, before the router knew, takes a number too.
         assert attempts in (1 + moves, 2 + moves)
         await here.quiet()
@@ -211,7 +212,7 @@ async def test_a_broken_token_stream_is_replayed(site: SiteMaker) -> None:
         worker.behaviour.follow_drops = 2
         assert await served(here, 60) == 1
         assert worker.behaviour.follow_drops == 0
-        assert worker.most_positions == 1
+        assert worker.decode.most_positions == 1
         await here.quiet()
 
 
@@ -233,7 +234,7 @@ async def test_a_killed_decode_worker_costs_an_attempt(site: SiteMaker) -> None:
         here.worker("decode-0").behaviour.refuse_reserves = 1
         worker.behaviour.step_s = 0.02
         call = asyncio.create_task(served(here))
-        await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in worker.decode.tickets.values()))
         await asyncio.sleep(0.1)
         here.worker("decode-0").behaviour.refuse_reserves = 0
         await stack.aclose()
@@ -252,11 +253,11 @@ async def test_a_decode_worker_that_reports_its_end_is_lost_at_once(
         await until(lambda: here.router.directory.workers[1].free_slots == 0)
         worker.behaviour.step_s = 0.02
         call = asyncio.create_task(served(here))
-        await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in worker.decode.tickets.values()))
         here.worker("decode-0").behaviour.foreign_slots = 0
         worker.behaviour.over = True
         assert await call == 2
-        assert here.worker("decode-0").reserves[0].first_number > 0
+        assert here.worker("decode-0").decode.reserves[0].first_number > 0
         del here.cluster.workers["decode-9"]
         await here.quiet()
 
@@ -279,14 +280,14 @@ async def test_a_restarted_worker_is_another_one(site: SiteMaker) -> None:
         await _add_worker(here, worker)
         worker.behaviour.step_s = 0.02
         call = asyncio.create_task(served(here))
-        await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in worker.decode.tickets.values()))
         port = int(worker.address.rsplit(":", 1)[1])
         await stack.aclose()
         again = FakeWorker("decode-9", WorkerRole.WORKER_ROLE_DECODE, here.cluster)
         async with again.serving(port):
             assert await call == 2
-            assert again.reserves[0].attempt.number == 2
-            assert again.reserves[0].first_number > 0
+            assert again.decode.reserves[0].attempt.number == 2
+            assert again.decode.reserves[0].first_number > 0
             await here.quiet()
 
 
@@ -310,7 +311,7 @@ async def test_no_pair_without_equal_fingerprints(site: SiteMaker) -> None:
             code, message = await failure(here)
             assert code == grpc.StatusCode.UNAVAILABLE
             assert "no pair" in message
-            assert not stranger.reserves
+            assert not stranger.decode.reserves
 
 
 async def test_a_full_queue_refuses(site: SiteMaker) -> None:
@@ -322,7 +323,7 @@ async def test_a_full_queue_refuses(site: SiteMaker) -> None:
         refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
         assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert len(refused) == 3
-        assert here.worker("decode-0").most_slots_used == 1
+        assert here.worker("decode-0").decode.most_slots_used == 1
         await here.quiet()
 
 

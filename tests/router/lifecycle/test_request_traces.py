@@ -65,7 +65,7 @@ async def test_a_call_of_several_outputs_has_one_root(site: SiteMaker, kept: Kep
 async def test_workers_are_told_the_spans_that_they_belong_to(site: SiteMaker, kept: KeptSpans) -> None:
     async with site() as here:
         await call(here, 1, 2, 3)
-        prefill, reserve = here.worker("prefill-0").last_prefill, here.worker("decode-0").reserves[0]
+        prefill, reserve = here.worker("prefill-0").prefill.last, here.worker("decode-0").decode.reserves[0]
     named = kept.named()
     assert prefill is not None
     assert prefill.trace.trace_id == reserve.trace.trace_id == bytes.fromhex(TRACE)
@@ -141,7 +141,7 @@ async def test_the_clients_flag_decides_whether_a_call_is_recorded(site: SiteMak
         for prompt in ("words", -1):
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
             await client.post("/v1/completions", json=body, headers=unsampled)
-        prefill, reserve = here.worker("prefill-0").last_prefill, here.worker("decode-0").reserves[0]
+        prefill, reserve = here.worker("prefill-0").prefill.last, here.worker("decode-0").decode.reserves[0]
     assert prefill is not None
     assert not prefill.HasField("trace")
     assert not reserve.HasField("trace")

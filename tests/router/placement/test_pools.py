@@ -85,8 +85,8 @@ async def test_workers_of_another_pool_get_no_work(site: SiteMaker, field: str, 
         joined(here, "decode-9", **{field: value}) as decode,
     ):
         await asyncio.gather(*(served(here) for _ in range(12)))
-        assert not prefill.prefill_requests
-        assert not decode.reserves
+        assert not prefill.prefill.requests
+        assert not decode.decode.reserves
         assert await states(here) == {
             "prefill-0": READY, "decode-0": READY, "prefill-9": OTHER, "decode-9": OTHER,
         }  # fmt: skip
@@ -101,14 +101,14 @@ async def test_a_request_fails_rather_than_continue_in_another_pool(site: SiteMa
     async with site(queue_timeout_s=0.5) as here, upgraded(here) as (prefill, decode):
         here.worker("decode-0").behaviour.step_s = 0.02
         asked = asyncio.create_task(here.generate(ids_request(PROMPT, 40)))
-        await until(lambda: any(ticket.emitted for ticket in here.worker("decode-0").tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in here.worker("decode-0").decode.tickets.values()))
         here.worker("decode-0").behaviour.over = True
         for request in (asked, here.generate(ids_request(PROMPT, 4))):
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await request
             assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert not prefill.prefill_requests
-        assert not decode.reserves
+        assert not prefill.prefill.requests
+        assert not decode.decode.reserves
 
 
 async def test_a_router_serves_the_pool_that_it_is_configured_for(site: SiteMaker) -> None:
@@ -120,8 +120,8 @@ async def test_a_router_serves_the_pool_that_it_is_configured_for(site: SiteMake
         assert set((await states(here)).values()) == {OTHER}
         async with upgraded(here) as (prefill, _):
             await served(here)
-            assert len(prefill.prefill_requests) == 1
-            assert not here.worker("prefill-0").prefill_requests
+            assert len(prefill.prefill.requests) == 1
+            assert not here.worker("prefill-0").prefill.requests
 
 
 async def test_a_switch_sends_new_requests_elsewhere_and_running_ones_end_in_theirs(site: SiteMaker) -> None:
@@ -130,20 +130,22 @@ async def test_a_switch_sends_new_requests_elsewhere_and_running_ones_end_in_the
         for worker in old:
             worker.behaviour.step_s = 0.02
         running = asyncio.create_task(here.generate(ids_request(PROMPT, 24)))
-        await until(lambda: any(ticket.emitted for worker in old for ticket in worker.tickets.values()))
+        await until(
+            lambda: any(ticket.emitted for worker in old for ticket in worker.decode.tickets.values())
+        )
         await switch(here, b"new")
         found = await pools(here)
         assert (found[b"c"].current, found[b"new"].current) == (False, True)
         assert (found[b"c"].running, found[b"c"].workers) == (1, 3)
         assert (await states(here))["decode-0"] == OTHER
         await served(here)
-        assert len(decode.reserves) == 1
-        (busy,) = (worker for worker in old if worker.used_slots)
+        assert len(decode.decode.reserves) == 1
+        (busy,) = (worker for worker in old if worker.decode.used_slots)
         busy.behaviour.over = True  # its request continues in the pool where it began
         answer = await running
         assert tokens_of(answer) == expected(PROMPT, 24)
         assert answer[-1].trace.attempts == 2
-        assert len(prefill.prefill_requests) == len(decode.reserves) == 1
+        assert len(prefill.prefill.requests) == len(decode.decode.reserves) == 1
 
 
 async def test_a_switch_is_refused_with_a_reason(site: SiteMaker) -> None:
@@ -177,7 +179,7 @@ async def test_all_choices_of_one_call_are_of_one_pool(site: SiteMaker) -> None:
         await served(here)  # one that is bound to another pool does not hold it up
         assert here.router.queue.waiting > 0
         assert (await answer).status_code == 200
-        assert len(decode.reserves) == 1
+        assert len(decode.decode.reserves) == 1
 
 
 async def test_each_role_has_one_weight_format(site: SiteMaker) -> None:
@@ -189,15 +191,15 @@ async def test_each_role_has_one_weight_format(site: SiteMaker) -> None:
             here.router.directory.add(other.address)
             await until(lambda: len([one for one in here.router.directory.workers if one.alive]) == 3)
             await asyncio.gather(*(served(here) for _ in range(4)))
-            assert not other.reserves
+            assert not other.decode.reserves
             assert (await states(here))["decode-9"] == OTHER
             here.worker("decode-0").behaviour.step_s = 0.02
             running = asyncio.create_task(here.generate(ids_request(PROMPT, 40)))
-            await until(lambda: here.worker("decode-0").used_slots == 1)
+            await until(lambda: here.worker("decode-0").decode.used_slots == 1)
             here.worker("decode-0").behaviour.draining = True
             await until(lambda: here.router.directory.at(other.address).serves)  # type: ignore[union-attr]
             await served(here)
-            assert len(other.reserves) == 1
+            assert len(other.decode.reserves) == 1
             here.worker("decode-0").behaviour.draining = False
             assert tokens_of(await running) == expected(PROMPT, 40)
 
@@ -229,6 +231,6 @@ async def switched_by_command(site: SiteMaker, capsys: pytest.CaptureFixture[str
         assert code == 0
         assert any(f"{found[b'new'].id}  current " in line for line in lines), lines
         await served(here)
-        assert len(decode.reserves) == 1
+        assert len(decode.decode.reserves) == 1
         code, lines = await baton("switch", "0" * 12)
         assert (code, lines) == (2, [f"baton: error: no worker belongs to a pool '{'0' * 12}'"])

@@ -236,7 +236,7 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
         prompts = [list(range(48)), list(range(48)), [*range(48), 50, 51], list(range(15))]
         for prompt in prompts:
             await here.generate(ids_request(prompt))
-        first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
+        first, second = (here.worker(name).decode.reserves for name in ("decode-0", "decode-1"))
         sent = first if len(first) > len(second) else second
         assert len(sent) >= 3, "a worker that was sent a prompt gets those that continue it"
         asked = {tuple(one.block_hashes) for one in (*first, *second)}
@@ -254,7 +254,7 @@ async def test_an_attempt_after_a_failed_one_sends_no_hashes(site: SiteMaker) ->
         here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION
         answer = await here.generate(ids_request(list(range(48))))
         assert answer[-1].trace.attempts == 2
-        names = [list(one.block_hashes) for one in here.worker("decode-0").reserves]
+        names = [list(one.block_hashes) for one in here.worker("decode-0").decode.reserves]
         assert names == [names_of(list(range(48))), []]
         await here.quiet()
 
@@ -265,5 +265,5 @@ async def test_combined_workers_and_routers_without_a_secret_send_no_hashes(
 ) -> None:
     async with site(**workers, prefix_secret=SECRET if workers else "") as here:
         await here.generate(ids_request(list(range(48))))
-        sent = [one for worker in here.cluster.workers.values() for one in worker.reserves]
+        sent = [one for worker in here.cluster.workers.values() for one in worker.decode.reserves]
         assert [list(one.block_hashes) for one in sent] == [[]]

@@ -62,7 +62,7 @@ async def test_two_processes_serve_one_port(model_folder: Path) -> None:
     """Connections are spread; figures and drains are those of both; one that is killed takes only its own
     streams along and is replaced; both stop together."""
     async with fake_pair(model_folder) as worker, contextlib.AsyncExitStack() as stack:
-        worker.slots = 32
+        worker.decode.slots = 32
         process = await start(config(model_folder, [worker.address], processes=2))
         addresses = await ready(process, _START_S)
         first = _routers(process.pid)

@@ -42,7 +42,7 @@ async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, dec
 
         clients = [asyncio.create_task(client(number)) for number in range(10 * decode)]
         await until(
-            lambda: sum(len(worker.reserves) for worker in here.cluster.workers.values()) > 15 * decode
+            lambda: sum(len(worker.decode.reserves) for worker in here.cluster.workers.values()) > 15 * decode
         )
         try:
             await asyncio.gather(generate(here, LARGE, 100), generate(here, LARGE, 101))
@@ -58,14 +58,14 @@ async def test_a_request_that_leaves_blocks_no_other(site: SiteMaker) -> None:
         behaviour = here.worker("decode-0").behaviour
         behaviour.capacity_tokens, behaviour.step_s = CAPACITY, 0.05
         running = asyncio.create_task(generate(here, 40, 1))
-        await until(lambda: here.worker("decode-0").used_slots == 1)
+        await until(lambda: here.worker("decode-0").decode.used_slots == 1)
         large = asyncio.create_task(generate(here, LARGE, 2))
-        await until(lambda: len(here.worker("decode-0").reserves) >= 3)  # it was refused
+        await until(lambda: len(here.worker("decode-0").decode.reserves) >= 3)  # it was refused
         small = asyncio.create_task(generate(here, SMALL, 3))
         await asyncio.sleep(0.1)
-        assert here.worker("decode-0").used_slots == 1, "the small one waits behind it"
+        assert here.worker("decode-0").decode.used_slots == 1, "the small one waits behind it"
         large.cancel()
-        await until(lambda: here.worker("decode-0").used_slots == 2)
+        await until(lambda: here.worker("decode-0").decode.used_slots == 2)
         behaviour.step_s = 0.001
         await asyncio.gather(running, small)
         await asyncio.gather(large, return_exceptions=True)

@@ -83,7 +83,7 @@ async def test_weights_and_priorities_of_the_file_order_the_queue(
         worker = here.worker("decode-0")
         worker.behaviour.step_s = 0.05
         first = asyncio.create_task(generate(here, "sk-operator", 200))
-        await until(lambda: worker.used_slots == 1)
+        await until(lambda: worker.decode.used_slots == 1)
         waiting = []
         for key, count in (("sk-l", 8), ("sk-h", 8), ("sk-u", 2)):
             for _ in range(count):
@@ -94,7 +94,7 @@ async def test_weights_and_priorities_of_the_file_order_the_queue(
         assert [seen["tenant_waiting_requests", one] for one in ("light", "heavy", "urgent")] == [8, 8, 2]
         worker.behaviour.step_s = 0.0
         await asyncio.gather(first, *waiting)
-        placed = [one.tenant for one in worker.reserves][1:]
+        placed = [one.tenant for one in worker.decode.reserves][1:]
         assert placed[:2] == ["urgent"] * 2
         assert placed[2:10].count("heavy") == 6
         seen = samples((await client.get("/metrics")).text)
@@ -113,7 +113,7 @@ async def test_a_tenant_does_not_fill_the_queue(site: SiteMaker, tmp_path: Path)
         worker.behaviour.step_s = 0.05
         client.headers.update(bearer("sk-a"))
         waiting = [asyncio.create_task(generate(here, "sk-a", 100))]
-        await until(lambda: worker.used_slots == 1)
+        await until(lambda: worker.decode.used_slots == 1)
         for _ in range(8):
             waiting.append(asyncio.create_task(generate(here, "sk-a", 2)))
             await until(lambda: here.router.queue.waiting == len(waiting) - 1)

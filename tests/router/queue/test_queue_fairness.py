@@ -20,7 +20,7 @@ async def one(here: Site, first: int = 1) -> int:
     """A user with one request; how many requests the only decode worker had taken before it."""
     prompt = [first, 2, 3]
     assert tokens_of(await here.generate(ids_request(prompt, TOKENS))) == expected(prompt, TOKENS)
-    prompts = here.worker("prefill-0").prompts
+    prompts = here.worker("prefill-0").prefill.prompts
     return prompts.index(prompt)
 
 
@@ -36,7 +36,7 @@ async def test_the_next_user_does_not_wait_for_all_of_a_large_call(site: SiteMak
         here.worker("decode-0").behaviour.step_s = 0.002
         running = asyncio.create_task(large(here, 10, 4))
         await until(lambda: here.router.queue.waiting == 39)
-        taken = len(here.worker("prefill-0").prompts)
+        taken = len(here.worker("prefill-0").prefill.prompts)
         before = await asyncio.gather(*(one(here, first) for first in (100, 101, 102)))
         assert max(before) - taken <= 5  # its turn came after one more of the large call's, and two others'
         assert here.router.queue.waiting > 20

@@ -58,7 +58,7 @@ async def test_stop_strings_end_and_cancel(site: SiteMaker) -> None:
         chunks = [chunk async for chunk in events(client, **fields)]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
         await here.quiet()
-        assert here.worker("decode-0").cancels == 2
+        assert here.worker("decode-0").decode.cancels == 2
 
 
 def readable_prompt() -> tuple[list[int], int]:

@@ -172,12 +172,12 @@ async def test_over_both_protocols(site: SiteMaker) -> None:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         messages = ChatMessages(messages=[ChatMessage(role="user", content=content)])
         await here.generate(GenerateRequest(model=MODEL, chat=messages, max_tokens=1))
-        over_http, over_grpc = here.worker("prefill-0").prompts
+        over_http, over_grpc = here.worker("prefill-0").prefill.prompts
         assert over_http == over_grpc
         assert not {EOS, SPECIAL} & set(over_http)
         body = {"model": MODEL, "prompt": "a<|end|>", "max_tokens": 1}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
-        assert EOS in here.worker("prefill-0").prompts[-1]
+        assert EOS in here.worker("prefill-0").prefill.prompts[-1]
         role = ChatMessages(messages=[ChatMessage(role="user<|end|>", content="a")])
         with pytest.raises(Exception, match="role must be one of"):
             await here.generate(GenerateRequest(model=MODEL, chat=role))

@@ -29,7 +29,7 @@ async def test_workers_come_and_go() -> None:
             # A caller that still has the lost worker may have to cancel something there.
             attempt = Attempt(request_id=b"r", number=1)
             await gone.peer.decode.Cancel(CancelRequest(attempt=attempt), timeout=5)
-            assert fakes[0].cancels == 1
+            assert fakes[0].decode.cancels == 1
             await until(lambda: [worker.name for worker in directory.workers] == ["both-1", "both-2"])
             assert directory.workers[0] is kept
             assert sorted(directory.peers) == sorted(addresses[1:])

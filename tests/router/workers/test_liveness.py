@@ -100,16 +100,16 @@ async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
         other.behaviour.refuse_reserves = 10**6
         victim.behaviour.step_s = 0.02
         call = asyncio.create_task(here.generate(ids_request([1, 2, 3], 24)))
-        await until(lambda: any(ticket.emitted for ticket in victim.tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in victim.decode.tickets.values()))
         other.behaviour.refuse_reserves = 0
         victim.behaviour.silent, victim.behaviour.step_s = True, 60.0
         responses = await call
         assert tokens_of(responses) == expected([1, 2, 3], 24)
-        assert other.reserves[-1].first_number > 0
+        assert other.decode.reserves[-1].first_number > 0
         # Found again, it is to end what it ran under the router's former id.
         victim.behaviour.silent = False
-        await until(lambda: bool(victim.former_router_ids))
-        assert victim.former_router_ids[0] == victim.reserves[0].router_id
+        await until(lambda: bool(victim.decode.former_router_ids))
+        assert victim.decode.former_router_ids[0] == victim.decode.reserves[0].router_id
 
 
 async def test_a_prefill_worker_that_does_not_answer_loses_its_calls(site: SiteMaker) -> None:
@@ -117,7 +117,7 @@ async def test_a_prefill_worker_that_does_not_answer_loses_its_calls(site: SiteM
         victim = here.worker("prefill-0")
         victim.behaviour.prefill_s = 60.0
         calls = [asyncio.create_task(here.generate(ids_request([n], 4))) for n in range(4)]
-        await until(lambda: victim.running_prefills > 0)
+        await until(lambda: victim.prefill.running > 0)
         victim.behaviour.deaf = True
         answers = await asyncio.gather(*calls)
         assert [tokens_of(answer) for answer in answers] == [expected([n], 4) for n in range(4)]
@@ -154,8 +154,8 @@ async def test_cancels_are_repeated_until_answered(site: SiteMaker, monkeypatch:
         call = here.stub.Generate(ids_request([1, 2, 3], 200))
         await call.read()
         call.cancel()
-        await until(lambda: worker.cancels == 4, 6)
-        await until(lambda: worker.used_slots == 0)
+        await until(lambda: worker.decode.cancels == 4, 6)
+        await until(lambda: worker.decode.used_slots == 0)
         await here.quiet()
         assert here.router.cancels.unanswered == 0
 
@@ -166,12 +166,12 @@ async def test_output_that_no_request_waits_for_is_cancelled(site: SiteMaker) ->
         worker = here.worker("decode-0")
         worker.behaviour.step_s = 0.02
         call = asyncio.create_task(here.generate(ids_request([1, 2, 3], 200)))
-        await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in worker.decode.tickets.values()))
         known = here.router.directory.workers[1]
         (request_id,) = known.outputs
         del known.outputs[request_id]
-        await until(lambda: worker.used_slots == 0)
-        assert (worker.cancels, here.router.cancels.orphans) == (1, 1)
+        await until(lambda: worker.decode.used_slots == 0)
+        assert (worker.decode.cancels, here.router.cancels.orphans) == (1, 1)
         call.cancel()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
             await call

@@ -72,7 +72,7 @@ async def test_a_lost_worker_is_not_named(site: SiteMaker) -> None:
         decode = here.worker("decode-0").behaviour
         decode.step_s = 0.02
         asked = asyncio.create_task(here.generate(ids_request(PROMPT, 40)))
-        await until(lambda: any(ticket.emitted for ticket in here.worker("decode-0").tickets.values()))
+        await until(lambda: any(ticket.emitted for ticket in here.worker("decode-0").decode.tickets.values()))
         decode.over = True
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await asked

@@ -102,7 +102,7 @@ async def test_echo(site: SiteMaker) -> None:
 
 
 def prefills(here: Site) -> list[Any]:
-    return here.worker("prefill-0").prefill_requests
+    return here.worker("prefill-0").prefill.requests
 
 
 async def test_the_prompt_alone(site: SiteMaker) -> None:
@@ -122,7 +122,7 @@ async def test_the_prompt_alone(site: SiteMaker) -> None:
         assert choice["text"] == "abcdefgh"
         assert choice["logprobs"]["token_logprobs"] == [None, *(own(token) for token in b"bcdefgh")]
         assert len(prefills(here)) == 1
-        assert not here.worker("decode-0").reserves
+        assert not here.worker("decode-0").decode.reserves
         chunks = [chunk async for chunk in events(client, **fields)]
         assert [chunk["choices"][0] for chunk in chunks] == [choice]
         longest = [3] * 256
