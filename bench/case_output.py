@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def settings_of(case: DataclassInstance) -> dict[str, object]:
+    """What a case was run with, by name, its precision's parts among the others."""
+    settings = asdict(case)
+    return {**settings.pop("precision"), **settings}
 
 
 def show(case: dict[str, object], as_json: bool) -> None:

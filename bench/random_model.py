@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.shapes import Shape, cache_dtype, torch_dtype, with_positions
+from bench.precision import Precision
+from bench.shapes import Shape, with_positions
 
 if TYPE_CHECKING:
     from baton.engine.memory.kv_cache import KVCache
@@ -16,35 +17,23 @@ if TYPE_CHECKING:
 _BLOCKS = 64
 
 
-def random_model(
-    shape: Shape,
-    dtype: str,
-    tokens: int,
-    block_tokens: int,
-    device: str,
-    quantization: str | None = None,
-    kv_dtype: str = "auto",
-    *,
-    quantize_head: bool = False,
-) -> Any:
+def random_model(shape: Shape, precision: Precision, tokens: int, block_tokens: int, device: str) -> Any:
     """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
-    no meaning, but of the right size. `quantization`, `quantize_head`, `kv_dtype`: as a worker's options."""
+    no meaning, but of the right size."""
     import torch
 
+    from baton.engine.model import modules
     from baton.engine.model.families.registry import load_config
-    from baton.engine.model.modules import Model, Precision
     from baton.engine.model.weight_formats import weight_formats
     from baton.engine.model.weights import weight_places
 
-    kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
+    kind, place = getattr(torch, precision.torch_dtype), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
         config = load_config(folder)
-    cache = cache_dtype(dtype, kv_dtype)
-    layout = config.layout(block_tokens, cache)
-    weights = weight_places(
-        config, place, kind, weight_formats(config, quantization, quantize_head=quantize_head)
-    )
+    layout = config.layout(block_tokens, precision.cache_dtype)
+    formats = weight_formats(config, precision.quantization, quantize_head=precision.quantize_head)
+    weights = weight_places(config, place, kind, formats)
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor):
             weight.randomize_()
@@ -52,7 +41,8 @@ def random_model(
             weight.fill_(1)
         else:
             weight.normal_(0, weight.shape[-1] ** -0.5)
-    model = Model(config, weights, layout, place, Precision.of(kind, getattr(torch, cache)))
+    kinds = modules.Precision.of(kind, getattr(torch, precision.cache_dtype))
+    model = modules.Model(config, weights, layout, place, kinds)
     del weights
     if place.type == "cuda":
         torch.cuda.synchronize()

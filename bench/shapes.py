@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baton.engine.kernels.weight_format import FORMATS
-from baton.layout import FP8, key_value_planes
-
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-
-
-def _nbytes(n: int, k: int, element_bytes: int, quantization: str | None) -> int:
-    return n * k * element_bytes if quantization is None else FORMATS[quantization].nbytes(n, k)
+from baton.layout import key_value_planes
+from bench.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +35,21 @@ class Shape:
         head = sizes.pop("head")
         return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
 
-    def weight_bytes(
-        self, element_bytes: int, quantization: str | None = None, *, quantize_head: bool = False
-    ) -> int:
-        """Bytes of `weight_elements`, those of the layers in the format of `--quantization`, and those of the
-        head with `--quantize-head`."""
+    def weight_bytes(self, precision: Precision) -> int:
+        """Bytes of `weight_elements`."""
         sizes = self.products()
         head = sizes.pop("head")
         layers = int(self.config["num_hidden_layers"])
-        of_layer = sum(_nbytes(*size, element_bytes, quantization) for size in sizes.values())
-        return layers * of_layer + _nbytes(*head, element_bytes, quantization if quantize_head else None)
+        of_layer = sum(precision.weight_bytes(*size) for size in sizes.values())
+        return layers * of_layer + precision.weight_bytes(*head, head=True)
 
-    def held_bytes(
-        self, element_bytes: int, quantization: str | None = None, *, quantize_head: bool = False
-    ) -> int:
+    def held_bytes(self, precision: Precision) -> int:
         """Bytes of all weights in memory: those that a step reads, and the embedding, unless the head is the
         same matrix."""
         c = self.config
-        shared = c["tie_word_embeddings"] and not quantize_head
-        embedding = 0 if shared else int(c["vocab_size"] * c["hidden_size"]) * element_bytes
-        return self.weight_bytes(element_bytes, quantization, quantize_head=quantize_head) + embedding
+        shared = c["tie_word_embeddings"] and not precision.quantize_head
+        embedding = 0 if shared else int(c["vocab_size"] * c["hidden_size"]) * precision.element_bytes
+        return self.weight_bytes(precision) + embedding
 
     def kv_elements_read(self, context: float) -> float:
         """Elements of keys and values that a step reads for a row of `context` tokens."""
@@ -74,6 +63,12 @@ class Shape:
         """Elements of keys and values of one token, all layers."""
         c = self.config
         return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
+
+    def kv_element_bytes(self, precision: Precision) -> float:
+        """Bytes of an element of keys and values in the cache, its share of a scale included."""
+        head_dim = int(self.config["head_dim"])
+        planes = key_value_planes(precision.cache_dtype, 1, head_dim)
+        return sum(plane.token_bytes for plane in planes) / (2 * head_dim)
 
 
 _BASE: dict[str, Any] = {
@@ -210,20 +205,3 @@ def with_positions(shape: Shape, tokens: int) -> Shape:
     """The shape with another maximum context length."""
     most = max(tokens, int(shape.config["max_position_embeddings"]))
     return Shape({**shape.config, "max_position_embeddings": most})
-
-
-def torch_dtype(name: str) -> str:
-    """Maps bf16, fp16, fp32, fp64 or torch's own spelling to torch's dtype."""
-    return _DTYPES.get(name, name)
-
-
-def kv_element_bytes(shape: Shape, dtype: str, kv_dtype: str) -> float:
-    """Bytes of an element of keys and values in a cache of `kv_dtype` (auto, fp8), its share of a scale
-    included; `dtype`: the model's."""
-    planes = key_value_planes(cache_dtype(dtype, kv_dtype), 1, shape.config["head_dim"])
-    return sum(plane.token_bytes for plane in planes) / (2 * int(shape.config["head_dim"]))
-
-
-def cache_dtype(dtype: str, kv_dtype: str) -> str:
-    """The cache's dtype as layouts name it."""
-    return FP8 if kv_dtype == "fp8" else torch_dtype(dtype)

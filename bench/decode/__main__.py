@@ -39,9 +39,11 @@ from functools import partial
 from typing import Any
 
 from baton.device.nvidia_libraries import ENVIRONMENT
+from bench.case_output import settings_of
 from bench.decode.case import SAMPLINGS, Case, EngineSize
 from bench.decode.no_tables import empty_kernel_cache, no_tables
-from bench.shapes import SHAPES, torch_dtype
+from bench.precision import Precision
+from bench.shapes import SHAPES
 
 _CHURN_S = 10.0
 _BUDGET_S = 1.0
@@ -51,17 +53,17 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.quantize_head and arguments.quantization is None:
         sys.exit("bench.decode: --quantize-head needs --quantization: it says how")
+    precision = Precision(
+        arguments.dtype, arguments.quantization, arguments.quantize_head, arguments.kv_dtype
+    )
     cases = [
         Case(
             arguments.shape,
-            arguments.dtype,
+            precision,
             int(batch),
             arguments.context,
             arguments.sampling,
             arguments.numerics,
-            arguments.quantization,
-            arguments.kv_dtype,
-            arguments.quantize_head,
         )
         for batch in arguments.batch.split(",")
     ]
@@ -149,8 +151,8 @@ def tune_missing(case: Case, rows: int, limit_s: float | None = None) -> None:
     from baton.engine.tuning.tuner import missing, save, tune
     from bench.decode.tune_products import products_of
 
-    gpu, kind = torch.cuda.get_device_name(), getattr(torch, torch_dtype(case.dtype))
-    products = products_of(case.shape, case.dtype, case.quantization, quantize_head=case.quantize_head)
+    gpu, kind = torch.cuda.get_device_name(), getattr(torch, case.precision.torch_dtype)
+    products = products_of(case.shape, case.precision)
     wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
     began = time.monotonic()
     entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s)
@@ -202,7 +204,6 @@ def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> 
     import torch
     import triton
 
-    settings = {name: getattr(case, name) for name in Case.__slots__}
     around = {"front": arguments.front, "burners": arguments.burners, "tables": not arguments.ignore_tables}
     versions = {
         "device": torch.cuda.get_device_name(),
@@ -210,7 +211,7 @@ def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> 
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
     }
-    print(json.dumps({**settings, **found, **around, **versions}), flush=True)
+    print(json.dumps({**settings_of(case), **found, **around, **versions}), flush=True)
 
 
 def _report(what: str) -> None:

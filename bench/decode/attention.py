@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
-from bench.shapes import SHAPES, kv_element_bytes
+from bench.precision import Precision
+from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
     from baton.engine.kernels.gpu.attention.items import AttentionTuning
@@ -51,7 +52,8 @@ def main() -> None:
         rows, context = map(int, text.split("x"))
         for kv_dtype in arguments.kv_dtype.split(","):
             for programs in several:
-                bench = Bench(arguments.shape, arguments.dtype, kv_dtype, rows, context, "cuda", programs)
+                precision = Precision(arguments.dtype, kv_dtype=kv_dtype)
+                bench = Bench(arguments.shape, precision, rows, context, "cuda", programs)
                 for found in bench.measure():
                     show(found, arguments.json)
 
@@ -69,8 +71,7 @@ class Bench:
     def __init__(
         self,
         shape: str,
-        dtype: str,
-        kv_dtype: str,
+        precision: Precision,
         rows: int,
         context: int,
         device: str,
@@ -88,9 +89,9 @@ class Bench:
 
         small = {"num_hidden_layers": _LAYERS, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         reduced = Shape({**SHAPES[shape].config, **small})
-        model = random_model(reduced, dtype, context, _BLOCK_TOKENS, device, kv_dtype=kv_dtype)
+        model = random_model(reduced, precision, context, _BLOCK_TOKENS, device)
         self.rows = rows
-        self.run = {"shape": shape, "kv_dtype": kv_dtype, "rows": rows, "context": context}
+        self.run = {"shape": shape, "kv_dtype": precision.kv_dtype, "rows": rows, "context": context}
         if programs is not None:
             self.run["programs"] = programs
         width = -(-context // _BLOCK_TOKENS)
@@ -104,7 +105,7 @@ class Bench:
             options = replace(options, policy=policy)
         self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
         self._attention = [layer.attention for layer in model.layers]
-        self._bytes = rows * reduced.kv_elements_read(context) * kv_element_bytes(reduced, dtype, kv_dtype)
+        self._bytes = rows * reduced.kv_elements_read(context) * reduced.kv_element_bytes(precision)
         self._pass.workspace.qkv[:rows].normal_()
         self._pass.inputs.slot.copy_(torch.arange(rows))
         self._pass.inputs.position.fill_(context - 1)

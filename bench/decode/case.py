@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bench.shapes import SHAPES, Shape, kv_element_bytes, torch_dtype
+from bench.precision import Precision
+from bench.shapes import SHAPES, Shape
 
 # Output tokens over which a step's time is taken, as vLLM's figures were.
 FIRST, LAST = 33, 160
@@ -17,8 +18,6 @@ BLOCK_TOKENS = 64
 MOST_READ_BYTES_S = 5e12
 # Kept free beside weights and KV: logits, graphs, the driver's own.
 RESERVE_BYTES = 3.0e9
-
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -39,40 +38,25 @@ class Case:
     """One run's settings, which its output repeats."""
 
     shape: str
-    dtype: str
+    precision: Precision
     batch: int
     context: int
     sampling: str
     numerics: str
-    quantization: str | None = None
-    kv_dtype: str = "auto"
-    quantize_head: bool = False
 
     @property
     def model(self) -> Shape:
         return SHAPES[self.shape]
 
     @property
-    def element_bytes(self) -> int:
-        return _BYTES[torch_dtype(self.dtype)]
-
-    @property
-    def kv_element_bytes(self) -> float:
-        """Bytes of an element of keys and values, its share of a scale included."""
-        return kv_element_bytes(self.model, self.dtype, self.kv_dtype)
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token."""
-        return round(self.model.kv_elements() * self.kv_element_bytes)
+        return round(self.model.kv_elements() * self.model.kv_element_bytes(self.precision))
 
     def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
         """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth."""
         of_rows = (self.batch if rows is None else rows) * self.model.kv_elements_read(mean_context)
-        weights = self.model.weight_bytes(
-            self.element_bytes, self.quantization, quantize_head=self.quantize_head
-        )
-        read = weights + of_rows * self.kv_element_bytes
+        read = self.model.weight_bytes(self.precision) + of_rows * self.model.kv_element_bytes(self.precision)
         return read / read_bytes_s * 1e3
 
 
@@ -103,9 +87,7 @@ class EngineSize:
 
     def lacking(self, case: Case, free_bytes: float) -> str | None:
         """Why an engine of this size does not fit into the free memory; None if it fits."""
-        weights = case.model.held_bytes(
-            case.element_bytes, case.quantization, quantize_head=case.quantize_head
-        )
+        weights = case.model.held_bytes(case.precision)
         wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
         if wanted <= free_bytes:
             return None

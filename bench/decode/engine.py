@@ -57,16 +57,7 @@ class DecodeEngine:
         if device != "cpu":
             from bench.read_bandwidth import read_bytes_s
         begun = time.perf_counter()
-        self.decoder = random_model(
-            case.model,
-            case.dtype,
-            size.tokens + 1,
-            BLOCK_TOKENS,
-            device,
-            case.quantization,
-            case.kv_dtype,
-            quantize_head=case.quantize_head,
-        )
+        self.decoder = random_model(case.model, case.precision, size.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
         self.model = _model(self.decoder, case, size)

@@ -20,7 +20,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from baton.device.nvidia_libraries import ENVIRONMENT
-from bench.shapes import SHAPES, torch_dtype
+from bench.precision import Precision
+from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
     from baton.engine.model.modules import Product
@@ -56,12 +57,12 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
     from baton.engine.forward.gemm_table import TABLES, ProductTable, file_stem, shipped_entries
     from baton.engine.tuning.tuner import missing, save, tune
 
-    dtype = torch_dtype(arguments.dtype)
-    gpu, kind = torch.cuda.get_device_name(), getattr(torch, dtype)
+    precision = Precision(arguments.dtype, arguments.quantization, arguments.quantize_head)
+    gpu, kind = torch.cuda.get_device_name(), getattr(torch, precision.torch_dtype)
     found: list[dict[str, Any]] = []
     for name in names:
         table = ProductTable(found if arguments.again else [*shipped_entries(gpu), *found])
-        wanted = missing(_products(name, dtype, arguments), arguments.rows, kind, table)
+        wanted = missing(products_of(name, precision), arguments.rows, kind, table)
         wanted = [
             (product, rows)
             for product, rows in wanted
@@ -78,17 +79,11 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
             save(TABLES / f"{file_stem(gpu)}.json", entries)
 
 
-def _products(name: str, dtype: str, arguments: argparse.Namespace) -> list[Product]:
-    return products_of(name, dtype, arguments.quantization, quantize_head=arguments.quantize_head)
-
-
-def products_of(
-    name: str, dtype: str, quantization: str | None = None, *, quantize_head: bool = False
-) -> list[Product]:
+def products_of(name: str, precision: Precision) -> list[Product]:
     """The distinct products of a model of that shape; their tensors have shapes and no memory."""
     from bench.random_model import random_model
 
-    model = random_model(SHAPES[name], dtype, 1, 16, "meta", quantization, quantize_head=quantize_head)
+    model = random_model(SHAPES[name], precision, 1, 16, "meta")
     found: list[Product] = model.product_kinds()
     return found
 

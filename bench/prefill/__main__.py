@@ -36,7 +36,8 @@ import tempfile
 from pathlib import Path
 
 from baton.device.nvidia_libraries import ENVIRONMENT
-from bench.case_output import show
+from bench.case_output import settings_of, show
+from bench.precision import Precision
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES
 
@@ -107,14 +108,12 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     return [
         Case(
             arguments.shape,
-            arguments.dtype,
+            Precision(arguments.dtype, arguments.quantization, kv_dtype=arguments.kv_dtype),
             prompts,
             tokens,
             arguments.chunk_tokens or _ROWS,
             share,
             tier,
-            arguments.kv_dtype,
-            arguments.quantization,
         )
         for prompts, tokens in arguments.prompts
         for share in shares
@@ -141,8 +140,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
         "torch": torch.__version__,
     }
     for case in cases:
-        settings: dict[str, object] = {name: getattr(case, name) for name in Case.__slots__}
-        found = settings | engine.measure(case, arguments.repeats)
+        found = settings_of(case) | engine.measure(case, arguments.repeats)
         if arguments.profile:
             found["budget_ms"] = engine.profile(case)
         show(found | around, arguments.json)

@@ -10,6 +10,7 @@ import numpy as np
 
 from baton.engine.prefill.scheduler import StepBounds
 from bench.case_output import show
+from bench.precision import Precision
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.fairness import traffic
@@ -29,7 +30,8 @@ def run_alone(arguments: argparse.Namespace, folder: Path) -> None:
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     lengths = sorted({tokens for _, tokens in arguments.prompts})
-    case = Case(arguments.shape, arguments.dtype, 1, lengths[-1], chunk_tokens, kv_dtype=arguments.kv_dtype)
+    precision = Precision(arguments.dtype, kv_dtype=arguments.kv_dtype)
+    case = Case(arguments.shape, precision, 1, lengths[-1], chunk_tokens)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
     engine.report_ready()
     step_s, age_cap_s = config.prefill_step_ms / 1e3, config.prefill_age_cap_ms / 1e3

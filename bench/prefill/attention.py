@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
+from bench.precision import Precision
 from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Bench:
         small = {"num_hidden_layers": layers, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         config = {**config, **small}
         self.start, self.rows = start, rows
-        self.decoder = random_model(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
+        self.decoder = random_model(Shape(config), Precision(dtype), start + rows + 1, _BLOCK_TOKENS, device)
         # Whatever the rule thinks worth it: that is to be found out.
         self.rule = rule or replace(
             LibraryRule.of(rows), least_rows=1, least_alone=1, least_prefix=2048, least_pairs=1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.precision import Precision
 from bench.shapes import SHAPES, Shape
 
 # What an H100 does at most, dense, by its data sheet; what its library reaches alone is about 70 % of that.
@@ -17,14 +18,12 @@ class Case:
     """One run's settings, which its output repeats. `cached`: percent of each prompt in the cache tier."""
 
     shape: str
-    dtype: str
+    precision: Precision
     prompts: int
     tokens: int
     chunk_tokens: int
     cached: int = 0
     tier: str = "device"
-    kv_dtype: str = "auto"
-    quantization: str | None = None
 
     @property
     def model(self) -> Shape:

@@ -68,9 +68,7 @@ class PrefillEngine:
         longest = max(case.tokens for case in cases)
         self._seed = 0
         self.folder = folder
-        self.decoder = random_model(
-            first.model, first.dtype, longest + 2, BLOCK_TOKENS, device, first.quantization, first.kv_dtype
-        )
+        self.decoder = random_model(first.model, first.precision, longest + 2, BLOCK_TOKENS, device)
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)
         self.cache = KVCache(self.decoder.layout, self.blocks, device)
@@ -258,9 +256,8 @@ class _CaseRun:
 def figures_of(case: Case, run: Run) -> dict[str, Any]:
     """The figures of one run."""
     from bench.prefill.case import PEAK_FLOPS
-    from bench.shapes import torch_dtype
 
-    peak = PEAK_FLOPS.get(torch_dtype(case.dtype))
+    peak = PEAK_FLOPS.get(case.precision.torch_dtype)
     on_gpu = torch.cuda.is_available()
     return {
         "ms": round(run.s * 1e3, 2),

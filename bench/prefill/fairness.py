@@ -17,6 +17,7 @@ from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from bench.case_output import show
+from bench.precision import Precision
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
@@ -84,9 +85,8 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     torch.set_grad_enabled(False)
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
-    case = Case(
-        arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens, kv_dtype=arguments.kv_dtype
-    )
+    precision = Precision(arguments.dtype, kv_dtype=arguments.kv_dtype)
+    case = Case(arguments.shape, precision, 1, arguments.long, chunk_tokens)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
     engine.report_ready()
     gc.collect()

@@ -34,6 +34,7 @@ from baton.process_tuning import keep_freed_memory, sharpen_timers
 from bench.decode.case import BLOCK_TOKENS, SPARE, Case, EngineSize
 from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
+from bench.precision import Precision
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
 from kvtransfer.receiver.events import Committed, Withdrawn
@@ -72,7 +73,7 @@ class Setting:
 
     @property
     def case(self) -> Case:
-        return Case(self.shape, self.dtype, self.batch, self.context, "greedy", "fast")
+        return Case(self.shape, Precision(self.dtype), self.batch, self.context, "greedy", "fast")
 
     @property
     def blocks(self) -> int:

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from bench.case_output import settings_of
 from bench.decode import memory
 from bench.decode.budget import budget
 from bench.decode.case import MOST_READ_BYTES_S, Case, EngineSize
+from bench.precision import Precision
 from bench.shapes import SHAPES
 
 
 def llama(batch: int, context: int = 1024) -> Case:
-    return Case("llama-3.1-8b", "bf16", batch, context, "greedy", "fast")
+    return Case("llama-3.1-8b", Precision("bf16"), batch, context, "greedy", "fast")
 
 
 def test_floor_is_the_bytes_over_the_speed() -> None:
@@ -34,12 +36,14 @@ def test_floor_is_the_bytes_over_the_speed() -> None:
 def test_floor_of_quantised_weights(quantization: str, bytes_of_layers: float) -> None:
     """The head stays at full width unless it is to be quantised too; each of a layer's 43,008 rows and of the
     head's 128,256 has a scale, or its groups have."""
-    case = Case("llama-3.1-8b", "bf16", 1, 1024, "greedy", "fast", quantization)
+    layers = Precision("bf16", quantization)
+    case = Case("llama-3.1-8b", layers, 1, 1024, "greedy", "fast")
     read = bytes_of_layers + 2 * 525_336_576 + 1120 * 131_072
     assert case.floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
     head = {"fp8": 525_336_576 + 4 * 128_256, "int4": 525_336_576 * (0.5 + 4 / 128)}[quantization]
     read = bytes_of_layers + head + 1120 * 131_072
-    assert replace(case, quantize_head=True).floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
+    case = replace(case, precision=replace(layers, quantize_head=True))
+    assert case.floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
 
 
 def test_layers_with_a_window_read_no_more_than_it() -> None:
@@ -98,3 +102,18 @@ def test_help_needs_no_torch() -> None:
     reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert reported.returncode == 0, reported.stderr
     assert "--churn" in reported.stdout
+
+
+def test_what_is_printed_names_each_choice_of_precision() -> None:
+    case = Case("tiny", Precision("bf16", "int8", quantize_head=True), 8, 1024, "greedy", "fast")
+    assert settings_of(case) == {
+        "shape": "tiny",
+        "dtype": "bf16",
+        "quantization": "int8",
+        "quantize_head": True,
+        "kv_dtype": "auto",
+        "batch": 8,
+        "context": 1024,
+        "sampling": "greedy",
+        "numerics": "fast",
+    }

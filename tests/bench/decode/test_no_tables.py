@@ -16,6 +16,7 @@ from bench.decode.__main__ import tune_missing
 from bench.decode.case import Case
 from bench.decode.no_tables import no_tables
 from bench.decode.tune_products import products_of
+from bench.precision import Precision
 
 GPU = "NVIDIA H100 80GB HBM3"
 SHAPE = "llama-3.1-8b"
@@ -28,7 +29,7 @@ def kernels_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keys() -> list[ProductKey]:
-    return [ProductKey.of(product, 64, torch.bfloat16) for product in products_of(SHAPE, "bf16")]
+    return [ProductKey.of(product, 64, torch.bfloat16) for product in products_of(SHAPE, Precision("bf16"))]
 
 
 def choices(gpu: str) -> list[Choice]:
@@ -54,7 +55,7 @@ def test_what_is_tuned_within_the_limit_of_a_start_is_what_runs(monkeypatch: pyt
 
     monkeypatch.setattr(tuner, "tune", tune)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU)
-    case = Case(SHAPE, "bf16", 64, 1024, "greedy", "fast")
+    case = Case(SHAPE, Precision("bf16"), 64, 1024, "greedy", "fast")
     with no_tables():
         tune_missing(case, 64, tuner.LIMIT_S)
         assert choices(GPU) == [best] * len(keys())

@@ -16,13 +16,14 @@ from bench.decode.churn_plan import Join, engine_size
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
 from bench.decode.scatter import StagedScatter
+from bench.precision import Precision
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
 
 
 def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> Case:
-    return Case("tiny", "fp32", batch, context, sampling, "exact")
+    return Case("tiny", Precision("fp32"), batch, context, sampling, "exact")
 
 
 def accounting_is_consistent(engine: DecodeEngine) -> None:
@@ -129,7 +130,7 @@ def test_by_graphs_in_the_interpreter() -> None:
 def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.decode.attention.tunings", lambda: [AttentionTuning(4, 2)])
     monkeypatch.setattr("bench.decode.attention._LAYERS", 1)
-    chosen, tuned = Bench("tiny", "fp32", kv_dtype, 2, 130, "cpu", programs=3).measure()
+    chosen, tuned = Bench("tiny", Precision("fp32", kv_dtype=kv_dtype), 2, 130, "cpu", programs=3).measure()
     assert (chosen["chosen"], chosen["rows"], chosen["context"], chosen["programs"]) == (True, 2, 130, 3)
     assert (tuned["warps"], tuned["stages"]) == (4, 2)
     assert tuned["us"] > 0

@@ -13,6 +13,7 @@ from torch import Tensor
 from baton.engine.model.modules import Attention
 from baton.engine.prefill.attention import PlannedRows, PromptAttention
 from baton.engine.prefill.gpu_pass import PrefillPass
+from bench.precision import Precision
 from bench.prefill.__main__ import _parser, cases_of, run_all
 from bench.prefill.attention import Bench
 from bench.prefill.case import TIERS, Case, parse_prompts
@@ -28,12 +29,15 @@ def arguments(*texts: str) -> argparse.Namespace:
 
 
 def test_operations_are_the_products_and_the_keys_seen() -> None:
-    case = Case("llama-3.1-8b", "bf16", 1, 8192, 8192)
+    case = Case("llama-3.1-8b", Precision("bf16"), 1, 8192, 8192)
     body, attention = 2 * 6.98e9 * 8192, 4 * 32 * 4096 * 8192 * 8193 / 2
     assert case.flops == pytest.approx(body + attention + 2 * 0.525e9, rel=2e-3)
-    cached = Case("llama-3.1-8b", "bf16", 2, 7168, 8192, 90)
+    cached = Case("llama-3.1-8b", Precision("bf16"), 2, 7168, 8192, 90)
     assert cached.prefix == 6400 // 64 * 64
-    whole, prefix = Case("llama-3.1-8b", "bf16", 1, 7168, 8192), Case("llama-3.1-8b", "bf16", 1, 6400, 8192)
+    whole, prefix = (
+        Case("llama-3.1-8b", Precision("bf16"), 1, 7168, 8192),
+        Case("llama-3.1-8b", Precision("bf16"), 1, 6400, 8192),
+    )
     assert cached.flops == pytest.approx(2 * (whole.flops - prefix.flops), rel=1e-3)
 
 
@@ -103,7 +107,7 @@ def test_attention_of_layers_with_windows_and_without(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_the_kernels_run_in_it(tmp_path: Path) -> None:
-    case = Case("tiny", "fp32", 1, 90, 64)
+    case = Case("tiny", Precision("fp32"), 1, 90, 64)
     engine = PrefillEngine([case], "cpu", tmp_path, make_pass=partial(PrefillPass, rule=None))
     found = engine.measure(case, 1)
     assert found["hit_tokens"] == 0
