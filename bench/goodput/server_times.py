@@ -1,5 +1,6 @@
-"""What the servers of a run said of themselves meanwhile: how busy prefill was, how long the stages of a
-request took. From the samples of their metrics that loadgen takes every second."""
+"""What the servers of a run said of themselves meanwhile: how busy prefill was, how many rows decode's steps
+had and how long they took, how long the stages of a request took. From the samples that loadgen takes every
+second of their metrics."""
 
 from __future__ import annotations
 
@@ -13,6 +14,20 @@ _STAGE = "baton_router_stage_seconds"
 _BUSY_S, _TOKENS, _PROMPTS = (
     f"baton_worker_{name}_total" for name in ("prefill_step_seconds", "prompt_tokens", "prompts")
 )
+_STEPS, _STEP_S, _DECODED = (
+    f"baton_worker_{name}_total" for name in ("decode_steps", "decode_step_seconds", "decoded_tokens")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimes:
+    """Of one worker between its first and last sample: the mean rows and milliseconds of a step. `busy`: the
+    share of time that steps took."""
+
+    worker: str
+    rows: float
+    step_ms: float
+    busy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +45,15 @@ class ServerTimes:
     """`stages_ms`: the mean time of each stage, by the router's name of it."""
 
     prefill: list[PrefillTimes] = field(default_factory=list)
+    decode: list[DecodeTimes] = field(default_factory=list)
     stages_ms: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         workers = [f"{one.worker} busy {one.busy:.1%}, {one.tokens_s:,.0f} tokens/s" for one in self.prefill]
+        workers += [
+            f"{one.worker} busy {one.busy:.1%}, {one.rows:.1f} rows and {one.step_ms:.2f} ms a step"
+            for one in self.decode
+        ]
         stages = [f"{stage} {mean:.1f}" for stage, mean in self.stages_ms.items()]
         return "; ".join([*workers, f"stages, mean ms: {', '.join(stages) or '-'}"])
 
@@ -51,11 +71,18 @@ def server_times(samples: Iterable[Sample]) -> ServerTimes:
         first, last = found[0], found[-1]
         grown = {name: value - first.values.get(name, 0.0) for name, value in last.values.items()}
         _add_stages(times, grown)
-        totals = {key: _total(grown, key) for key in (_BUSY_S, _TOKENS, _PROMPTS)}
-        if totals[_PROMPTS] > 0 and totals[_BUSY_S] > 0 and last.at > first.at:
-            busy = totals[_BUSY_S] / (last.at - first.at)
-            times.prefill.append(PrefillTimes(source, busy, totals[_TOKENS] / totals[_BUSY_S]))
+        if last.at > first.at:
+            _add_worker(times, source, grown, last.at - first.at)
     return times
+
+
+def _add_worker(times: ServerTimes, source: str, grown: dict[str, float], seconds: float) -> None:
+    prefill_s, tokens, prompts = (_total(grown, key) for key in (_BUSY_S, _TOKENS, _PROMPTS))
+    if prompts > 0 and prefill_s > 0:
+        times.prefill.append(PrefillTimes(source, prefill_s / seconds, tokens / prefill_s))
+    steps, decode_s, decoded = (_total(grown, key) for key in (_STEPS, _STEP_S, _DECODED))
+    if steps > 0 and decoded > 0:
+        times.decode.append(DecodeTimes(source, decoded / steps, 1e3 * decode_s / steps, decode_s / seconds))
 
 
 def _add_stages(times: ServerTimes, grown: dict[str, float]) -> None:

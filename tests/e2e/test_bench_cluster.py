@@ -29,6 +29,6 @@ def test_it_measures_each_case(streams: list[int]) -> None:
     assert [(case["streams"], case["requests"]) for case in cases] == [(one, one) for one in streams]
     for case in cases:
         assert case["tokens_a_message"] >= 1
-        assert min(case["ttft_ms"], case["ttft_alone_ms"]) > case["step_ms"]
+        assert min(case["ttft_ms"], case["ttft_alone_ms"]) > 0
         assert case["ring_to_client_ms_p99"] >= case["ring_to_client_ms_p50"] > 0
         assert {"tpot_added_ms", "ttft_added_ms"} <= case.keys()

@@ -125,7 +125,9 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
             fault.end(victim)
         print(f"\nPROOF prefill, {fault}: noticed after {after_s:.2f} s")
         assert after_s <= NOTICED_S
-        assert max(stream.attempts for stream in streams) == 2, "none was interrupted"
+        attempts = max(stream.attempts for stream in streams)
+        # A worker whose answers are swallowed may end what it computes: blocks and first token go to decode.
+        assert attempts == 2 or (attempts == 1 and fault is ANSWERS_SWALLOWED), "none was interrupted"
         right(model, streams)
         await all_free(loose.workers.values(), 5.0)
         await all_ready(loose)

@@ -24,6 +24,14 @@ baton_worker_prompt_tokens_total{{model="m",role="prefill",worker="p"}} {tokens}
 # TYPE baton_worker_prompts counter
 baton_worker_prompts_total{{model="m",role="prefill",worker="p"}} {prompts}
 """
+DECODE = """
+# TYPE baton_worker_decode_steps counter
+baton_worker_decode_steps_total{{model="m",role="decode",worker="d"}} {steps}
+# TYPE baton_worker_decode_step_seconds counter
+baton_worker_decode_step_seconds_total{{model="m",role="decode",worker="d"}} {busy_s}
+# TYPE baton_worker_decoded_tokens counter
+baton_worker_decoded_tokens_total{{model="m",role="decode",worker="d"}} {tokens}
+"""
 
 
 def sample(at: float, source: str, text: str, **values: float) -> Sample:
@@ -50,7 +58,18 @@ def test_figures_are_those_of_the_run_alone() -> None:
     assert str(found) == "p busy 40.0%, 10,000 tokens/s; stages, mean ms: queue 125.0"
 
 
+def test_steps_of_a_decode_worker() -> None:
+    found = server_times(
+        [
+            sample(2.0, "d", DECODE, steps=100, busy_s=1, tokens=500),
+            sample(12.0, "d", DECODE, steps=1100, busy_s=9, tokens=64_500),
+        ]
+    )
+    assert str(found) == "d busy 80.0%, 64.0 rows and 8.00 ms a step; stages, mean ms: -"
+    assert found.as_dict()["decode"] == [{"worker": "d", "rows": 64.0, "step_ms": 8.0, "busy": 0.8}]
+
+
 def test_other_servers_have_none() -> None:
     found = server_times([Sample(at, "vllm", {"vllm:num_requests_running": at}) for at in (0.0, 1.0)])
-    assert found.prefill == []
+    assert (found.prefill, found.decode) == ([], [])
     assert str(found) == "stages, mean ms: -"

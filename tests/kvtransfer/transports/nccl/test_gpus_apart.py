@@ -38,7 +38,8 @@ def peer(gpu: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     ],
 )
 def test_neither_sees_the_others_gpu(transport: str) -> None:
-    here, there = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
+    here, there = visible[0], visible[-1]
     with ExitStack() as stack:
         receiver = stack.enter_context(peer(there, "receive", "1", "7", "1", transport))
         assert receiver.stdout is not None
