@@ -48,7 +48,7 @@ from services.router.placement.forecast import (
     usual_output,
 )
 from services.router.placement.pools import Pools, bind
-from services.router.placement.prefill_duty import choose_decode, may_decode
+from services.router.placement.prefill_duty import DecodeChoice, choose_decode, may_decode
 from services.router.request.request import ClientCall
 from services.router.workers.backlog import Queued
 from services.router.workers.directory import Directory
@@ -75,6 +75,15 @@ class NoRoom(Enum):
 
     DECODE = auto()
     PREFILL = auto()
+
+
+class _Pair(NamedTuple):
+    """The workers of a request; `computed_by`: a key of `Placement.placed`; `reason`: see `Claim`."""
+
+    prefill: Worker
+    decode: Worker
+    computed_by: str
+    reason: str
 
 
 class Placement:
@@ -146,41 +155,61 @@ class Placement:
         if self.refuse_late and tpot_s is not None and not returning:
             may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
-        no_room = NoRoom.DECODE
         due_s = left_s()
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], due_s))
+        soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
         choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
+        sort_key = partial(_prefill_order, prompt=prompt, hits=hits, left_s=due_s, behind=behind())
+        pair = self._pair(choice, order, has_room, soon, sort_key)
+        if isinstance(pair, NoRoom):
+            return pair
+        prefill, decode = pair.prefill, pair.decode
+        bind(call, prefill, decode)
+        self.placed[pair.computed_by] += 1
+        uncached = tokens - hits[prefill]
+        output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
+        claim = Claim(
+            prefill,
+            decode,
+            uncached,
+            tokens + max_tokens,
+            seconds=prompt(prefill).own_s,
+            context=context,
+            tpot_s=tpot_s,
+            reason=pair.reason,
+            cost=max(1, uncached) + output_cost,
+            left_s=due_s,
+        )
+        self.on_claim()
+        return claim
+
+    def _pair(
+        self,
+        choice: DecodeChoice,
+        order: Mapping[Worker, DecodeOrder],
+        has_room: Callable[[Worker], bool],
+        soon: Callable[[Worker], bool],
+        sort_key: Callable[[Worker, Worker], PrefillOrder],
+    ) -> _Pair | NoRoom:
+        """The first decode worker with room for which a prefill worker starts the prompt soon. `order`: that
+        of the decode workers; `sort_key`: of a prefill worker, beside a decode worker."""
+        no_room = NoRoom.DECODE
         for place, decode in enumerate(choice.workers):
             if not has_room(decode):
                 continue
             no_room = NoRoom.PREFILL
             why_kept = choice.kept.get(decode, "")
-            order_of = partial(_prefill_order, decode, prompt, hits, due_s, behind())
-            soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
-            prefill = self._prefill_for(decode, [decode] if why_kept else hits, order_of, soon)
-            if prefill is not None:
-                if prefill.group != decode.group:
-                    decode = _nearest(prefill, choice.workers[place:], order, has_room)
-                bind(call, prefill, decode)
-                self.placed["spare" if why_kept else "own" if prefill is decode else "other"] += 1
-                output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
-                claim = Claim(
-                    prefill,
-                    decode,
-                    tokens - hits[prefill],
-                    tokens + max_tokens,
-                    seconds=prompt(prefill).own_s,
-                    context=context,
-                    tpot_s=tpot_s,
-                    reason=f"kept on prefill duty: {why_kept}"
-                    if why_kept
-                    else _reason(decode, prefill, self._prefills(decode, hits), order_of),
-                    cost=max(1, tokens - hits[prefill]) + output_cost,
-                    left_s=due_s,
-                )
-                self.on_claim()
-                return claim
+            order_of = partial(sort_key, decode)
+            prefill = self._prefill_for(decode, [decode] if why_kept else order, order_of, soon)
+            if prefill is None:
+                continue
+            if prefill.group != decode.group:
+                decode = _nearest(prefill, choice.workers[place:], order, has_room)
+            if why_kept:
+                return _Pair(prefill, decode, "spare", f"kept on prefill duty: {why_kept}")
+            reason = _reason(decode, prefill, self._prefills(decode, order), order_of)
+            return _Pair(prefill, decode, "own" if prefill is decode else "other", reason)
         return no_room
 
     def check_in_time(
@@ -264,11 +293,12 @@ def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bo
 
 def _prefill_order(
     decode: Worker,
+    prefill: Worker,
+    *,
     prompt: Callable[[Worker], PromptAt],
     hits: Mapping[Worker, int],
     left_s: float | None,
     behind: int,
-    prefill: Worker,
 ) -> PrefillOrder:
     """The sort key of a prefill worker; its delay is rounded to ms."""
     misses = prefill_misses(prefill, prompt(prefill), left_s)
