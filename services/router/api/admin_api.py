@@ -106,7 +106,7 @@ class AdminService(AdminServiceServicer):
             _log.info("worker_drain_started" if drained else "worker_drain_ended", worker=worker.name)
             worker.set_drained(drained)
             self._record("drain" if drained else "resume", worker.name)
-        running = worker.claimed_slots + worker.siblings.slots
+        running = worker.claimed_slots + worker.others.siblings.slots
         return DrainResponse(running=running, queued_tokens=worker.prefill_queue_tokens)
 
     def _drain_router(self, drained: bool) -> DrainResponse:

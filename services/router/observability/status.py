@@ -35,7 +35,8 @@ from services.router.placement.pools import Pools
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.workers.directory import Directory
-from services.router.workers.worker import Peer, state_of
+from services.router.workers.peer import Peer
+from services.router.workers.worker import state_of
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0

@@ -122,7 +122,7 @@ class Pools:
             pool.pool.CopyFrom(worker.described.pool)
             pool.compatible = self.compatible(worker)
             pool.workers += 1
-            pool.running += worker.claimed_slots + worker.siblings.slots
+            pool.running += worker.claimed_slots + worker.others.siblings.slots
         for pool in found.values():
             pool.ready = self.ready(pool.id)
         return list(found.values())

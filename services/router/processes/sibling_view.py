@@ -20,7 +20,8 @@ from pathlib import Path
 
 from services.common.config.router import GroupMember
 from services.router.placement.prefix_affinity import PrefixAffinity
-from services.router.workers.worker import SiblingCounts, Worker
+from services.router.workers.other_claims import SiblingCounts
+from services.router.workers.worker import Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.
 _SOON_S = 0.002

@@ -21,8 +21,9 @@ from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
 from services.router.workers.certificates import WorkerCertificates
 from services.router.workers.liveness import CHECK_INTERVAL_S
+from services.router.workers.peer import Peer
 from services.router.workers.token_stream import follow
-from services.router.workers.worker import Peer, Worker
+from services.router.workers.worker import Worker
 
 HEARTBEAT_S = 0.5
 # Long enough for a worker that stalls for a second.
@@ -144,7 +145,7 @@ class Directory:
             was_lost = worker is not None and worker.lost
             asked_at = time.monotonic()
             if worker is not None:
-                worker.poll_sent()
+                worker.others.poll_sent()
             try:
                 described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             except grpc.aio.AioRpcError as error:

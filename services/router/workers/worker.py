@@ -9,29 +9,22 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.decode_pb2 import SequenceOutput
-from baton.v1.decode_pb2_grpc import DecodeServiceStub
-from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
-from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.observability.logs import get_log
 from services.router.workers.backlog import Backlog
 from services.router.workers.liveness import LivenessTimer
+from services.router.workers.other_claims import OtherClaims, SiblingCounts
+from services.router.workers.peer import Peer
 from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.worker_error import WorkerError
-
-if TYPE_CHECKING:
-    from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
-    from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
-    from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
 # A worker that had no room gets no new work for so long,
 REFUSED_FOR_S = 0.05
@@ -58,17 +51,6 @@ def pool_id(described: DescribeResponse) -> str:
     return digest.hexdigest()[:_ID_HEX_DIGITS]
 
 
-class Peer:
-    """The gRPC channel and stubs of one address."""
-
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        self.address = address
-        self.channel = channel
-        self.worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
-        self.prefill: PrefillServiceAsyncStub = PrefillServiceStub(channel)
-        self.decode: DecodeServiceAsyncStub = DecodeServiceStub(channel)
-
-
 class AttemptOutput(Protocol):
     """The output of a running attempt, which a decode worker's token stream reports to."""
 
@@ -84,25 +66,6 @@ class AttemptOutput(Protocol):
     def lose(self, error: BatonError) -> None:
         """Fails the attempt: its sequence is lost."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SiblingCounts:
-    """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
-
-    `processes`: how many there are. `contend`: one of them has requests that wait, and fewer slots here than
-    its share.
-    """
-
-    processes: int = 0
-    slots: int = 0
-    context: int = 0
-    queued_tokens: int = 0
-    backlog_s: float = 0.0
-    contend: bool = False
-
-
-_NO_SIBLINGS = SiblingCounts()
 
 
 class Worker:
@@ -132,31 +95,27 @@ class Worker:
         self._calls: set[grpc.aio.Call] = set()
         self.changed = on_change
         self.identity = described.identity
-        # Whether new requests may use it; set by `Pools`.
         self.pool = pool_id(described)
         self.weight_format = described.weight_format
         # Shared by the workers of one container, by the registry; empty: unknown.
         self.group = ""
+        # Whether new requests may use it; set by `Pools`.
         self.serves = False
-        # Whether it decodes, prefills the sequences that it decodes (role both), or prefills for others.
-        # Kept as attributes because every placement reads them.
+        # Whether it prefills what it decodes (a combined worker, role both), decodes, decodes what others
+        # have prefilled, and prefills for others. Attributes, since every placement reads them.
         role = self.identity.role
-        self.decodes = role in (WorkerRole.WORKER_ROLE_DECODE, WorkerRole.WORKER_ROLE_BOTH)
         self.prefills_itself = role == WorkerRole.WORKER_ROLE_BOTH
-        # Whether it decodes what others have prefilled. A combined worker that does prefills for others too.
+        self.decodes = self.prefills_itself or role == WorkerRole.WORKER_ROLE_DECODE
         self.receives_handoffs = role == WorkerRole.WORKER_ROLE_DECODE or described.receives_handoffs
-        exchanges = self.prefills_itself and described.receives_handoffs
-        self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL or exchanges
+        self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL or self.exchanges
         # The id of this router at this worker. A worker that was lost and found again gets a new id, and
         # ends what it runs for the former one.
         self.router_id = secrets.token_bytes(16)
         self.reachable = True
         self._failed_at = -math.inf
-        # Whether its token stream is open.
-        self.following = False
+        self.following = False  # whether its token stream is open
         self.lost = False
-        # Whether an operator drains it (AdminService.Drain).
-        self.drained_by_operator = False
+        self.drained_by_operator = False  # by AdminService.Drain
         self._loss: WorkerError | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._refused_at = -math.inf
@@ -172,13 +131,7 @@ class Worker:
         # and their limits of the time per output token, in ascending order.
         self.claimed_context = 0
         self.tpot_limits: list[float] = []
-        self.siblings = _NO_SIBLINGS
-        # The most slots that they had since the last poll was sent.
-        self._sibling_peak = 0
-        # Slots that other routers use and the tokens in them, by the last heartbeat.
-        self.foreign_slots = 0
-        self._foreign_before = 0
-        self.foreign_context = 0
+        self.others = OtherClaims()
         # Request id → the output of its attempt at this worker.
         self.outputs: dict[bytes, AttemptOutput] = {}
         self.update(described, claimed_before=0, asked_at=time.monotonic())
@@ -205,10 +158,10 @@ class Worker:
     def free_slots(self) -> int:
         """Free slots, as far as this router knows. None while this process has its share of the slots and a
         sibling with fewer waits for one: whatever becomes free here would never reach it."""
-        slots, siblings = self.described.load.slots, self.siblings
+        slots, siblings = self.described.load.slots, self.others.siblings
         if siblings.contend and self.claimed_slots * (siblings.processes + 1) >= slots:
             return 0
-        return slots - self.claimed_slots - siblings.slots - self.foreign_slots
+        return slots - self.used_slots
 
     @property
     def has_free_slot(self) -> bool:
@@ -218,22 +171,22 @@ class Worker:
     @property
     def used_slots(self) -> int:
         """Slots that are reserved or run, as far as this router knows."""
-        return self.claimed_slots + self.siblings.slots + self.foreign_slots
+        return self.claimed_slots + self.others.slots
 
     @property
     def context_tokens(self) -> int:
         """Tokens of the sequences in them."""
-        return self.claimed_context + self.siblings.context + self.foreign_context
+        return self.claimed_context + self.others.context
 
     @property
     def prefill_queue_tokens(self) -> int:
         """Tokens that it has yet to compute for this router and its sibling processes."""
-        return self.queued_tokens + self.siblings.queued_tokens
+        return self.queued_tokens + self.others.siblings.queued_tokens
 
     @property
     def exchanges(self) -> bool:
         """Whether it is a combined worker that may prefill for others and decode what they prefill."""
-        return self.prefills_itself and self.prefills_for_others
+        return self.prefills_itself and self.receives_handoffs
 
     @property
     def caches_prefixes(self) -> bool:
@@ -263,7 +216,7 @@ class Worker:
         at the same time."""
         uncertain = time.monotonic() - self._refused_at < _UNCERTAIN_FOR_S
         spare = self.described.load.slots - self.used_slots
-        return self.foreign_slots == 0 and not uncertain and spare >= self.siblings.processes
+        return self.others.foreign_slots == 0 and not uncertain and spare >= self.others.siblings.processes
 
     def update(self, described: DescribeResponse, claimed_before: int, asked_at: float) -> None:
         """Takes the answer to a poll. `claimed_before`: `claimed_slots` when the poll was sent. `asked_at`:
@@ -272,23 +225,13 @@ class Worker:
         self.described = described
         self.answers.reset()
         self.reachable = self.reachable or asked_at > self._failed_at
-        used = described.load.slots - described.load.free_slots
-        siblings = max(self._sibling_peak, self.siblings.slots)
-        foreign = max(0, used - max(claimed_before, self.claimed_slots) - siblings)
-        # What siblings report may arrive after the answer to a poll: such slots are foreign in one poll only.
-        self.foreign_slots = min(foreign, self._foreign_before) if self.siblings.processes else foreign
-        self._foreign_before = foreign
-        self.foreign_context = described.load.context_tokens * self.foreign_slots // max(1, used)
+        self.others.update(described.load, max(claimed_before, self.claimed_slots))
         self.changed()
-
-    def poll_sent(self) -> None:
-        """The answer to the poll that is sent now may count what siblings have at any time from now on."""
-        self._sibling_peak = self.siblings.slots
 
     def set_siblings(self, counts: SiblingCounts) -> None:
         """Takes what sibling processes have here."""
-        before, self.siblings = self.siblings, counts
-        self._sibling_peak = max(self._sibling_peak, counts.slots)
+        before = self.others.siblings
+        self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog_s)
         if (before.slots, before.queued_tokens, before.contend) != (
             counts.slots, counts.queued_tokens, counts.contend,

@@ -220,7 +220,7 @@ class ScriptedRouter:
 def a_pair(suffix: str = "0", *, sure: bool = False) -> Pair:
     """`sure`: its decode worker surely has room, so prompts go ahead of their tickets."""
     pair = Pair(suffix)
-    pair.decode.foreign_slots = 0 if sure else 1
+    pair.decode.others.foreign_slots = 0 if sure else 1
     pair.prefill_peer.answers["ProvideTicket"] = None
     return pair
 

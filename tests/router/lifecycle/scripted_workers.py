@@ -22,8 +22,9 @@ from baton.v1.types_pb2 import Attempt, Logprobs, Sampling, WorkerIdentity, Work
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.placement.claim import Claim
 from services.router.request.request import Request
+from services.router.workers.peer import Peer
 from services.router.workers.token_stream import deliver
-from services.router.workers.worker import Peer, Worker
+from services.router.workers.worker import Worker
 
 REQUEST_ID = bytes(range(16))
 PROMPT = (5, 6, 7)

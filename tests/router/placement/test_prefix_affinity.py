@@ -17,7 +17,8 @@ from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.directory import Directory
-from services.router.workers.worker import Peer, Worker
+from services.router.workers.peer import Peer
+from services.router.workers.worker import Worker
 from tests.router.conftest import SiteMaker, ids_request, until
 from tests.state.memory import Memory, memory_state
 

@@ -16,7 +16,8 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import SiblingView
-from services.router.workers.worker import Peer, Worker
+from services.router.workers.peer import Peer
+from services.router.workers.worker import Worker
 from tests.router.conftest import until
 from tests.router.workers.bare_workers import bare_worker, placement_of
 
@@ -74,7 +75,7 @@ async def pair(folder: Path, slots: int = 4) -> AsyncIterator[tuple[Process, Pro
 
 
 def _has(worker: Worker, slots: int) -> bool:
-    return worker.siblings.slots == slots
+    return worker.others.siblings.slots == slots
 
 
 async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
@@ -82,23 +83,23 @@ async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, other):
         claim = one.claim()
         assert not isinstance(claim, NoRoom)
-        await until(lambda: other.decode.siblings.slots == 1)
+        await until(lambda: other.decode.others.siblings.slots == 1)
         assert other.decode.free_slots == 3
-        assert other.decode.siblings.context == one.decode.claimed_context > 0
-        assert sum(worker.siblings.queued_tokens for worker in other.workers) == 100
+        assert other.decode.others.siblings.context == one.decode.claimed_context > 0
+        assert sum(worker.others.siblings.queued_tokens for worker in other.workers) == 100
         assert other.view.running == 3
         claim.release()
-        await until(lambda: other.decode.siblings.slots == 0)
+        await until(lambda: other.decode.others.siblings.slots == 0)
 
 
 async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
     """So prompts still start early; unless siblings could take the last slot at the same time."""
     async with pair(tmp_path) as (one, other):
         claims = [one.claim(), one.claim()]
-        await until(lambda: other.decode.siblings.slots == 2)
-        other.decode.poll_sent()
+        await until(lambda: other.decode.others.siblings.slots == 2)
+        other.decode.others.poll_sent()
         other.heartbeat(free=2)
-        assert other.decode.foreign_slots == 0
+        assert other.decode.others.foreign_slots == 0
         claim = other.claim()
         assert not isinstance(claim, NoRoom)
         assert claim.has_certain_room
@@ -108,22 +109,22 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
         # A slot that is released between the poll and its answer is no foreign one either.
         for number, held in enumerate(claims):
             assert not isinstance(held, NoRoom)
-            other.decode.poll_sent()
+            other.decode.others.poll_sent()
             held.release()
             await until(partial(_has, other.decode, 1 - number))
             other.heartbeat(free=number)
-            assert other.decode.foreign_slots == 0
+            assert other.decode.others.foreign_slots == 0
 
 
 async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) -> None:
     """One answer may count a slot that the sibling has not reported yet."""
     async with pair(tmp_path) as (one, other):
         assert isinstance(one.claim(), Claim)
-        await until(lambda: other.decode.siblings.slots == 1)
+        await until(lambda: other.decode.others.siblings.slots == 1)
         for expected in (0, 1):
-            other.decode.poll_sent()
+            other.decode.others.poll_sent()
             other.heartbeat(free=2)
-            assert other.decode.foreign_slots == expected
+            assert other.decode.others.foreign_slots == expected
 
 
 async def test_a_sibling_that_waits_gets_its_share(tmp_path: Path) -> None:
@@ -133,22 +134,22 @@ async def test_a_sibling_that_waits_gets_its_share(tmp_path: Path) -> None:
             assert isinstance(one.claim(), Claim)
         other.waiting = 1
         other.view.changed()
-        await until(lambda: one.decode.siblings.contend)
+        await until(lambda: one.decode.others.siblings.contend)
         assert one.claim() is NoRoom.DECODE
         assert isinstance(other.claim(), Claim)
         other.waiting = 0
         other.view.changed()
-        await until(lambda: not one.decode.siblings.contend)
+        await until(lambda: not one.decode.others.siblings.contend)
         assert isinstance(one.claim(), Claim)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, other):
         assert isinstance(one.claim(), Claim)
-        await until(lambda: other.decode.siblings.slots == 1)
+        await until(lambda: other.decode.others.siblings.slots == 1)
         await one.view.stop()
-        await until(lambda: other.decode.siblings.processes == 0, 3)
-        assert other.decode.siblings.slots == 0
+        await until(lambda: other.decode.others.siblings.processes == 0, 3)
+        assert other.decode.others.siblings.slots == 0
 
 
 async def test_prompts_that_siblings_sent_count_as_cached(tmp_path: Path) -> None:
@@ -171,4 +172,4 @@ async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
         ):
             one.view.receive(datagram)
         await asyncio.sleep(0)
-        assert one.decode.siblings.slots == 0
+        assert one.decode.others.siblings.slots == 0

@@ -9,7 +9,8 @@ from baton.v1.worker_pb2 import DescribeResponse, Load, Pool
 from services.router.placement.placement import Placement
 from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory
-from services.router.workers.worker import Peer, Worker
+from services.router.workers.peer import Peer
+from services.router.workers.worker import Worker
 
 MODEL, TOKENIZER = "fake", b"t"
 
