@@ -63,7 +63,7 @@ class OutputStream:
 
 @dataclass(slots=True, eq=False)
 class _Router:
-    connection: int = 0  # number of its latest Follow call; only that is served
+    connection: int = 0  # number of its latest Subscribe call; only that is served
     # The router has discarded this id; the sequences of it are to end.
     discarded: bool = False
     lost_at: float | None = None

@@ -27,7 +27,7 @@ class Behaviour:
     # Gives a sequence back once it has this many tokens, `moves` times.
     moves: int = 0
     move_at: int = 4
-    # Drops `follow_drops` Follow streams, and loses what it was about to send: the first stream after so
+    # Drops `follow_drops` Subscribe streams, and loses what it was about to send: the first stream after so
     # many messages, a later one when it sends again what an Attach asked for.
     follow_drops: int = 0
     drop_after: int = 3

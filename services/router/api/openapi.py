@@ -22,7 +22,7 @@ _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _RETRY_AFTER = {"required": True, "schema": {"type": "integer", "minimum": 1}, "description": "seconds"}
 _PATH_PART: Schema = {"type": "string", "minLength": 1}
-# Status → when.
+# Status → when a request is answered with it.
 _ERRORS: Mapping[str, str] = {
     "400": "a field is invalid, or not supported",
     "401": "no valid API key",
@@ -136,7 +136,7 @@ def installed_version() -> str:
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
-    """The document, in version 3.1 of OpenAPI. Do not change it."""
+    """The document, in version 3.1 of OpenAPI. All callers share it and must not change it."""
     schemas: dict[str, Schema] = dict(ANSWERS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -158,7 +158,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, Any]:
-    """The operation; adds the schemas of its body."""
+    """OpenAPI's object for the operation; adds its body's schemas to `schemas`."""
     names = re.findall(r"{(\w+)}", operation.path)
     content = {_JSON: _reference(operation.answer)}
     if operation.stream is not None:
@@ -202,7 +202,7 @@ def _error(operation: Operation, status: str) -> dict[str, Any]:
 
 
 def _event(name: str) -> Schema:
-    """One server-sent event; its data is a JSON text, and after completions at last `[DONE]`."""
+    """One server-sent event. Its data is a JSON text, or `[DONE]` at the end of completions and chats."""
     data = {
         "type": "string",
         "contentMediaType": _JSON,

@@ -170,7 +170,8 @@ _RESPONSES: FieldTable = {
 
 
 def _also_refusing(table: FieldTable, *others: FieldTable) -> FieldTable:
-    """The table, refusing what only the other endpoints use: a `prompt` in a chat is a mistake."""
+    """The table with the fields that only other endpoints have. Those without effect there have none here
+    either, the others are refused: a `prompt` in a chat is a mistake."""
     whole = dict(table)
     for name, field in ((name, field) for other in others for name, field in other.items()):
         refused = field if field is _NO_EFFECT else Field(Treatment.REFUSED, field.neutral)

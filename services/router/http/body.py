@@ -21,8 +21,8 @@ _MAX_DIGITS = 18
 class CancelOnDisconnect:
     """Runs a handler once the body is read, and cancels it when the client disconnects.
 
-    A cancelled handler is not an error and is not logged. A class, because Starlette treats instances of a
-    class as ASGI applications.
+    A cancelled handler is not an error and is not logged. This is a class, because Starlette takes a function
+    for a handler of its own kind, and any other callable for an ASGI application.
     """
 
     def __init__(self, handler: Callable[[HttpRequest, Send], Awaitable[None]], max_body_bytes: int) -> None:

@@ -16,14 +16,14 @@ from services.common.config.router import ConnectionLimits
 
 # Connections above the limit, each for one short response.
 RESERVE = 32
-# A younger connection probably has a request on the way.
+# A connection that has waited for less probably has a request on the way.
 _EVICTABLE_AFTER_S = 1.0
 _V6_NETWORK_BITS = 64
 _MIB = 1024 * 1024
 
 
 class Connection(Protocol):
-    """A connection as it is counted."""
+    """What the limits need of a connection. `address`: see `client_address`."""
 
     address: str
     # Bytes of a body that has not arrived completely.
@@ -114,7 +114,7 @@ class Connections:
             largest.evict("too many request bodies are arriving")
 
     def _evict_from(self, address: str, now: float) -> bool:
-        """Closes the address's connection that has waited longest; False if none may be closed."""
+        """Closes the address's connection that has waited longest for a request; False if none may be."""
         for connection, since in self._open[address].items():
             if since is not None:
                 if now - since < _EVICTABLE_AFTER_S:

@@ -21,7 +21,7 @@ from services.router.tokenization.helper_processes import HelperProcesses
 T = TypeVar("T")
 # Decoding with offsets goes token by token in Python, so a thread decodes fewer ids.
 _LARGE_OFFSETS = 1024
-# Of the text of a token id, about.
+# Bytes of a token's text, on average.
 _ID_BYTES = 4
 
 
@@ -96,7 +96,7 @@ class TokenizerPool:
 
 
 def _text_bytes(parsed: ParsedRequest) -> int:
-    """About how long the text of a prompt is."""
+    """The size of a prompt's text, by its characters."""
     if parsed.chat is not None:
         return sum(len(turn.content) for turn in parsed.chat.turns)
     return len(parsed.text or "")

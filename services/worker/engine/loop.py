@@ -2,8 +2,8 @@
 
     commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait where idle
 
-A decode step on a CPU is interrupted between its layers for reservations, which requests wait for before
-their prompts are begun.
+A decode step on a CPU is interrupted between its layers: for pieces that arrive, and for reservations, which
+requests wait for before their prompts are begun.
 
 The loop writes a heartbeat to shared memory with the expected duration of the current step; the front kills
 an engine whose heartbeat stands still (`services/worker/front/engine_handle.py`). The loop itself watches its
@@ -28,7 +28,9 @@ from services.worker.engine.commands import Commands
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 
+# The most blocks of an event that reports what entered and left the prefix cache.
 _PREFIXES_AN_EVENT = 512
+# The most pieces that are received between two layers of a decode step on a CPU.
 _PIECES_BETWEEN_LAYERS = 1
 # The longest that an idle loop waits.
 _IDLE_S = 0.05
@@ -79,7 +81,7 @@ class EngineLoop:
         """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
         hangs."""
         self.heartbeat.beat(0.0)
-        self._announce_steps()  # of a GPU, which ended meanwhile
+        self._announce_steps()  # steps of a GPU, which have ended since the last turn
         _check_device("decode", self.decode.loop)
         _check_device("prefill", self.prefill.loop)
         self.wakeup.clear()

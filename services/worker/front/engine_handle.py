@@ -51,8 +51,8 @@ class EngineHandle:
         self.process.kill()
 
     async def stop(self) -> int:
-        """Waits for an engine that was sent a stop command, and kills it where it does not end; its exit
-        code."""
+        """Waits for an engine that was sent a stop command, and kills it where it does not end. Returns its
+        exit code."""
         self.channel.close()
         self.stepped.close()
         return await asyncio.to_thread(self._wait)

@@ -1,7 +1,7 @@
 """Receives handoffs: blocks and commit records arrive, sequences are admitted to their slots.
 
-first piece ─▶ (record ahead: prepared) ─▶ (record, bytes still moving: completed) ─▶ commit ─▶ admitted
-                                                        withdrawn by prefill ─▶ ticket ended
+first piece ─▶ (early metadata: prepared) ─▶ (record, bytes still moving: completed) ─▶ commit ─▶ admitted
+            └▶ withdrawn by prefill ─▶ ticket ended
 """
 
 from __future__ import annotations

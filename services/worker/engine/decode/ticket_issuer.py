@@ -125,8 +125,7 @@ class TicketIssuer:
         return drawn
 
     def _usable_hashes(self, request: ReserveRequest) -> tuple[bytes, ...]:
-        """Hashes of the full blocks that prefill computes: no decode step writes to these. This worker's own
-        prefill looks prefixes up by itself."""
+        """Hashes of the full blocks that prefill computes: no decode step writes to these."""
         if self.reserved.prefix_cache is None:
             return ()
         full = request.token_count // self.model.layout.groups[0].block_tokens

@@ -107,8 +107,8 @@ class PrefillPipeline:
                 self.poll(self.device_pieces)
 
     def _ship(self, results: list[ChunkResult]) -> list[SenderEvent]:
-        """Pushes completed blocks. Where a device moves them, they and their commits are sent before any
-        reply; the events of that poll."""
+        """Pushes completed blocks. Where a device moves them, they and their commits are sent at once, before
+        any reply; returns the events of that poll."""
         for job, result in self._jobs_of(results):
             job.started_ns = job.started_ns or result.begun_ns
             job.computed_ns = self.loop.ended_after_ns
