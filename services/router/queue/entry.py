@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass
 
@@ -37,6 +38,12 @@ class QueueEntry:
     def returning(self) -> bool:
         """Whether it was placed before. The queue's bound and its order apply to its first wait only."""
         return self.number != _NOT_PLACED
+
+    def left_s(self) -> float | None:
+        """Seconds until its first token is due; None without such a limit."""
+        if self.first_token_by is None:
+            return None
+        return self.first_token_by - asyncio.get_running_loop().time()
 
     @property
     def tenant(self) -> str:

@@ -10,9 +10,18 @@ from __future__ import annotations
 import math
 
 from baton.prefill_defaults import AGE_CAP_S
+from services.router.placement.placement import Placement
+from services.router.queue.request_order import RequestOrder
 
 # Requests looked at.
 _MOST_LOOKED_AT = 64
+
+
+def may_pass(placement: Placement, order: RequestOrder) -> bool:
+    """Whether short prompts go before long ones in the queue as at workers: where late requests are refused,
+    so that none is let in which makes others late, and all that wait are of one tenant and priority, and need
+    one pool. Elsewhere a sender of many short prompts would fill the workers."""
+    return placement.refuse_late and order.flows <= 1 and not placement.pools.several
 
 
 class Passing:

@@ -14,7 +14,6 @@ import asyncio
 import bisect
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,20 +22,18 @@ from typing import Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from services.router.placement.claim import Claim, PrefillClaim
-from services.router.placement.early_refusal import Demand, too_late
-from services.router.placement.forecast import USUAL_OUTPUT_TOKEN_COST, mean_context, usual_output
+from services.router.placement.forecast import USUAL_OUTPUT_TOKEN_COST, usual_output
 from services.router.placement.placement import Cached, NoRoom, Placement
 from services.router.queue.block_wait import BlockWait
-from services.router.queue.deadlines import CAUTION, check_deadline
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.entry import QueueEntry
-from services.router.queue.passing import Passing
-from services.router.queue.request_order import Ahead, RequestOrder
+from services.router.queue.entry_check import EntryCheck
+from services.router.queue.passing import Passing, may_pass
+from services.router.queue.request_order import RequestOrder
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
-from services.router.workers.backlog import MOST_PROMPTS, Prompt, Queued
 from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
@@ -58,13 +55,6 @@ class _Waiter(Generic[ClaimT]):
     since: float
 
 
-def _left_s(entry: QueueEntry) -> float | None:
-    """Seconds until the request's first token is due; None without such a limit."""
-    if entry.first_token_by is None:
-        return None
-    return entry.first_token_by - asyncio.get_running_loop().time()
-
-
 class WaitingQueue:
     """At most `max_waiting` requests wait, each at most `timeout_s`."""
 
@@ -76,13 +66,12 @@ class WaitingQueue:
         self._waiters: dict[QueueEntry, _Waiter[Any]] = {}
         self._order = RequestOrder()
         self._drain = DrainRate()
-        # Requests that were refused before their time was up, by what it would not have kept.
-        self.refused_early = Counter({"deadline": 0, "limits": 0})
         # Those that were placed before, the oldest first.
         self._returned: list[QueueEntry] = []
         self._placed = 0
         self._blocks = BlockWait()
         self._places = Places(max_waiting, _PLACES, "requests wait already")
+        self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
         self._outside = Places(_OUTSIDE_PER_PLACE * max_waiting, _PLACES, "requests wait already")
 
     @property
@@ -94,6 +83,11 @@ class WaitingQueue:
     def placed(self) -> Counter[str]:
         """Requests that were placed, by who computes the prompt (`Placement.placed`)."""
         return self._placement.placed
+
+    @property
+    def refused_early(self) -> Counter[str]:
+        """Requests that were refused before their time was up, by what would not have been kept."""
+        return self._check.refused
 
     def enter(
         self,
@@ -128,85 +122,19 @@ class WaitingQueue:
         tpot_s = entry.slo.tpot_s if entry.slo is not None else None
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
-            left_s=partial(_left_s, entry), behind=self._behind, returning=entry.returning,
-            by_order=self._may_pass,
+            left_s=entry.left_s, behind=self._behind, returning=entry.returning,
+            by_order=partial(may_pass, self._placement, self._order),
         )  # fmt: skip
         if entry.returning:
             return await self._wait(entry, pick, until)
-        late_at = self._check_in_time(entry, tokens, max_tokens, cached)
+        late_at = self._check.too_late_at(entry, tokens, max_tokens, cached)
         try:
             return await self._wait(entry, pick, min(until, late_at))
         except BatonError as error:
             timed_out = isinstance(error.__cause__, TimeoutError)
             if timed_out and late_at < until and error.kind is ErrorKind.OVERLOADED:
-                late = too_late("no slot became free in time", 1.0, self._refusal_of(entry))
-                raise self._counted_early(late) from error
+                raise self._check.too_late(entry) from error
             raise
-
-    def _check_in_time(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
-        """When it is too late to place the request; infinite without limits. Raises BatonError where it will
-        be."""
-        try:
-            if self._placement.refuse_late:
-                return self._check_limits(entry, tokens, max_tokens, cached)
-            return self._check_deadline(entry, tokens)
-        except BatonError as refusal:
-            raise self._counted_early(refusal) from None
-
-    def _check_limits(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
-        """Where late requests are refused: whether it can meet its limits, by what is predicted."""
-        if entry.slo is None and entry.first_token_by is None:
-            return math.inf
-        context, output = mean_context(tokens, max_tokens), usual_output(max_tokens)
-        demand = Demand(tokens, context, output, entry.slo or Slo(), self._refusal_of(entry))
-        entry.prefill_s = self._placement.check_in_time(
-            demand, _left_s(entry), cached, entry.call, self._queued_before(entry)
-        )
-        if not entry.prefill_s or entry.first_token_by is None:
-            return math.inf
-        return entry.first_token_by - entry.prefill_s
-
-    def _check_deadline(self, entry: QueueEntry, tokens: int) -> float:
-        """Elsewhere: whether the call may have its first token before its deadline at all."""
-        left_s = math.inf if entry.deadline is None else entry.deadline - asyncio.get_running_loop().time()
-        if entry.deadline is None or left_s > self.timeout_s:
-            return math.inf  # the queue's own limit is the stricter one
-        slots, own_s = self._placement.least(tokens, entry.call)
-        check_deadline(left_s, self._ahead_of(entry), self._drain, slots, own_s)
-        return entry.deadline - CAUTION * own_s if own_s else math.inf
-
-    def _queued_before(self, entry: QueueEntry) -> Queued:
-        """What waits before a request that comes now; what shorter prompts may pass one by one, unless there
-        are many."""
-        ahead = self._ahead_of(entry)
-        if len(self._order) > MOST_PROMPTS or not self._may_pass():
-            return Queued(ahead.requests, ahead.prefill_s)
-        prompts = [
-            Prompt(one.prefill_s, 0, one.first_token_by or math.inf, one.prefill_s)
-            for one in self._order.walk()
-        ]
-        return Queued(ahead.requests, 0.0, prompts)
-
-    def _may_pass(self) -> bool:
-        """Whether short prompts go before long ones here as at workers: where late requests are refused, so
-        that none is let in which makes others late, and all that wait are of one tenant and priority, and
-        need one pool. Elsewhere a sender of many short prompts would fill the workers."""
-        placement = self._placement
-        return placement.refuse_late and self._order.flows <= 1 and not placement.pools.several
-
-    def _ahead_of(self, entry: QueueEntry) -> Ahead:
-        """What will be placed before it."""
-        ahead = self._order.ahead_of(entry)
-        return ahead._replace(requests=ahead.requests + len(self._returned))
-
-    def _refusal_of(self, entry: QueueEntry) -> ErrorKind:
-        """The kind of error with which it is refused early: what ends first, its deadline or its limit."""
-        by_limit = self._placement.refuse_late and entry.first_token_by != entry.deadline
-        return ErrorKind.RATE_LIMITED if by_limit or entry.deadline is None else ErrorKind.DEADLINE
-
-    def _counted_early(self, refusal: BatonError) -> BatonError:
-        self.refused_early["deadline" if refusal.kind is ErrorKind.DEADLINE else "limits"] += 1
-        return refusal
 
     def _behind(self) -> int:
         """How many requests wait behind the one that is placed."""
@@ -286,7 +214,9 @@ class WaitingQueue:
         """
         blocked: set[str | None] = set()
         pools = self._placement.pools
-        passing = Passing(asyncio.get_running_loop().time()) if self._may_pass() else None
+        passing = (
+            Passing(asyncio.get_running_loop().time()) if may_pass(self._placement, self._order) else None
+        )
         for entry in itertools.chain(list(self._returned), self._order.walk()):
             pool = entry.call.pool or pools.current
             if pool in blocked:
