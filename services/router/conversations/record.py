@@ -24,11 +24,11 @@ class StoredResponse:
     items: bytes
 
     def __len__(self) -> int:
-        """Its bytes when it is stored."""
+        """Bytes of `packed`."""
         return _LENGTH.size + len(self.document) + len(self.items)
 
     def packed(self) -> bytes:
-        """As it is stored."""
+        """The bytes that are stored: the document's length, the document, the items."""
         return _LENGTH.pack(len(self.document)) + self.document + self.items
 
     @classmethod

@@ -30,5 +30,5 @@ def answer_metadata(request: Request, traces: Iterable[RequestTrace] = ()) -> li
 
 
 def answer_headers(request: Request, traces: Iterable[RequestTrace] = ()) -> Headers:
-    """The same as headers of a raw HTTP response."""
+    """`answer_metadata` as headers of a raw HTTP response."""
     return [(name.encode(), value.encode()) for name, value in answer_metadata(request, traces)]

@@ -36,7 +36,7 @@ class ServerContexts:
         self._made = self._make(files.current())
 
     def latest(self) -> ssl.SSLContext:
-        """The same until the files change."""
+        """The context for a new connection: the same one until the files change."""
         material = self._files.current()
         if material != self._made[0]:
             self._made = self._make(material)

@@ -30,8 +30,8 @@ class Incomplete(Enum):
     NO_ROOM = auto()
     # The same after an early prefill. What it may have reported belongs to this attempt's number.
     NO_ROOM_AFTER_PREFILL = auto()
-    # Decode gave the sequence back (FINISH_REASON_PREEMPTED).
-    MOVED = auto()
+    # Decode preempted the sequence.
+    PREEMPTED = auto()
 
 
 class Attempt:
@@ -116,7 +116,7 @@ class Attempt:
         if output.ended_by_decode:
             self._calls.finish()
         if ending == FinishReason.FINISH_REASON_PREEMPTED:
-            return Incomplete.MOVED
+            return Incomplete.PREEMPTED
         if ending == FinishReason.FINISH_REASON_CANCELLED:
             dropped = BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")
             raise self._calls.prefill.error or output.attempt_error or dropped

@@ -8,7 +8,7 @@
  6. DECODING      decode's stream brought a token that prefill had not
  7. ENDED         slot and counters are released
 
-Steps 2 to 6 are one attempt. A worker that is lost, gives the sequence back (MOVED) or fails a call ends the
+Steps 2 to 6 are one attempt. A worker that is lost, preempts the sequence or fails a call ends the
 attempt, not the request: the next attempt prefills the prompt and the emitted ids elsewhere and continues at
 the next number. An attempt that ends early cancels its prefill call and its reservation; the cancel is
 repeated in the background until decode answers. A prompt without output (only its logprobs are asked for)
@@ -135,7 +135,7 @@ class RequestLifecycle:
             claim = await self._claim(until)
             try:
                 result = await self._run_on(claim)
-                if result is Incomplete.MOVED:
+                if result is Incomplete.PREEMPTED:
                     self._check_progress()
             except BatonError as error:
                 self._count_failure(error)

@@ -52,5 +52,5 @@ class QueueEntry:
 
     @property
     def weight(self) -> float:
-        """Its tenant's."""
+        """The weight of its tenant; 1 without tenants."""
         return 1.0 if self.call.tenant is None else self.call.tenant.weight

@@ -214,9 +214,8 @@ class WaitingQueue:
         """
         blocked: set[str | None] = set()
         pools = self._placement.pools
-        passing = (
-            Passing(asyncio.get_running_loop().time()) if may_pass(self._placement, self._order) else None
-        )
+        now = asyncio.get_running_loop().time()
+        passing = Passing(now) if may_pass(self._placement, self._order) else None
         for entry in itertools.chain(list(self._returned), self._order.walk()):
             pool = entry.call.pool or pools.current
             if pool in blocked:

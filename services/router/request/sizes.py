@@ -74,7 +74,7 @@ def check_document(document: object, context: int) -> None:
 
 
 def check_message(request: GenerateRequest, context: int) -> None:
-    """The same checks for a gRPC message, in the same order."""
+    """The checks of `check_document` for a gRPC message, in the same order."""
     for name in LENGTHS:
         if name in GenerateRequest.DESCRIPTOR.fields_by_name:
             _check_count(name, getattr(request, name))

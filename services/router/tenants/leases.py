@@ -18,7 +18,7 @@ _JOIN_S = 4 * SETTLE_S
 
 
 class QuotaLeases:
-    """Of one router. `run` until it is cancelled, then `close`."""
+    """One router's part of the limits of all tenants. `run` until it is cancelled, then `close`."""
 
     def __init__(
         self,

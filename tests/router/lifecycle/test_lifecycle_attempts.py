@@ -16,9 +16,9 @@ from tests.router.lifecycle.scripted_router import (
     FIRST,
     HASHES,
     KV_BYTES,
-    MOVED,
     NO_ROOM,
     PLACE,
+    PREEMPTED,
     ScriptedRouter,
     a_pair,
     attempt_failed,
@@ -122,7 +122,7 @@ async def test_a_move_costs_an_attempt_where_no_token_came(monkeypatch: pytest.M
                     prefill.emit(handed_off=HandedOff())
                     prefill.end()
                     await quiesced()
-                pair.output(number + 1, min(number + 1, 2), [], finish_reason=MOVED)
+                pair.output(number + 1, min(number + 1, 2), [], finish_reason=PREEMPTED)
                 await quiesced()
                 assert pair.decode_peer.calls["Cancel"] == []
             error = failure(outbox)

@@ -21,7 +21,7 @@ PROMPT = (1, 2, 3, 4, 5)
 RUNS = FinishReason.FINISH_REASON_UNSPECIFIED
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
-MOVED = FinishReason.FINISH_REASON_PREEMPTED
+PREEMPTED = FinishReason.FINISH_REASON_PREEMPTED
 CANCELLED = FinishReason.FINISH_REASON_CANCELLED
 # The public state as an attempt begins.
 FRESH: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_before_the_first_attempt() -> None:
 def test_an_attempt_begins_afresh_and_keeps_what_was_emitted() -> None:
     output, _ = an_output_of()
     output.accept_first_token(1, first_token(0, 10, cached_tokens=2))
-    output.accept_decoded(decoded(1, [11], MOVED))
+    output.accept_decoded(decoded(1, [11], PREEMPTED))
     output.reserved = True
     output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
     output.begin(2)
@@ -183,8 +183,8 @@ DECODED: list[tuple[list[SequenceOutput], tuple[Any, ...]]] = [
     ([decoded(1, [11]), decoded(0, [10, 11, 12])], ([10, 11, 12], RUNS, True, False, True)),
     ([decoded(1, [11, 12]), decoded(1, [11])], ([10, 11, 12], RUNS, True, False, True)),
     ([decoded(1, [11, 12, 13], LENGTH)], ([10, 11, 12, 13], LENGTH, True, True, True)),
-    ([decoded(1, [11], MOVED), decoded(1, [11])], ([10, 11], MOVED, True, True, True)),
-    ([decoded(1, [11]), decoded(2, [], MOVED)], ([10, 11], MOVED, True, True, True)),
+    ([decoded(1, [11], PREEMPTED), decoded(1, [11])], ([10, 11], PREEMPTED, True, True, True)),
+    ([decoded(1, [11]), decoded(2, [], PREEMPTED)], ([10, 11], PREEMPTED, True, True, True)),
     ([decoded(1, [11], STOP), decoded(2, [], CANCELLED)], ([10, 11], STOP, True, True, True)),
     ([decoded(1, [11], LENGTH), decoded(2, [], CANCELLED)], ([10, 11], LENGTH, True, True, True)),
     ([decoded(1, [], CANCELLED), decoded(1, [11], STOP)], ([10, 11], STOP, True, True, True)),
@@ -331,7 +331,7 @@ async def test_only_what_needs_a_decision_wakes_the_request() -> None:
 
     output.accept_first_token(1, first_token(0, 10))
     assert not await woken(), "a token alone is delivered without the request's task"
-    output.accept_decoded(decoded(1, [11], MOVED))
+    output.accept_decoded(decoded(1, [11], PREEMPTED))
     assert await woken()
     output.begin(2)
     output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
