@@ -14,12 +14,16 @@ _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 @dataclass(frozen=True, slots=True)
 class Precision:
     """As a worker's options of the same names say it. `dtype`: as torch spells it, or bf16, fp16, fp32 or
-    fp64."""
+    fp64. Raises ValueError where the head is to be quantised and nothing says how."""
 
     dtype: str
     quantization: str | None = None
     quantize_head: bool = False
     kv_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.quantize_head and self.quantization is None:
+            raise ValueError("--quantize-head needs --quantization: it says how")
 
     @property
     def torch_dtype(self) -> str:

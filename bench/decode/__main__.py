@@ -51,11 +51,12 @@ _BUDGET_S = 1.0
 
 def main() -> None:
     arguments = _parser().parse_args()
-    if arguments.quantize_head and arguments.quantization is None:
-        sys.exit("bench.decode: --quantize-head needs --quantization: it says how")
-    precision = Precision(
-        arguments.dtype, arguments.quantization, arguments.quantize_head, arguments.kv_dtype
-    )
+    try:
+        precision = Precision(
+            arguments.dtype, arguments.quantization, arguments.quantize_head, arguments.kv_dtype
+        )
+    except ValueError as error:
+        sys.exit(f"bench.decode: {error}")
     cases = [
         Case(
             arguments.shape,

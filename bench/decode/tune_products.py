@@ -41,23 +41,26 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
+    try:
+        precision = Precision(arguments.dtype, arguments.quantization, arguments.quantize_head)
+    except ValueError as error:
+        sys.exit(f"bench.decode.tune_products: {error}")
     os.environ.update(ENVIRONMENT)
     names = sorted(set(SHAPES) - {"tiny"}) if arguments.shape == "all" else arguments.shape.split(",")
-    run(names, arguments)
+    run(names, precision, arguments)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def run(names: list[str], arguments: argparse.Namespace) -> None:
+def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -> None:
     """Measures shape after shape, and writes after each."""
     import torch
 
     from baton.engine.forward.gemm_table import TABLES, ProductTable, file_stem, shipped_entries
     from baton.engine.tuning.tuner import missing, save, tune
 
-    precision = Precision(arguments.dtype, arguments.quantization, arguments.quantize_head)
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, precision.torch_dtype)
     found: list[dict[str, Any]] = []
     for name in names:

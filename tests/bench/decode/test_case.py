@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from bench.case_output import settings_of
-from bench.decode import memory
+from bench.decode import __main__ as bench_decode
+from bench.decode import memory, tune_products
 from bench.decode.budget import budget
 from bench.decode.case import MOST_READ_BYTES_S, Case, EngineSize
 from bench.precision import Precision
@@ -117,3 +119,12 @@ def test_what_is_printed_names_each_choice_of_precision() -> None:
         "sampling": "greedy",
         "numerics": "fast",
     }
+
+
+@pytest.mark.parametrize("program", [bench_decode.main, tune_products.main], ids=["decode", "tune_products"])
+def test_a_quantised_head_needs_to_know_how(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--shape", "tiny", "--quantize-head"])
+    with pytest.raises(SystemExit, match="--quantize-head needs --quantization"):
+        program()
