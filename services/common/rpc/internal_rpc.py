@@ -6,45 +6,35 @@ task for each call. The server checks it once for each call, before it reads the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
 from baton.cluster_auth import UNAUTHENTICATED, RpcToken
 from baton.errors import BatonError, ErrorKind
-from services.common.errors import abort
+from services.common.rpc.interceptor import Continuation, ServerInterceptor, refusal
 from services.common.rpc.tls_channel import ChannelTls, TlsChannel
 
-if TYPE_CHECKING:  # generic in its stub file only
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor
 
-
-class TokenCheck(_ServerInterceptor):
+class TokenCheck(ServerInterceptor):
     """Rejects calls without the cluster's token with UNAUTHENTICATED; health checks need none."""
 
     def __init__(self, token: RpcToken) -> None:
         self._token = token
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._refusal = refusal(BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
         details: Any = handler_call_details
         if self._token.admits(details.method, details.invocation_metadata):
             return await continuation(handler_call_details)
         return self._refusal
-
-
-async def _refuse(messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """A stream handler, which answers unary calls as well and reads no message."""
-    await abort(context, BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
 
 class TokenChannel:

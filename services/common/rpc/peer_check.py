@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,18 +11,15 @@ import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import abort
+from services.common.rpc.interceptor import Continuation, ServerInterceptor
 
 if TYPE_CHECKING:
     from baton.tls.server import ServerTls
 
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor
-
 Handler = Callable[[Any, Any], Any]
 
 
-class PeerCheck(_ServerInterceptor):
+class PeerCheck(ServerInterceptor):
     """Rejects other peers with PERMISSION_DENIED before a method runs; all methods, health checks too.
 
     Interceptors do not see the connection, so the methods are wrapped: a call costs one check, its messages
@@ -36,7 +33,7 @@ class PeerCheck(_ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
         inner = await continuation(handler_call_details)

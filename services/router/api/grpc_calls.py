@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc
-import grpc.aio
 
+from services.common.rpc.interceptor import Continuation, ServerInterceptor
 from services.router.request.call_trace import CallTrace
 from services.router.request.current_call import begin_call
 
-if TYPE_CHECKING:  # generic in its stub file only
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor
 
-
-class GrpcCalls(_ServerInterceptor):
+class GrpcCalls(ServerInterceptor):
     """The first of a server's interceptors."""
 
     def __init__(self, trace_of: Callable[[Mapping[str, str]], CallTrace | None]) -> None:
@@ -26,13 +21,12 @@ class GrpcCalls(_ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
         details: Any = handler_call_details
-        begin_call(
-            self._trace_of(texts_of(details.invocation_metadata))
-        )  # for the call's task, which runs this
+        trace = self._trace_of(texts_of(details.invocation_metadata))
+        begin_call(trace)  # for the call's task, which runs this
         return await continuation(handler_call_details)
 
 
