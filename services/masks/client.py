@@ -185,7 +185,8 @@ class MaskClient:
             self.on_failed(*key, error)
 
     def _on_end(self, computing: int) -> None:
-        """The process has ended; `computing`: the slot that it was computing for when it was killed."""
+        """The process has ended; `computing`: the slot that it was computing for when it was killed,
+        or SEVERAL, of which none is blamed."""
         self._running = None
         self.restarts += 1
         log.warning("mask_process_ended", sequences=len(self._followed))

@@ -30,7 +30,7 @@ from llguidance import LLExecutor
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import Mask, MaskBoard
+from baton.engine.rings.mask_board import SEVERAL, Mask, MaskBoard
 from baton.engine.rings.output_ring import Finish, RingObserver
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import prompt_wakeups, sharpen_timers
@@ -48,11 +48,12 @@ from services.masks.matcher import GuidedSequence, Matchers, next_masks
 
 # Grammars that are compiled at once; the process's own thread computes masks meanwhile.
 _COMPILERS = 2
-# The library's threads for masks that are computed together, by half of the process's cores, and how many
-# masks that are for each of them. The masks of all slots are due within one decode step.
+# Threads of the library that compute a batch of masks, and the most masks of a batch for each of them. The
+# masks of all slots are due within one decode step.
 _MASK_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 _MASKS_A_THREAD = 4
-# Masks computed together that took so long are computed one by one the next time, which tells whose it was.
+# After a batch that took longer, the next masks of its sequences are computed one at a time, which identifies
+# the expensive grammar.
 _SLOW_S = 0.005
 # How often the output ring is looked at while sequences are followed.
 _POLL_S = 0.0003
@@ -60,8 +61,8 @@ _POLL_S = 0.0003
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence with a slot. `position`: of the token that its last mask is for. `cost_s`: what that took,
-    and at most what it took together with others; infinite at first."""
+    """A sequence with a slot. `position`: of the token that its last mask is for. `cost_s`: seconds that its
+    last mask took, or the batch that it was in; infinite before the first."""
 
     key: SlotKey
     sequence: GuidedSequence
@@ -71,8 +72,8 @@ class _Followed:
 
 @dataclass(eq=False)
 class MaskLoop:
-    """Answers the front's commands and follows the output ring. All but compiling runs in one thread, which
-    the library's help where masks are computed together."""
+    """Answers the front's commands and follows the output ring, in one thread. Grammars are compiled in other
+    threads; batches of masks are computed by the library's, which this one waits for."""
 
     channel: ProcessEnd
     matchers: Matchers
@@ -164,8 +165,8 @@ class MaskLoop:
                 self._due.append(followed)
 
     def _next_group(self) -> list[_Followed]:
-        """Takes those whose masks are computed now: several cheap ones, or a single slow one once no cheap
-        ones are due, so that an expensive grammar delays others by one mask at most."""
+        """Takes the next batch: several cheap masks, or one expensive mask where no cheap ones are due, so
+        that an expensive grammar delays others by one mask at most."""
         due = sorted(
             (one for one in self._due if self._followed.get(one.key) is one), key=lambda one: one.cost_s
         )
@@ -175,11 +176,11 @@ class MaskLoop:
         return due[:count]
 
     def _compute(self, group: list[_Followed]) -> None:
-        """Computes the masks of some sequences and writes them to the board."""
+        """Computes a batch of masks and writes them to the board."""
         if not group:
             return
-        # A single one is to blame if its mask takes too long; of several it is not known which.
-        self.board.beat(group[0].key[0] if len(group) == 1 else self.board.slots)
+        # Of a batch that takes too long it is not known whose mask it is, so no sequence is blamed.
+        self.board.beat(group[0].key[0] if len(group) == 1 else SEVERAL)
         began = time.perf_counter()
         masks = next_masks([one.sequence for one in group], self._executor)
         cost_s = time.perf_counter() - began

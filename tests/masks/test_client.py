@@ -14,7 +14,7 @@ import pytest
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import MaskBoard, mask_words
+from baton.engine.rings.mask_board import SEVERAL, MaskBoard, mask_words
 from baton.engine.rings.output_ring import Finish
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Choices, Grammar, Limits
@@ -157,8 +157,11 @@ async def test_a_killed_process_fails_what_it_followed_and_starts_again(worker: 
     assert (await worker.next_mask())[:3] == (0, 2, 5)
 
 
-async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_blamed(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("computing", "kind"), [(1, ErrorKind.INVALID), (SEVERAL, ErrorKind.CONFLICT)], ids=["one", "several"]
+)
+async def test_a_process_that_computes_for_too_long_is_killed_and_a_single_grammar_blamed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, computing: int, kind: ErrorKind
 ) -> None:
     monkeypatch.setattr("services.masks.client.HUNG_S", 0.3)
     monkeypatch.setattr("services.masks.client._STARVED_S", 0.3)
@@ -166,10 +169,10 @@ async def test_a_process_that_computes_for_too_long_is_killed_and_its_grammar_bl
     await worker.client.follow((1, 1), 3, AB, LIMITS, ())
     assert worker.client.pid is not None
     os.kill(worker.client.pid, signal.SIGSTOP)
-    worker.board.beat(1)  # as if it were computing for slot 1
+    worker.board.beat(computing)  # as if it were computing for slot 1, or for both
     async with asyncio.timeout(WAIT_S):
         lost = {await worker.failed.get() for _ in range(2)}
-    assert lost == {(0, 1, ErrorKind.CONFLICT), (1, 1, ErrorKind.INVALID)}
+    assert lost == {(0, 1, ErrorKind.CONFLICT), (1, 1, kind)}
 
 
 async def test_a_grammar_that_is_compiled_for_too_long_is_refused(

@@ -7,7 +7,7 @@ vocabulary. The mask process writes the rows, the engine's loop reads them:
     reader   tag; the bits; the same tag again, or the row is being written
 
 A row is written again only once its token was drawn, or by the next tenant of the slot. Two more words are
-the mask process's heartbeat: a count of its turns, and which slot it computes for.
+the mask process's heartbeat: a count of its turns, and which slot it computes for, or SEVERAL.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy.typing as npt
 from baton.device.shared_memory import SharedMemory
 
 NO_TAG = -1
+SEVERAL = (1 << 63) - 1
+"""In place of a slot: masks of several slots are computed together."""
 _HEADER_BYTES = 64
 
 Mask = npt.NDArray[np.uint32]
@@ -82,7 +84,7 @@ class MaskBoard:
         return taken
 
     def beat(self, slot: int = NO_TAG) -> None:
-        """Records that the mask process makes progress, and for which slot it computes next."""
+        """Records that the mask process makes progress, and for which slot it computes next, or SEVERAL."""
         self._header[1] = slot
         self._header[0] += 1
 
@@ -93,5 +95,5 @@ class MaskBoard:
 
     @property
     def computing(self) -> int:
-        """The slot that the mask process computes for, negative: none."""
+        """The slot that the mask process computes for; SEVERAL; negative: none."""
         return int(self._header[1])
