@@ -221,11 +221,7 @@ class Placement:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
         decodes = may_decode(workers)
-        prefills = {
-            worker: cached(worker)
-            for worker in workers
-            if worker.prefills_for_others or worker.prefills_itself
-        }
+        prefills = {worker: cached(worker) for worker in workers if worker.prefills}
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
@@ -237,7 +233,7 @@ class Placement:
         seconds = (
             0.0 if worker.caches_prefixes else prefill_s(worker, tokens)
             for worker in workers
-            if worker.prefills_for_others or worker.prefills_itself
+            if worker.prefills
         )
         return slots, min(seconds, default=0.0)
 
@@ -258,8 +254,7 @@ class Placement:
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | NoRoom:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
-        idle = [worker for worker in self._admitted(call) if self._starts_soon(worker)]
-        able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
+        able = [one for one in self._admitted(call) if one.prefills and self._starts_soon(one)]
         if not able:
             return NoRoom.PREFILL
         prompts = {worker: prompt_at(worker, tokens) for worker in able}

@@ -184,6 +184,11 @@ class Worker:
         return self.queued_tokens + self.others.siblings.queued_tokens
 
     @property
+    def prefills(self) -> bool:
+        """Whether it computes prompts, for itself or for others."""
+        return self.prefills_itself or self.prefills_for_others
+
+    @property
     def exchanges(self) -> bool:
         """Whether it is a combined worker that may prefill for others and decode what they prefill."""
         return self.prefills_itself and self.receives_handoffs
