@@ -30,7 +30,7 @@ class Usage:
         return {**ours, "others": max(0.0, busy - sum(ours.values())), "stolen": stolen}
 
     def _seconds(self) -> dict[str, float]:
-        return {name: _process(pid) for name, pid in self._pids.items()}
+        return {name: process_cpu_s(pid) for name, pid in self._pids.items()}
 
 
 def spread_out(count: int) -> list[int]:
@@ -49,7 +49,8 @@ def spread_out(count: int) -> list[int]:
     return sorted(usable, key=lambda cpu: (rank[cpu], cpu))[:count]
 
 
-def _process(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """Processor time that a process has used, in seconds. Raises FileNotFoundError where it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 

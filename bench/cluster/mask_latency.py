@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from baton.v1.types_pb2 import Grammar, Limits
 from bench.case_output import show
 from bench.cluster.guided import SCHEMA
 from bench.cluster.vocabulary import write_tokenizer
+from bench.machine import process_cpu_s
 from services.masks.client import MaskClient, MaskSetup
 
 _WARM, _FIRST_POSITION, _GENERATION = 20, 5, 1
@@ -108,12 +108,6 @@ class _Worker:
             time.sleep(_POLL_S)  # asyncio's waits for whole milliseconds
         return seen
 
-    @property
-    def cpu_s(self) -> float:
-        """Processor time of the mask process."""
-        user, system = Path(f"/proc/{self.client.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
 
 async def _measure(folder: Path, vocab_size: int, streams: int, steps: int) -> dict[str, float]:
     worker = _Worker(folder, vocab_size, streams)
@@ -121,8 +115,10 @@ async def _measure(folder: Path, vocab_size: int, streams: int, steps: int) -> d
         await worker.open(vocab_size - 1)
         for _ in range(_WARM):
             worker.step()
-        before, seen = worker.cpu_s, [worker.step() for _ in range(steps)]
-        cpu_s = worker.cpu_s - before
+        pid = worker.client.pid
+        assert pid is not None, "it has answered"
+        before, seen = process_cpu_s(pid), [worker.step() for _ in range(steps)]
+        cpu_s = process_cpu_s(pid) - before
     finally:
         await worker.client.stop()
     figures = {"cpu_us_a_mask": round(1e6 * cpu_s / steps / streams, 1)}
