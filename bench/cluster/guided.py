@@ -99,7 +99,7 @@ Round = dict[str, float]
 
 async def _rounds(stub: RouterServiceStub, arguments: argparse.Namespace) -> list[Round]:
     streams, length = arguments.streams, arguments.output_len
-    await _burst(stub, streams // 2, streams - streams // 2, 16, 0)  # kernels, links, the mask process
+    await _burst(stub, streams // 2, streams - streams // 2, 16, 0)  # kernels, links, the mask processes
     found = []
     for number in range(arguments.rounds):
         free, _ = await _burst(stub, streams, 0, length, number)

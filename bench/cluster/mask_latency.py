@@ -1,12 +1,14 @@
-"""From a drawn token to its sequence's next grammar mask, by the mask process alone; no GPU.
+"""From a drawn token to its sequence's next grammar mask, by the mask processes alone; no GPU.
 
-    python -m bench.cluster.mask_latency [--streams 1,8,32,64] [--steps 200] [--vocab-size 128256] [--json]
+    python -m bench.cluster.mask_latency [--streams 1,8,32,64] [--processes N] [--steps 200]
+        [--vocab-size 128256] [--json]
 
 The streams' tokens, drawn at random from their masks, are written to an output ring at once, as a decode step
 does; the next step begins when all masks are on the board. `first_ms`, `last_ms`: from the write to a step's
 first and last mask, as seen every 0.1 ms. A mask in time for the next step, in which its sequence draws
 again, takes less than a step's forward pass (about 4 ms of 8B on an H200). `cpu_us_a_mask`: processor time of
-the mask process. The schema is that of `bench.cluster.guided`.
+the mask processes, as many as a worker with so many slots has on this machine by default. The schema is that
+of `bench.cluster.guided`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from bench.case_output import show
 from bench.cluster.guided import SCHEMA
 from bench.cluster.vocabulary import write_tokenizer
 from bench.machine import process_cpu_s
-from services.masks.client import MaskClient, MaskSetup
+from services.masks.client import MaskClient, mask_processes
+from services.masks.process_client import MaskSetup
 
 _WARM, _FIRST_POSITION, _GENERATION = 20, 5, 1
 _POLL_S = 0.0001
@@ -45,6 +48,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--streams", default="1,8,32,64", help="comma-separated")
+    parser.add_argument("--processes", type=int, help="mask processes")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--vocab-size", type=int, default=128_256)
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
@@ -52,8 +56,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = _write_model(Path(name), arguments.vocab_size)
         for streams in map(int, arguments.streams.split(",")):
-            figures = asyncio.run(_measure(folder, arguments.vocab_size, streams, arguments.steps))
-            show({"streams": streams, "steps": arguments.steps, **figures}, arguments.json)
+            processes = arguments.processes or mask_processes(streams)
+            worker = _Worker(folder, arguments.vocab_size, streams, processes)
+            figures = asyncio.run(_measure(worker, arguments.vocab_size - 1, arguments.steps))
+            settings = {"streams": streams, "processes": processes, "steps": arguments.steps}
+            show({**settings, **figures}, arguments.json)
 
 
 def _write_model(folder: Path, vocab_size: int) -> Path:
@@ -70,32 +77,38 @@ def _fail(slot: int, generation: int, error: BatonError) -> None:
 class _Worker:
     """What engine and front hold: the ring's writer, the board's reader, the client."""
 
-    def __init__(self, folder: Path, vocab_size: int, streams: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, streams: int, processes: int) -> None:
         rings = SharedRings(streams)
         memory = SharedMemory.create("bench-rings", rings.size)
-        self._streams = streams
+        self.streams = streams
         self._board, board_memory = MaskBoard.create(streams, vocab_size)
         self._ring, self._reader = rings.writer(memory), rings.reader(memory)
         self._draw = np.random.default_rng(0)
         self._masks: list[Mask] = []
-        setup = MaskSetup(folder, vocab_size, streams, 0, memory, board_memory)
+        setup = MaskSetup(folder, vocab_size, streams, 0, memory, board_memory, processes=processes)
         self.client = MaskClient(setup, _fail)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the mask processes have used."""
+        return sum(process_cpu_s(pid) for pid in self.client.pids)
 
     async def open(self, stop_id: int) -> None:
         """Begins the streams."""
         grammar, limits = Grammar(json_schema=json.dumps(SCHEMA)), Limits(max_tokens=1 << 15)
         limits.stop_token_ids.append(stop_id)
         first = np.frombuffer(await self.client.next_mask(grammar, limits, ()), dtype=np.uint32)
-        for slot in range(self._streams):
+        await self.client.started()
+        for slot in range(self.streams):
             await self.client.follow((slot, _GENERATION), _FIRST_POSITION, grammar, limits, ())
-        self._masks = [first] * self._streams
+        self._masks = [first] * self.streams
 
     def step(self) -> list[float]:
         """Draws a token of each stream; seconds until each of their next masks was seen. Raises RuntimeError
         where one takes more than a second."""
         tokens = [int(self._draw.choice(_allowed(mask))) for mask in self._masks]
         began = time.perf_counter()
-        count = self._streams
+        count = self.streams
         self._ring.write(tokens, range(count), [_GENERATION] * count, [Finish.NONE] * count)
         self._reader.read()
         seen: list[float] = []
@@ -109,19 +122,16 @@ class _Worker:
         return seen
 
 
-async def _measure(folder: Path, vocab_size: int, streams: int, steps: int) -> dict[str, float]:
-    worker = _Worker(folder, vocab_size, streams)
+async def _measure(worker: _Worker, end_id: int, steps: int) -> dict[str, float]:
     try:
-        await worker.open(vocab_size - 1)
+        await worker.open(end_id)
         for _ in range(_WARM):
             worker.step()
-        pid = worker.client.pid
-        assert pid is not None, "it has answered"
-        before, seen = process_cpu_s(pid), [worker.step() for _ in range(steps)]
-        cpu_s = process_cpu_s(pid) - before
+        before, seen = worker.cpu_s, [worker.step() for _ in range(steps)]
+        cpu_s = worker.cpu_s - before
     finally:
         await worker.client.stop()
-    figures = {"cpu_us_a_mask": round(1e6 * cpu_s / steps / streams, 1)}
+    figures = {"cpu_us_a_mask": round(1e6 * cpu_s / steps / worker.streams, 1)}
     for name, at in (("first_ms", 0), ("last_ms", -1)):
         for percent in (50, 90, 99):
             value = 1e3 * float(np.percentile([one[at] for one in seen], percent))

@@ -10,7 +10,7 @@ SlotKey = tuple[int, int]
 
 class MasksLaunch(StrictModel):
     """The model's folder and vocabulary, and sizes and descriptors of the shared memory. `memory_mb`
-    bounds the process's address space."""
+    bounds the process's address space; `process` is its number among the worker's."""
 
     folder: str
     vocab_size: int
@@ -20,3 +20,4 @@ class MasksLaunch(StrictModel):
     rings_fd: int
     board_fd: int
     memory_mb: int
+    process: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.byte_tokenizer import byte_tokenizer_json
 from baton.engine.rings.mask_board import Mask, mask_words
@@ -45,9 +45,10 @@ _KEPT = 64
 class GuidedSequence:
     """One sequence's place in its grammar. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, ends: Mask, limits: Limits) -> None:
-        """`ends`: the model's end-of-sequence ids."""
+    def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int], limits: Limits) -> None:
+        """`words`: of a mask; `ends`: the model's end-of-sequence ids."""
         self._matcher = matcher
+        self._words = words
         self._ends = ends
         self._limits = limits
         self._drawn = 0
@@ -65,37 +66,28 @@ class GuidedSequence:
     def mask(self) -> Mask:
         """Which tokens may be drawn next, [V / 32 rounded up] uint32; no stop id before `min_tokens`. Raises
         BatonError(INVALID) where the grammar exceeds a limit, or there are none."""
-        mask = np.zeros_like(self._ends)
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return self._checked(mask)
+        mask = np.zeros(self._words, dtype=np.uint32)
+        self.write_mask(mask)
+        return mask
 
-    def _checked(self, mask: Mask) -> Mask:
-        """The grammar's mask, without ends that it does not allow."""
+    def write_mask(self, mask: Mask) -> None:
+        """As `mask`, into a contiguous array."""
+        if mask.shape != (self._words,):
+            raise ValueError(f"a mask has {self._words} words, not {mask.shape}")
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             raise _invalid(self._matcher)
         if not self._matcher.is_accepting():  # nor does an end-of-sequence id count as text, if it has any
-            mask &= ~self._ends
+            _clear(mask, self._ends)
         if self._drawn < self._limits.min_tokens:
-            for token in self._limits.stop_token_ids:
-                mask[token // 32] &= ~np.uint32(1 << token % 32)
-        if not mask.any():
+            _clear(mask, self._limits.stop_token_ids)
+        if not mask.max():
             raise BatonError(ErrorKind.INVALID, "the grammar allows no token here")
-        return mask
 
 
-def next_masks(sequences: Sequence[GuidedSequence], executor: LLExecutor) -> list[Mask | BatonError]:
-    """`GuidedSequence.mask` of different sequences, at least one, computed in the executor's threads; in
-    place of a mask what it would raise. The library releases the GIL meanwhile."""
-    masks = np.zeros((len(sequences), len(sequences[0]._ends)), dtype=np.uint32)
-    matchers = [(sequence._matcher, row) for row, sequence in enumerate(sequences)]
-    executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks[0].nbytes, len(masks))
-    found: list[Mask | BatonError] = []
-    for sequence, mask in zip(sequences, masks, strict=True):
-        try:
-            found.append(sequence._checked(mask))
-        except BatonError as error:
-            found.append(error)
-    return found
+def _clear(mask: Mask, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        mask[token // 32] &= ~np.uint32(1 << token % 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +103,7 @@ class Matchers:
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._ends = np.zeros(mask_words(vocab_size), dtype=np.uint32)
-        for token in tokenizer.eos_tokens:
-            self._ends[token // 32] |= np.uint32(1 << token % 32)
+        self._words = mask_words(vocab_size)
         self._kept: OrderedDict[bytes, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -145,7 +135,7 @@ class Matchers:
         compiled = self._compiled(grammar)
         with compiled.lock:
             matcher = compiled.matcher.deep_copy()
-        sequence = GuidedSequence(matcher, self._ends, limits)
+        sequence = GuidedSequence(matcher, self._words, self._tokenizer.eos_tokens, limits)
         if output:
             sequence.advance(output)
         return sequence

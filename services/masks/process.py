@@ -1,12 +1,14 @@
 """`python -m services.masks.process`: the mask process of a worker.
 
     open ─▶ compiled in a thread, advanced by the output so far ─▶ answered with the mask of the next token
-             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, computed
-             together with others, on the board
+             with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, on the board
 
-Started by the worker's front (`services/masks/client.py`) with the first guided request. Its masks never pass
-through front or engine interpreter on the way from one token to the next but for the engine's copy to the
-device.
+One of those that the worker's front starts with the first guided request (`services/masks/client.py`), each
+of which follows some of the sequences. Its masks never pass through front or engine interpreter on the way
+from one token to the next but for the engine's copy to the device.
+
+Masks are computed one after the other. The library's threads cannot help: matchers copied from one compiled
+grammar share its lexer behind a lock, and threads of Python hand the interpreter's lock to and fro.
 """
 
 from __future__ import annotations
@@ -25,12 +27,10 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from llguidance import LLExecutor
-
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import SEVERAL, Mask, MaskBoard
+from baton.engine.rings.mask_board import Mask, MaskBoard
 from baton.engine.rings.output_ring import Finish, RingObserver
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import prompt_wakeups, sharpen_timers
@@ -44,17 +44,13 @@ from baton.v1.masks_pb2 import (
 from baton.v1.types_pb2 import Failure
 from services.masks.frames import ProcessEnd
 from services.masks.launch import MasksLaunch, SlotKey
-from services.masks.matcher import GuidedSequence, Matchers, next_masks
+from services.masks.matcher import GuidedSequence, Matchers
 
 # Grammars that are compiled at once; the process's own thread computes masks meanwhile.
 _COMPILERS = 2
-# Threads of the library that compute a batch of masks, and the most masks of a batch for each of them. The
-# masks of all slots are due within one decode step.
-_MASK_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
-_MASKS_A_THREAD = 4
-# After a batch that took longer, the next masks of its sequences are computed one at a time, which identifies
-# the expensive grammar.
-_SLOW_S = 0.005
+# How long masks are computed before commands and new tokens are looked at again: a mask that is cheap to
+# compute waits behind one expensive mask at most.
+_TURN_S = 0.001
 # How often the output ring is looked at while sequences are followed.
 _POLL_S = 0.0003
 
@@ -62,7 +58,7 @@ _POLL_S = 0.0003
 @dataclass(slots=True)
 class _Followed:
     """A sequence with a slot. `position`: of the token that its last mask is for. `cost_s`: seconds that its
-    last mask took, or the batch that it was in; infinite before the first."""
+    last mask took; infinite before the first."""
 
     key: SlotKey
     sequence: GuidedSequence
@@ -72,8 +68,8 @@ class _Followed:
 
 @dataclass(eq=False)
 class MaskLoop:
-    """Answers the front's commands and follows the output ring, in one thread. Grammars are compiled in other
-    threads; batches of masks are computed by the library's, which this one waits for."""
+    """Answers the front's commands and follows the output ring, in one thread. Grammars are compiled in
+    others."""
 
     channel: ProcessEnd
     matchers: Matchers
@@ -87,25 +83,27 @@ class MaskLoop:
     )
     # Sequences whose next mask is to be computed: at most one of each slot, whose next token waits for it.
     _due: list[_Followed] = field(default_factory=list, init=False)
-    _executor: LLExecutor = field(default_factory=partial(LLExecutor, _MASK_THREADS), init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
 
     def run(self) -> None:
         """Turns until the front is gone, which raises ConnectionError."""
         self.channel.send(MaskEvent(ready=MasksReadyEvent()))
+        command_arrived, grammar_compiled = self.channel.fileno(), self._wakeup.fileno()
         with ThreadPoolExecutor(_COMPILERS) as pool:
             while True:
-                for command in self.channel.receive():
-                    self._handle(command, pool)
-                self._wakeup.clear()
-                while not self._compiled.empty():
-                    self._answer(*self._compiled.get())
+                timeout = 0.0 if self._due else _POLL_S if self._followed else None
+                ready, _, _ = select.select([command_arrived, grammar_compiled], [], [], timeout)
+                if command_arrived in ready:
+                    for command in self.channel.receive():
+                        self._handle(command, pool)
+                if grammar_compiled in ready:
+                    self._wakeup.clear()
+                    while not self._compiled.empty():
+                        self._answer(*self._compiled.get())
                 if self._followed:
                     self._follow()
-                self._compute(self._next_group())
+                self._compute_due()
                 self.board.beat()
-                timeout = 0.0 if self._due else _POLL_S if self._followed else None
-                select.select([self.channel.fileno(), self._wakeup.fileno()], [], [], timeout)
 
     def _handle(self, command: MaskCommand, pool: ThreadPoolExecutor) -> None:
         if command.WhichOneof("command") == "close":
@@ -146,13 +144,13 @@ class MaskLoop:
     def _follow(self) -> None:
         """Appends the tokens that sequences have drawn since the last call; their next masks are due."""
         try:
-            records = self.ring.read()
+            records = self.ring.read(self._followed)
         except OverflowError:
             self._lose_all()
             return
         for record in records:
             followed = self._followed.get((record.slot, record.generation))
-            if followed is None:
+            if followed is None:  # it failed by one of these tokens
                 continue
             if record.finish is not Finish.NONE:
                 del self._followed[followed.key]
@@ -164,33 +162,28 @@ class MaskLoop:
             else:
                 self._due.append(followed)
 
-    def _next_group(self) -> list[_Followed]:
-        """Takes the next batch: several cheap masks, or one expensive mask where no cheap ones are due, so
-        that an expensive grammar delays others by one mask at most."""
-        due = sorted(
-            (one for one in self._due if self._followed.get(one.key) is one), key=lambda one: one.cost_s
-        )
-        cheap = sum(one.cost_s < _SLOW_S for one in due)
-        count = min(cheap, _MASKS_A_THREAD * _MASK_THREADS) or 1
-        self._due = due[count:]
-        return due[:count]
+    def _compute_due(self) -> None:
+        """Computes masks for a turn, those first that were cheap last time."""
+        self._due.sort(key=lambda one: one.cost_s, reverse=True)
+        began = now = time.perf_counter()
+        while self._due and now - began < _TURN_S:
+            one = self._due.pop()
+            if self._followed.get(one.key) is one:
+                self._compute(one)
+            before, now = now, time.perf_counter()
+            one.cost_s = now - before
 
-    def _compute(self, group: list[_Followed]) -> None:
-        """Computes a batch of masks and writes them to the board."""
-        if not group:
+    def _compute(self, one: _Followed) -> None:
+        slot, generation = one.key
+        self.board.beat(slot)
+        row = self.board.begin(slot)
+        try:
+            one.sequence.write_mask(row)
+        except BatonError as error:
+            self._fail(one.key, error)
             return
-        # Of a batch that takes too long it is not known whose mask it is, so no sequence is blamed.
-        self.board.beat(group[0].key[0] if len(group) == 1 else SEVERAL)
-        began = time.perf_counter()
-        masks = next_masks([one.sequence for one in group], self._executor)
-        cost_s = time.perf_counter() - began
-        for one, mask in zip(group, masks, strict=True):
-            one.cost_s = cost_s
-            if isinstance(mask, BatonError):
-                self._fail(one.key, mask)
-                continue
-            one.position += 1
-            self.board.write(*one.key, one.position, mask)
+        one.position += 1
+        self.board.publish(slot, generation, one.position)
 
     def _lose_all(self) -> None:
         """Fails every sequence: tokens of theirs were missed. The router continues them."""
@@ -224,7 +217,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = ProcessEnd(socket.socket(fileno=launch.channel_fd))
     rings = SharedRings(launch.slots, launch.max_logprobs)
-    board = MaskBoard(SharedMemory.attach(launch.board_fd), launch.slots, launch.vocab_size)
+    board = MaskBoard(SharedMemory.attach(launch.board_fd), launch.slots, launch.vocab_size, launch.process)
     with contextlib.suppress(ConnectionError):
         try:
             matchers = Matchers.of_model(Path(launch.folder))

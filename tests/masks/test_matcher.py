@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLExecutor
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Choices, Grammar, Limits
-from services.masks.matcher import Matchers, next_masks
+from services.masks.matcher import Matchers
 from tests.masks.model import (
     CHARACTER_OF,
     END_ID,
@@ -117,18 +116,15 @@ def _blank_ids(matchers: Matchers) -> set[int]:
     return allowed(matchers.open(Grammar(regex=" "), LIMITS, ()).mask())
 
 
-def test_masks_computed_together_are_those_computed_alone(matchers: Matchers) -> None:
-    limits = Limits(max_tokens=9, min_tokens=2, stop_token_ids=sorted(ENDS))
-    texts = [("(ab)+", "ab"), ("[0-9]{2}", "4"), ("a|b", "a"), ("(ab)+", "aba"), ("a[^b]*", "a")]
-    alone, together = (
-        [matchers.open(Grammar(regex=regex), limits, ids_of(text)) for regex, text in texts] for _ in range(2)
-    )
-    masks = next_masks(together, LLExecutor(2))
-    assert isinstance(masks[2], BatonError), "it may neither go on nor end yet"
-    for number in (0, 1, 3, 4):
-        mask = masks[number]
-        assert not isinstance(mask, BatonError)
-        assert np.array_equal(mask, alone[number].mask())
+def test_a_mask_is_written_over_what_was_there_and_of_the_vocabularys_width_only(matchers: Matchers) -> None:
+    sequence = matchers.open(Grammar(regex="(ab)+"), LIMITS, ids_of("ab"))
+    expected = sequence.mask()
+    row = np.full_like(expected, 0xFFFFFFFF)
+    sequence.write_mask(row)
+    assert np.array_equal(row, expected)
+    for wrong in (row[:-1], np.zeros(len(row) + 1, dtype=np.uint32)):
+        with pytest.raises(ValueError, match="words"):
+            sequence.write_mask(wrong)
 
 
 def test_stop_ids_wait_for_min_tokens_and_a_mask_without_any_token_is_an_error(matchers: Matchers) -> None:

@@ -1,13 +1,13 @@
-"""The mask board: how grammar masks come from a worker's mask process to its engine. Torch-free.
+"""The mask board: how grammar masks come from a worker's mask processes to its engine. Torch-free.
 
 Shared memory with one row a slot: the tag of the token that the mask is for, and a bit a token of the
-vocabulary. The mask process writes the rows, the engine's loop reads them:
+vocabulary. The mask process that follows a slot's sequence writes its row, the engine's loop reads it:
 
     writer   tag := none; the bits; tag := generation << 32 | position
     reader   tag; the bits; the same tag again, or the row is being written
 
-A row is written again only once its token was drawn, or by the next tenant of the slot. Two more words are
-the mask process's heartbeat: a count of its turns, and which slot it computes for, or SEVERAL.
+A row is written again only once its token was drawn, or by the next tenant of the slot. Each mask process
+has two more words, its heartbeat: a count of its turns, and the slot that it computes for.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy.typing as npt
 from baton.device.shared_memory import SharedMemory
 
 NO_TAG = -1
-SEVERAL = (1 << 63) - 1
-"""In place of a slot: masks of several slots are computed together."""
-_HEADER_BYTES = 64
+MOST_PROCESSES = 8
+"""Mask processes of one worker."""
+_CACHE_LINE = 64
+_HEADER_BYTES = MOST_PROCESSES * _CACHE_LINE
 
 Mask = npt.NDArray[np.uint32]
 """Token t is bit t % 32 of word t // 32."""
@@ -41,13 +42,14 @@ def mask_tag(generation: int, position: int) -> int:
 
 
 class MaskBoard:
-    """Either end; `write` and `beat` are the mask process's, `take` the engine's."""
+    """Either end; `begin`, `publish` and `beat` are a mask process's, `take` the engine's."""
 
-    def __init__(self, memory: SharedMemory, slots: int, vocab_size: int) -> None:
+    def __init__(self, memory: SharedMemory, slots: int, vocab_size: int, process: int = 0) -> None:
+        """`process`: the number of the mask process whose heartbeat this is."""
         words = mask_words(vocab_size)
         self.slots = slots
         self.vocab_size = vocab_size
-        self._header = memory.region(0, _HEADER_BYTES // 8, np.int64)
+        self._beat = memory.region(_CACHE_LINE * process, 2, np.int64)
         self._tags = memory.region(_HEADER_BYTES, slots, np.int64)
         bits = memory.region(_HEADER_BYTES + 8 * slots, slots * words, np.uint32)
         self.bits: npt.NDArray[np.uint32] = bits.reshape(slots, words)
@@ -66,10 +68,14 @@ class MaskBoard:
         """Bytes of shared memory."""
         return _HEADER_BYTES + 8 * slots + 4 * slots * mask_words(vocab_size)
 
-    def write(self, slot: int, generation: int, position: int, mask: Mask) -> None:
-        """Publishes the mask of a slot's token at `position`."""
+    def begin(self, slot: int) -> Mask:
+        """The slot's row, to be written; no mask until it is published."""
         self._tags[slot] = NO_TAG
-        self.bits[slot] = mask
+        row: Mask = self.bits[slot]
+        return row
+
+    def publish(self, slot: int, generation: int, position: int) -> None:
+        """Makes the slot's row the mask of its token at `position`."""
         self._tags[slot] = mask_tag(generation, position)
 
     def take(self) -> list[SlotMask]:
@@ -84,16 +90,16 @@ class MaskBoard:
         return taken
 
     def beat(self, slot: int = NO_TAG) -> None:
-        """Records that the mask process makes progress, and for which slot it computes next, or SEVERAL."""
-        self._header[1] = slot
-        self._header[0] += 1
+        """Records that the mask process makes progress, and for which slot it computes next."""
+        self._beat[1] = slot
+        self._beat[0] += 1
 
     @property
     def beats(self) -> int:
         """How often `beat` was called."""
-        return int(self._header[0])
+        return int(self._beat[0])
 
     @property
     def computing(self) -> int:
-        """The slot that the mask process computes for; SEVERAL; negative: none."""
-        return int(self._header[1])
+        """The slot that the mask process computes for; negative: none."""
+        return int(self._beat[1])

@@ -13,7 +13,7 @@ Torch-free; both processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import IntEnum
 from itertools import takewhile
 from typing import NamedTuple
@@ -30,6 +30,8 @@ GENERATIONS = 1 << 16
 LAPS = 255
 # Words that the reader looks at together.
 _RUN = 64
+# Words after which an observer returns, though there are more.
+_MOST_OBSERVED = 4096
 # Tail, steps, full steps, held rows, each on a cache line of its own; then a line that a GPU's step
 # writes for its host: status, tokens, head, rows.
 RING_HEADER_BYTES = 320
@@ -177,12 +179,15 @@ class RingObserver(_Ring):
         """Continues with the first word that the ring's reader has not taken."""
         self._next = self.tail
 
-    def read(self, limit: int = 4096) -> list[Record]:
-        """The next valid words, at most `limit`, without logprobs. Raises OverflowError where the producer
-        has overwritten some of them."""
+    def read(self, wanted: Container[tuple[int, int]]) -> list[Record]:
+        """The next valid words, of them those of the `wanted` (slot, generation), without logprobs. Raises
+        OverflowError where the producer has overwritten some words."""
         records: list[Record] = []
-        while len(records) < limit and (words := self._valid_words(min(_RUN, limit - len(records)))):
-            records += [_decode(word, None) for word in words]
+        behind = self._next + _MOST_OBSERVED
+        while self._next < behind and (words := self._valid_words(_RUN)):
+            records += [
+                _decode(word, None) for word in words if (word >> 24 & 0xFFF, word >> 36 & 0xFFFF) in wanted
+            ]
             self._next += len(words)
         # The producer is never more than the ring's capacity ahead of the reader's tail.
         if self.tail > self._next and not self._valid_words(1):

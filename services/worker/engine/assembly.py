@@ -177,7 +177,7 @@ class _Links:
 
 
 def _mask_board(launch: EngineLaunch, model: LoadedModel) -> MaskBoard | None:
-    """Where the mask process leaves grammar masks. Raises BatonError(INTERNAL) where the front has made it
+    """Where mask processes leave grammar masks. Raises BatonError(INTERNAL) where the front has made it
     for another vocabulary."""
     if launch.masks_fd is None:
         return None

@@ -27,7 +27,8 @@ from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
 from services.common.engine.launch import EngineLaunch
-from services.masks.client import MaskSetup
+from services.masks.client import mask_processes
+from services.masks.process_client import MaskSetup
 
 ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
 _STOP_S = 5.0
@@ -92,7 +93,7 @@ async def start_engine(
 
 
 def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
-    """The mask board and all else that the mask process needs; None where the model's folder cannot be read,
+    """The mask board and all else that mask processes need; None where the model's folder cannot be read,
     which the engine reports."""
     try:
         folder = resolve_model(config.model, CONFIG_FILES)  # the engine fetches the rest
@@ -101,7 +102,7 @@ def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
         return None
     slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
     _, board = MaskBoard.create(slots, vocab_size)
-    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board)
+    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board, processes=mask_processes(slots))
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:

@@ -158,7 +158,7 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
             lambda worker: 0 if worker.decode.masks is None else worker.decode.masks.opened),
     _metric("failed_grammars_total", "Grammars that were refused, or whose sequence could not continue.",
             lambda worker: 0 if worker.decode.masks is None else worker.decode.masks.failed),
-    _metric("mask_process_ends_total", "Ends of the mask process, which starts again with the next grammar.",
+    _metric("mask_process_ends_total", "Ends of a mask process, which starts again with the next grammar.",
             lambda worker: 0 if worker.decode.masks is None else worker.decode.masks.restarts),
     _metric("ready", "1 where the worker may get new work (/ready), else 0.",
             lambda worker: worker.probes.unready() is None),

@@ -1,4 +1,4 @@
-"""The latency of masks is measured with the real mask process."""
+"""The latency of masks is measured with real mask processes."""
 
 from __future__ import annotations
 
