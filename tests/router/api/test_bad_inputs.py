@@ -301,7 +301,7 @@ def kind_of(error: grpc.aio.AioRpcError) -> ErrorKind:
 
 async def test_both_apis_refuse_alike_and_no_worker_is_called(site: SiteMaker) -> None:
     async with both_apis(site) as both:
-        for warm in (body(prompt="a" * 70_000), body()):  # starts the helper process
+        for warm in (body(prompt="a" * 70_000), body(prompt="a" * MIB), body()):  # starts both helpers
             await both.post("warm", warm)
         prompts = len(both.here.worker("prefill-0").prefill.prompts)
         both.slowest.clear()
