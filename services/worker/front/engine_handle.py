@@ -102,7 +102,9 @@ def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
         return None
     slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
     _, board = MaskBoard.create(slots, vocab_size)
-    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board, processes=mask_processes(slots))
+    # Prefill asks for the mask of each request's first token alone.
+    processes = 1 if config.role == "prefill" else mask_processes(slots)
+    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board, processes=processes)
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:

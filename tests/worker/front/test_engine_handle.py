@@ -1,9 +1,12 @@
-"""Detection of a hanging engine, and the front's answers while the engine is busy."""
+"""Detection of a hanging engine, the front's answers while the engine is busy, and what it starts."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -13,10 +16,12 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
+from services.common.config.worker import WorkerConfig
 from services.common.processes.drain import Drain
 from services.worker.front import worker_servicer
-from services.worker.front.engine_handle import detect_hang
+from services.worker.front.engine_handle import _mask_setup, detect_hang
 from services.worker.front.worker_servicer import WorkerServicer
+from tests.masks.model import VOCAB_SIZE, make_folder
 
 
 async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:
@@ -40,6 +45,20 @@ async def test_a_step_that_should_take_longer_is_waited_for() -> None:
     assert not watching.done()
     watching.cancel()
     assert heartbeat.read() == (1, 0.5)
+
+
+@pytest.mark.parametrize(("role", "processes"), [("prefill", 1), ("decode", 4), ("both", 4)])
+def test_mask_processes_by_role(
+    role: Literal["prefill", "decode", "both"],
+    processes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    memory = SharedMemory.create("rings", 64)
+    setup = _mask_setup(WorkerConfig(name="w", role=role, model=str(make_folder(tmp_path))), memory)
+    assert setup is not None
+    assert (setup.processes, setup.vocab_size) == (processes, VOCAB_SIZE)
 
 
 class SlowEngine:
