@@ -40,11 +40,9 @@ class MaskClient:
         program: Sequence[str] = PROGRAM,
     ) -> None:
         """`on_failed` is called where a sequence that is followed cannot continue: slot, generation, why."""
-        self._on_failed = on_failed
         self._processes = [
-            MaskProcessClient(setup, number, self._fail, program) for number in range(setup.processes)
+            MaskProcessClient(setup, number, on_failed, program) for number in range(setup.processes)
         ]
-        self._process_of: dict[SlotKey, MaskProcessClient] = {}
         self._starts: dict[MaskProcessClient, asyncio.Task[None]] = {}
 
     @property
@@ -91,23 +89,17 @@ class MaskClient:
     ) -> None:
         """Has the masks of a slot's tokens computed, from the one behind `position` on, until `close` or its
         end. `output_ids`: of earlier attempts. Raises BatonError as `next_mask` does."""
-        if key in self._process_of:
-            return
-        process = self._process_of[key] = self._least_loaded()
-        try:
-            await process.follow(key, position, grammar, limits, output_ids)
-        except BaseException:
-            self._process_of.pop(key, None)
-            raise
+        if not any(process.follows(key) for process in self._processes):
+            await self._least_loaded().follow(key, position, grammar, limits, output_ids)
 
     def close(self, key: SlotKey) -> None:
         """Ends following; nothing where the slot is not followed."""
-        if (process := self._process_of.pop(key, None)) is not None:
+        for process in self._processes:
             process.close(key)
 
     def ended(self, key: SlotKey) -> None:
         """The slot's last token was read from the ring; its process has seen it too."""
-        if (process := self._process_of.pop(key, None)) is not None:
+        for process in self._processes:
             process.ended(key)
 
     async def stop(self) -> None:
@@ -124,10 +116,6 @@ class MaskClient:
             if not process.ready and (process not in self._starts or self._starts[process].done()):
                 self._starts[process] = asyncio.create_task(_start(process))
         return min(ready or self._processes, key=lambda process: process.load)
-
-    def _fail(self, slot: int, generation: int, error: BatonError) -> None:
-        self._process_of.pop((slot, generation), None)
-        self._on_failed(slot, generation, error)
 
 
 async def _start(process: MaskProcessClient) -> None:

@@ -96,6 +96,10 @@ class MaskProcessClient:
         """Sequences whose masks are computed."""
         return len(self._followed)
 
+    def follows(self, key: SlotKey) -> bool:
+        """Whether the masks of that sequence are computed, or will be."""
+        return key in self._followed
+
     @property
     def load(self) -> int:
         """Sequences, and calls that wait for an answer."""
@@ -107,8 +111,7 @@ class MaskProcessClient:
         await self._started()
 
     async def next_mask(self, grammar: Grammar, limits: Limits, output_ids: Sequence[int]) -> bytes:
-        """Which tokens may follow `output_ids`; as `EngineCommand.first_token_mask`. Raises BatonError:
-        INVALID where the grammar cannot be used, CONFLICT where the process ended."""
+        """`MaskClient.next_mask`, by this process."""
         return await self._open(OpenSequenceCommand(grammar=grammar, limits=limits, output_ids=output_ids))
 
     async def follow(
@@ -119,10 +122,7 @@ class MaskProcessClient:
         limits: Limits,
         output_ids: Sequence[int],
     ) -> None:
-        """Has the masks of a slot's tokens computed, from the one behind `position` on, until `close` or its
-        end. `output_ids`: of earlier attempts. Raises BatonError as `next_mask` does."""
-        if key in self._followed:
-            return
+        """`MaskClient.follow`, of a sequence that is not followed yet."""
         slot, generation = key
         self._followed.add(key)
         command = OpenSequenceCommand(

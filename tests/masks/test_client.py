@@ -13,6 +13,8 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Grammar
 from services.masks.client import MaskClient, mask_processes
+from services.masks.launch import SlotKey
+from services.masks.process_client import MaskProcessClient
 from tests.masks.model import ids_of
 from tests.masks.worker import AB, LIMITS, WAIT_S, Worker
 
@@ -31,6 +33,11 @@ class WorkerOfTwo(Worker):
         async with asyncio.timeout(WAIT_S):
             await self.client.next_mask(AB, LIMITS, ())
             await self.client.started()
+
+    def process_of(self, key: SlotKey) -> MaskProcessClient:
+        """The process that follows a sequence."""
+        (process,) = (one for one in self.client._processes if one.follows(key))
+        return process
 
 
 @pytest.fixture
@@ -59,7 +66,7 @@ async def test_sequences_are_shared_and_each_gets_its_masks(worker: WorkerOfTwo)
     assert (worker.client.followed, worker.client.opened, worker.client.failed) == (1, 5, 0)
     loads = [process.followed for process in worker.client._processes]
     await worker.client.follow((0, 2), 3, AB, LIMITS, ())
-    assert worker.client._process_of[0, 2] is worker.client._processes[loads.index(0)]
+    assert worker.process_of((0, 2)) is worker.client._processes[loads.index(0)]
 
 
 async def test_the_end_of_one_process_fails_its_sequences_alone_and_it_starts_again(
@@ -69,7 +76,7 @@ async def test_the_end_of_one_process_fails_its_sequences_alone_and_it_starts_ag
     for slot in range(2):
         await worker.client.follow((slot, 1), 3, AB, LIMITS, ())
     before = worker.client.pids
-    lost, kept = (worker.client._process_of[slot, 1] for slot in range(2))
+    lost, kept = (worker.process_of((slot, 1)) for slot in range(2))
     assert lost.pid is not None
     os.kill(lost.pid, signal.SIGKILL)
     async with asyncio.timeout(WAIT_S):
@@ -79,20 +86,23 @@ async def test_the_end_of_one_process_fails_its_sequences_alone_and_it_starts_ag
     assert (await worker.next_mask())[:3] == (1, 1, 4)
     # The process that runs takes the next attempt, while the other starts.
     await worker.client.follow((0, 2), 4, AB, LIMITS, ids_of("a"))
-    assert worker.client._process_of == {(1, 1): kept, (0, 2): kept}
+    assert [worker.process_of(key) for key in ((1, 1), (0, 2))] == [kept, kept]
+    assert (lost.followed, kept.followed) == (0, 2)
     async with asyncio.timeout(WAIT_S):
         await worker.client.started()
     assert len(set(worker.client.pids)) == 2
     assert worker.client.pids != before
     assert (worker.client.restarts, worker.client.followed) == (1, 2)
-    await worker.client.follow((3, 1), 3, AB, LIMITS, ())
-    assert worker.client._process_of[3, 1] is lost
+    for _ in range(2):  # the second time it is followed already
+        await worker.client.follow((3, 1), 3, AB, LIMITS, ())
+    assert worker.process_of((3, 1)) is lost
+    assert worker.client.followed == 3
 
 
 async def test_a_grammar_that_is_refused_is_not_followed(worker: WorkerOfTwo) -> None:
     with pytest.raises(BatonError, match="cannot be used"):
         await worker.client.follow((0, 1), 3, Grammar(regex="("), LIMITS, ())
-    assert worker.client._process_of == {}
+    assert worker.client.followed == 0
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     worker.draw(0, 1, A)
     assert (await worker.next_mask())[:3] == (0, 1, 4)

@@ -185,9 +185,7 @@ class RingObserver(_Ring):
         records: list[Record] = []
         behind = self._next + _MOST_OBSERVED
         while self._next < behind and (words := self._valid_words(_RUN)):
-            records += [
-                _decode(word, None) for word in words if (word >> 24 & 0xFFF, word >> 36 & 0xFFFF) in wanted
-            ]
+            records += [_decode(word, None) for word in words if _sequence_of(word) in wanted]
             self._next += len(words)
         # The producer is never more than the ring's capacity ahead of the reader's tail.
         if self.tail > self._next and not self._valid_words(1):
@@ -195,10 +193,16 @@ class RingObserver(_Ring):
         return records
 
 
+def _sequence_of(word: int) -> tuple[int, int]:
+    """(slot, generation)."""
+    return word >> 24 & 0xFFF, word >> 36 & 0xFFFF
+
+
 def _decode(word: int, logprobs: Logprobs | None) -> Record:
+    slot, generation = _sequence_of(word)
     return Record(
-        slot=word >> 24 & 0xFFF,
-        generation=word >> 36 & 0xFFFF,
+        slot=slot,
+        generation=generation,
         token=word & 0xFFFFFF,
         finish=_FINISHES[word >> 52 & 0xF],
         logprobs=logprobs,
