@@ -80,12 +80,22 @@ class Cluster:
         async with grpc.aio.insecure_channel(self.grpc_address) as channel:
             yield RouterServiceStub(channel)
 
-    async def generate(self, stub: RouterServiceAsyncStub, prompt: Sequence[int], **fields: Any) -> Answer:
-        """Streams one request to its end and checks what holds for every stream."""
+    async def generate(
+        self,
+        stub: RouterServiceAsyncStub,
+        prompt: Sequence[int],
+        *,
+        begun: asyncio.Event | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Streams one request to its end and checks what holds for every stream; sets `begun` at the first
+        message."""
         request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=list(prompt)), **fields)
         answer = Answer()
         async for message in stub.Generate(request, timeout=120):
             assert answer.last is None, "a message after the last"
+            if begun is not None:
+                begun.set()
             if message.token_ids:
                 assert message.first_number == len(answer.token_ids), "a gap or a repeat"
             answer.token_ids += message.token_ids

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,9 +25,6 @@ from baton.v1.admin_pb2 import AdminServiceGetStatusResponse, StoreStatus, Worke
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, descendants, leaks
 from tests.e2e.proc import tcp_table
-
-if TYPE_CHECKING:
-    pass
 
 # Values of the router's /metrics that are 0 where no request runs.
 _ROUTER_COUNTS = (

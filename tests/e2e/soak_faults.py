@@ -15,13 +15,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from baton.v1.admin_pb2 import WorkerState, WorkerStatus
 from tests.e2e.cluster import Cluster, alive, eventually
-
-if TYPE_CHECKING:
-    pass
 
 # From a kill until the worker serves again, where the others go on working on the same two cores.
 AGAIN_S = 60.0

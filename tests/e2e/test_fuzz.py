@@ -36,7 +36,7 @@ _END_S = 30.0
 @dataclass(frozen=True)
 class Size:
     """How long the client acts, how often, the largest body it sends and how long it waits for an answer;
-    streams beside it, and tokens of each."""
+    streams beside it, and tokens of each; whether their gaps are enough of them to judge a percentile."""
 
     seconds: float
     every_s: float
@@ -44,10 +44,15 @@ class Size:
     give_up_s: float
     streams: int
     tokens: int
+    judges_gaps: bool
 
 
-FULL = Size(seconds=600.0, every_s=0.25, largest=16 << 20, give_up_s=8.0, streams=16, tokens=100)
-REDUCED = Size(seconds=2.0, every_s=0.05, largest=1 << 20, give_up_s=2.5, streams=5, tokens=40)
+FULL = Size(
+    seconds=600.0, every_s=0.25, largest=16 << 20, give_up_s=8.0, streams=16, tokens=100, judges_gaps=True
+)
+REDUCED = Size(
+    seconds=2.0, every_s=0.05, largest=1 << 20, give_up_s=2.5, streams=5, tokens=40, judges_gaps=False
+)
 
 
 @dataclass
@@ -156,7 +161,8 @@ async def prove(cluster: Cluster, size: Size) -> str:
         f"router {grown_mib:+.0f} MiB; {counts}"
     )
     assert beside.ended >= size.streams
-    assert beside.p99_ms <= MOST_SLOWER * max(control.p99_ms, FLOOR_MS), summary
+    if size.judges_gaps:
+        assert beside.p99_ms <= MOST_SLOWER * max(control.p99_ms, FLOOR_MS), summary
     assert grown_mib <= MOST_MIB, summary
     assert {action.__name__ for action in ACTIONS} <= {name.partition(":")[0] for name in counts}, summary
     assert "stranger: OK" not in counts, summary

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +25,6 @@ from tests.e2e.soak_clients import Clients, Outcome, draw_asks
 from tests.e2e.soak_faults import Faults
 from tests.e2e.soak_truth import Truth
 from tests.support.checkpoints import make_checkpoint
-
-if TYPE_CHECKING:
-    pass
 
 FLAGS = ("--dtype", "float64", "--slots", "4", "--chunk-tokens", "16", "--block-tokens", "16")
 TOPOLOGIES = {"2+2": ("--prefill", "2", "--decode", "2"), "both": ("--both", "2")}

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -22,14 +22,17 @@ from baton.state.embedded import _free_port
 from models.demo_training.evaluate import DEMO_MODEL
 from services.common.config.router import RouterConfig
 from services.common.processes.process_tree import descendants
-from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster
+from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Answer, Cluster
 from tests.e2e.prometheus_names import group_page, series_of
 from tests.e2e.redis_server import RedisServer, redis_server
 from tests.e2e.workers import ROUTER, _ready, _start, _stop
 
+if TYPE_CHECKING:  # the class is in the stub file only
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
 BATON = (sys.executable, "-m", "baton.cli.main")
 NAMESPACE = "group-test"
-DRAIN_S = 12.0
+DRAIN_S = 60.0
 # Of workers that compile their kernels.
 _GPU_START_S = 180.0
 PROMPT = [(number * 7) % 50 + 1 for number in range(40)]
@@ -191,8 +194,7 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
         assert series_of((await group.get("/metrics")).text) == series_of(group_page())
 
         left = [group.process.pid, *descendants(group.process.pid)]
-        running = asyncio.create_task(cluster.generate(stub, PROMPT, **asked | {"max_tokens": 300}))
-        await asyncio.sleep(0.2)
+        running = await begun(cluster, stub, **asked | {"max_tokens": 300})
         began = time.monotonic()
         group.process.terminate()
         await group.until("/ready", 503, 2)
@@ -204,6 +206,15 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
         assert await workers_in(state) == []
     assert alive(left) == []
     assert_no_secret_in_log(group, redis)
+
+
+async def begun(cluster: Cluster, stub: RouterServiceAsyncStub, **fields: Any) -> asyncio.Task[Answer]:
+    """A request whose first message has come."""
+    event = asyncio.Event()
+    running = asyncio.create_task(cluster.generate(stub, PROMPT, begun=event, **fields))
+    async with asyncio.timeout(START_S):
+        await event.wait()
+    return running
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -251,8 +262,7 @@ async def test_a_second_signal_ends_a_group_at_once(group: Group, cluster: Clust
     await group.until("/ready", 200, START_S)
     left = [group.process.pid, *descendants(group.process.pid)]
     async with cluster.stub() as stub:
-        running = asyncio.create_task(cluster.generate(stub, PROMPT, max_tokens=2000, temperature=0))
-        await asyncio.sleep(0.5)
+        running = await begun(cluster, stub, max_tokens=2000, temperature=0)
         group.process.terminate()
         await group.until("/ready", 503, 2)
         group.process.terminate()
