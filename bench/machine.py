@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from baton.process_stat import process_stat
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # Fields of /proc/stat's first line that are not computing time.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
@@ -51,8 +53,10 @@ def spread_out(count: int) -> list[int]:
 
 def process_cpu_s(pid: int) -> float:
     """Processor time that a process has used, in seconds. Raises FileNotFoundError where it has ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+    stat = process_stat(pid)
+    if stat is None:
+        raise FileNotFoundError(f"process {pid} has ended")
+    return stat.cpu_s
 
 
 def _machine() -> tuple[float, float]:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from baton.process_stat import process_stat
+
 # By mode: MB and repetitions that take most of a second, to be interrupted in the middle.
 _LONG = {"p2p": (4096, 60), "legacy": (4096, 60), "shm": (512, 20), "net": (128, 10)}
 _MODES: dict[str, dict[str, str]] = {
@@ -66,8 +68,9 @@ class Peer:
         """Stops the process; its state according to the kernel ("T")."""
         self._signal(signal.SIGSTOP)
         time.sleep(0.002)
-        status = Path(f"/proc/{self._process.pid}/stat").read_text()
-        return status.rpartition(")")[2].split()[0]
+        assert self._process.pid is not None
+        stat = process_stat(self._process.pid)
+        return stat.state if stat else "ended"
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.mask_board import MaskBoard
 from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
+from baton.process_stat import process_stat
 from baton.v1.masks_pb2 import CloseSequenceCommand, MaskCommand, MaskEvent, OpenSequenceCommand
 from baton.v1.types_pb2 import Failure, Grammar, Limits
 from services.common.observability.logs import get_log
@@ -38,7 +38,6 @@ HUNG_S = 2.0
 _STARVED_S = 20.0
 # The kind of error after which a router tries again, and goes on using the worker for others.
 LOST = ErrorKind.CONFLICT
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _START_S = 60.0
 _WATCH_S = 0.25
 _STOP_S = 2.0
@@ -295,12 +294,8 @@ class _Running:
     @property
     def cpu_s(self) -> float:
         """Seconds of processor time that it has used."""
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return 0.0
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) * _TICK_S
+        stat = process_stat(self.process.pid)
+        return stat.cpu_s if stat else 0.0
 
     def kill(self, reason: str) -> None:
         """Kills it, and reports its end at once."""

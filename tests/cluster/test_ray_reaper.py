@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.process_stat import is_running
 from services.common.processes.process_tree import descendants
-from tests.e2e.cluster import alive
 
 # Starts a child in a session of its own, which starts an orphan in another, and both ignore SIGTERM.
 WILD = """
@@ -65,11 +65,11 @@ def test_its_owner_is_done(folder: Path, orphan: tuple[subprocess.Popen[bytes], 
     assert set(pids) <= set(descendants(process.pid)), "the orphan is not below it"
     process.terminate()  # is no reason to leave
     time.sleep(0.2)
-    assert all(alive(pid) for pid in pids)
+    assert all(is_running(pid) for pid in pids)
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(10) == 0
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     assert not (folder / "theirs").exists()
 
 
@@ -77,5 +77,5 @@ def test_its_command_ends(folder: Path) -> None:
     with reaper(folder, life_s=1.0) as process:
         pids = started(folder)
         assert process.wait(10) == 1
-        assert not any(alive(pid) for pid in pids)
+        assert not any(is_running(pid) for pid in pids)
         assert not (folder / "theirs").exists()

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 import httpx
 
+from baton.process_stat import is_running
 from baton.v1.admin_pb2 import (
     AdminServiceGetAuditRequest,
     AdminServiceGetStatusRequest,
@@ -80,22 +81,12 @@ class Cluster:
         async with grpc.aio.insecure_channel(self.grpc_address) as channel:
             yield RouterServiceStub(channel)
 
-    async def generate(
-        self,
-        stub: RouterServiceAsyncStub,
-        prompt: Sequence[int],
-        *,
-        begun: asyncio.Event | None = None,
-        **fields: Any,
-    ) -> Answer:
-        """Streams one request to its end and checks what holds for every stream; sets `begun` at the first
-        message."""
+    async def generate(self, stub: RouterServiceAsyncStub, prompt: Sequence[int], **fields: Any) -> Answer:
+        """Streams one request to its end and checks what holds for every stream."""
         request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=list(prompt)), **fields)
         answer = Answer()
         async for message in stub.Generate(request, timeout=120):
             assert answer.last is None, "a message after the last"
-            if begun is not None:
-                begun.set()
             if message.token_ids:
                 assert message.first_number == len(answer.token_ids), "a gap or a repeat"
             answer.token_ids += message.token_ids
@@ -247,7 +238,7 @@ def starting_up(
                 process.kill()
                 raise
             finally:
-                left = [pid for pid in children if alive(pid)]
+                left = [pid for pid in children if is_running(pid)]
             assert process.stdout is not None
             with process.stdout:  # left open it would fail another test too
                 assert not asked_to_end or process.returncode == 0, log.read_text()[-4000:]
@@ -269,14 +260,6 @@ def _read_line(stream: IO[str], timeout_s: float) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return stream.readline() if selector.select(timeout_s) else ""
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def eventually(what: Callable[[], bool], within_s: float) -> None:

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from baton.process_stat import is_running
 from baton.v1.admin_pb2 import WorkerState, WorkerStatus
-from tests.e2e.cluster import Cluster, alive, eventually
+from tests.e2e.cluster import Cluster, eventually
 
 # From a kill until the worker serves again, where the others go on working on the same two cores.
 AGAIN_S = 60.0
@@ -73,7 +74,7 @@ class Faults:
 
     async def _replaced(self, victim: WorkerStatus, number: int) -> None:
         """Waits until both processes are gone and another incarnation serves."""
-        await eventually(lambda: not any(alive(pid) for pid in _pids(victim).values()), _GONE_S)
+        await eventually(lambda: not any(is_running(pid) for pid in _pids(victim).values()), _GONE_S)
         since, _ = self.away[number]
         old = victim.worker.identity
         while True:

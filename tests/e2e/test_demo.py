@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.e2e.cluster import alive, descendants
+from baton.process_stat import is_running
+from tests.e2e.cluster import descendants
 
 
 def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
         err.seek(0)
         assert process.wait() == 0, err.read()
     assert len(children) == 7, "two workers of two processes, their supervisor, the router, and Redis"
-    assert not [pid for pid in children if alive(pid)]
+    assert not [pid for pid in children if is_running(pid)]
     text = shown.read_text()
     # What any right model answers; the demo model's JSON is free to have values of its own.
     assert "The value of golden lantern is 9741." in text

@@ -21,8 +21,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.process_stat import is_running
 from services.common.config.types import Role
-from tests.e2e.cluster import alive, eventually
+from tests.e2e.cluster import eventually
 from tests.e2e.interrupted import (
     ANSWERS_SWALLOWED,
     BOTH_SWALLOWED,
@@ -260,7 +261,7 @@ async def frozen_engine_while_decoding(model: Path, loose: Loose, stub: RouterSe
     assert after_s <= NOTICED_S
     assert gap <= LONGEST_GAP_S
     right(model, streams)
-    await eventually(lambda: not (alive(audit.engine_pid) or alive(victim.front.pid)), 3)
+    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(victim.front.pid)), 3)
     return victim
 
 
@@ -285,4 +286,4 @@ async def frozen_engine_while_prefilling(
     assert after_s <= max(NOTICED_S, 10 * step_s + 1.0)
     assert max(stream.attempts for stream in streams) == 2, "none was interrupted"
     right(model, streams)
-    await eventually(lambda: not (alive(audit.engine_pid) or alive(victim.front.pid)), 3)
+    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(victim.front.pid)), 3)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from baton.process_stat import is_running
 from baton.v1.worker_pb2 import Audit
 from services.common.config.types import Role
-from tests.e2e.cluster import Answer, alive, eventually, leaks
+from tests.e2e.cluster import Answer, eventually, leaks
 from tests.e2e.workers import Loose, Worker, all_started_again, loose_workers
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
@@ -101,7 +102,7 @@ async def ended(model: Path, prompt: list[int], answer: Answer, victim: Worker, 
     assert answer.last is not None
     assert answer.last.trace.attempts == 2
     greedy_matches(load_reference(model), prompt, answer.token_ids)
-    await eventually(lambda: not (alive(engine) or alive(victim.front.pid)), 3)
+    await eventually(lambda: not (is_running(engine) or is_running(victim.front.pid)), 3)
 
 
 async def run_through(
@@ -118,7 +119,7 @@ async def run_through(
     os.kill(audit.engine_pid, signal.SIGKILL)
     assert not any(run.done() for run in runs), "it died too late"
     answers = await asyncio.gather(*runs)
-    await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
+    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(audit.front_pid)), 3)
     return answers
 
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from baton.errors import BatonError
+from baton.process_stat import is_running
 from baton.state import State
 from services.common.processes.process_tree import descendants
 from tests.e2e.cluster import (
@@ -26,7 +27,6 @@ from tests.e2e.cluster import (
     MODEL,
     STOP_S,
     Cluster,
-    alive,
     assert_all_free,
     baton_up,
     eventually,
@@ -319,7 +319,7 @@ async def test_a_worker_without_a_supervisor_is_found_and_serves(
             if number is signal.SIGKILL:
                 guest.kill()
             assert await asyncio.to_thread(guest.wait, STOP_S) == (0 if number is signal.SIGTERM else -number)
-            await eventually(lambda: not any(alive(pid) for pid in left), 5)
+            await eventually(lambda: not any(is_running(pid) for pid in left), 5)
             await until_registered(state, WORKERS, 8)  # a killed one's lease lapses
             await until_watched(cluster, len(WORKERS), 5)
         assert redis.password not in log.read_text()
@@ -380,7 +380,7 @@ async def test_its_own_redis_is_brought_back_and_filled_again(model: Path) -> No
             left = descendants(cluster.process.pid)
             assert own_redis(cluster) in left
             cluster.process.kill()
-            await eventually(lambda: not any(alive(pid) for pid in left), 5)
+            await eventually(lambda: not any(is_running(pid) for pid in left), 5)
 
 
 def own_redis(cluster: Cluster) -> int:

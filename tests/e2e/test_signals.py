@@ -17,12 +17,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from baton.process_stat import is_running
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from tests.e2e.cluster import (
     MODEL,
     START_S,
     Cluster,
-    alive,
     baton_up,
     descendants,
     eventually,
@@ -83,7 +83,7 @@ def lasting(model: Path) -> Iterator[Cluster]:
 def ends(process: subprocess.Popen[str], children: list[int], within_s: float) -> int:
     """Its exit code, once it and all its children are gone in time."""
     code = process.wait(within_s)
-    assert not [pid for pid in children if alive(pid)]
+    assert not [pid for pid in children if is_running(pid)]
     return code
 
 
@@ -173,7 +173,7 @@ async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
         await all_decode(cluster, 16)
         cluster.process.send_signal(signal.SIGINT)
         await eventually(lambda: "draining" in cluster.log.read_text(), 5)
-        assert all(alive(pid) for pid in children), "it did not wait for its streams"
+        assert all(is_running(pid) for pid in children), "it did not wait for its streams"
         cluster.process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(ends, cluster.process, children, 2) == 0
         for call in calls:
@@ -198,7 +198,7 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
     async with lasting.stub() as stub:
         audit = (await lasting.audits())[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
-        await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
+        await eventually(lambda: not (is_running(audit.engine_pid) or is_running(audit.front_pid)), 3)
         await serves_again(lasting, stub, PROMPT, within_s=30)
         assert (await lasting.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
@@ -208,10 +208,10 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
 
 async def test_a_killed_parent_takes_everyone_along(lasting: Cluster) -> None:
     """The last of those that share a cluster: it ends it."""
-    children = [pid for pid in descendants(lasting.process.pid) if alive(pid)]
+    children = [pid for pid in descendants(lasting.process.pid) if is_running(pid)]
     assert len(children) == 7
     lasting.process.kill()
-    await eventually(lambda: not any(alive(pid) for pid in children), 5)
+    await eventually(lambda: not any(is_running(pid) for pid in children), 5)
     lasting.process.wait(5)  # its children may be gone before it is
 
 

@@ -26,6 +26,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import RingReader
 from baton.engine.sequence import SamplingParams
+from baton.process_stat import process_stat
 from baton.v1.decode_pb2 import ReserveRequest, SubscribeRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
@@ -160,7 +161,8 @@ async def until(what: Any, within_s: float = WITHIN_S) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    stat = process_stat(pid)
+    return stat is not None and stat.state == "T"
 
 
 async def stop_and_let_go(worker: Worker, ring: RingReader, seconds: float) -> tuple[int, int]:

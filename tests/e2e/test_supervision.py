@@ -15,11 +15,11 @@ import grpc.aio
 import pytest
 
 from baton.cluster.local_ray import LocalRay
+from baton.process_stat import is_running, process_stat
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import (
     CLUSTER_SECRET,
     Cluster,
-    alive,
     baton_up,
     descendants,
     eventually,
@@ -76,7 +76,9 @@ def processes(cluster: Cluster) -> dict[int, str]:
 
 
 def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    stat = process_stat(pid)
+    assert stat is not None
+    return stat.parent
 
 
 def halves(audit: Audit) -> tuple[int, int]:
@@ -137,7 +139,7 @@ async def test_serves_again(
         # A front kills a frozen engine after 2 s; a frozen front is killed by its supervisor after 5 s.
         hang_s = 8.0 if number is signal.SIGSTOP else 0.0
         dead = [pid for name in hit for pid in halves(before[name])]
-        await eventually(lambda: not any(map(alive, dead)), 3 + hang_s)
+        await eventually(lambda: not any(map(is_running, dead)), 3 + hang_s)
         after = await whole_again(cluster, again_s())
         await serves_again(cluster, stub, PROMPT, again_s())
         await asyncio.gather(*running)
@@ -166,7 +168,7 @@ async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: C
         }
         # And it does its work: a worker that dies now is started again.
         os.kill(after["prefill-0"].front_pid, signal.SIGKILL)
-        await eventually(lambda: not alive(after["prefill-0"].front_pid), 3)
+        await eventually(lambda: not is_running(after["prefill-0"].front_pid), 3)
         await serves_again(cluster, stub, PROMPT, again_s())
 
 
@@ -187,7 +189,7 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
             assert any("raylet" in command for command in left.values()), "no Ray, or this test sees nothing"
             folder = ray_folder(left)
             second.process.kill()
-            await eventually(lambda: not any(alive(pid) for pid in left) and not folder.exists(), 10)
+            await eventually(lambda: not any(is_running(pid) for pid in left) and not folder.exists(), 10)
         assert await ends_well_or_typed(cluster, stub, model)
         assert {pid for pid, command in processes(cluster).items() if "services." in command} == ours
 
@@ -200,7 +202,7 @@ async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) 
         (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m baton.cluster")]
         cluster.process.kill()
         os.kill(owner, signal.SIGKILL)
-        await eventually(lambda: not any(alive(pid) for pid in left), 10)
+        await eventually(lambda: not any(is_running(pid) for pid in left), 10)
 
 
 @pytest.mark.slow
@@ -230,7 +232,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
                 cluster.process.send_signal(number)
                 code = await asyncio.to_thread(cluster.process.wait, 30)
                 assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
-                await eventually(lambda pids=pids: not any(alive(pid) for pid in pids), 10)  # type: ignore[misc]
+                await eventually(lambda pids=pids: not any(is_running(pid) for pid in pids), 10)  # type: ignore[misc]
             assert not theirs.lost()
         # The environment of `baton up` has the cluster's secret, that of this Ray has not.
         with starting_up(model, "--both", "1", ray=address) as (process, log):
@@ -273,7 +275,7 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
     assert (folder / "stderr").is_socket()
     cluster.process.terminate()
     assert await asyncio.to_thread(cluster.process.wait, 30) == 0
-    assert not [pid for pid in left if alive(pid)]
+    assert not [pid for pid in left if is_running(pid)]
     assert not folder.exists()
 
 

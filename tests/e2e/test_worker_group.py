@@ -209,11 +209,12 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
 
 
 async def begun(cluster: Cluster, stub: RouterServiceAsyncStub, **fields: Any) -> asyncio.Task[Answer]:
-    """A request whose first message has come."""
-    event = asyncio.Event()
-    running = asyncio.create_task(cluster.generate(stub, PROMPT, begun=event, **fields))
-    async with asyncio.timeout(START_S):
-        await event.wait()
+    """A request that has its slot on the decode worker."""
+    running = asyncio.create_task(cluster.generate(stub, PROMPT, **fields))
+    deadline = time.monotonic() + START_S
+    while (load := (await cluster.audits())["pod-7-decode-0"].load).free_slots == load.slots:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
     return running
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from baton.process_stat import is_running
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from tests.router.conftest import MODEL, ids_request, until
@@ -208,13 +208,4 @@ async def test_dies_with_its_parent(model_folder: Path) -> None:
         await ready(parent)
         parent.kill()
         await parent.wait()
-        await until(lambda: not _runs(child))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    assert os.getpid() != pid
-    return state != "Z"
+        await until(lambda: not is_running(child))

@@ -16,6 +16,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from baton.errors import BatonError, ErrorKind
+from baton.process_stat import is_running
 from baton.state import JournalRecord, Member, new_incarnation
 from baton.state.embedded import EmbeddedServer
 from tests.state.opened import open_state
@@ -53,7 +54,7 @@ async def test_it_answers_only_to_its_password_and_only_here(
         assert not os.listdir(tmp_path)
     finally:
         await server.stop()
-    assert not _runs(server.pid)
+    assert not is_running(server.pid)
     await server.stop()
 
 
@@ -97,7 +98,7 @@ async def test_a_stopped_one_stops_within_two_seconds() -> None:
     os.kill(server.pid, signal.SIGSTOP)
     async with asyncio.timeout(2):
         await server.stop()
-    assert not _runs(server.pid)
+    assert not is_running(server.pid)
 
 
 def test_it_does_not_outlive_its_parent() -> None:
@@ -107,16 +108,9 @@ def test_it_does_not_outlive_its_parent() -> None:
         assert Path(f"/proc/{pid}").exists()
         parent.kill()
     deadline = time.monotonic() + 5
-    while _runs(pid):
+    while is_running(pid):
         assert time.monotonic() < deadline, "the server outlived its parent"
         time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> None:

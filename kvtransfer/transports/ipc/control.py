@@ -33,6 +33,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
+from baton.process_stat import process_stat
 from kvtransfer.protocol.frames import MAX_REASON_BYTES
 
 # As for grpc: how long the other process may take to answer at all, whatever its loop does.
@@ -263,8 +264,5 @@ class Control:
 
 def _stopped(pid: int) -> bool:
     """Whether this process is stopped or traced."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
+    stat = process_stat(pid)
+    return stat is not None and stat.state in "Tt"

@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+from baton.process_stat import process_stat
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 
@@ -34,7 +36,7 @@ class Orphans:
     def reap(self) -> None:
         """Reaps the processes that had ended by the previous call. By then a child that this process started
         has been reaped by its owner, who is notified at once."""
-        ended = {pid for pid in children(os.getpid()) if _has_ended(pid)}
+        ended = {pid for pid in children(os.getpid()) if (stat := process_stat(pid)) and stat.ended}
         for pid in ended & self._ended:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -69,13 +71,6 @@ def kill_descendants(within_s: float) -> list[int]:
             return left
         time.sleep(_POLL_S)
     return []
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _reap() -> None:

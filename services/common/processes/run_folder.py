@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.process_stat import process_stat
+
 FOLDER_VARIABLE = "BATON_RUN_DIR"
 _DEFAULT = Path("/tmp/baton")
-_START_TIME = 19  # of the fields of /proc/PID/stat that follow the command; in clock ticks since boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,8 @@ class RunFolder:
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[_START_TIME])
+    stat = process_stat(pid)
+    return None if stat is None or stat.ended else stat.started
 
 
 def _now_ticks() -> int:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from baton.process_stat import is_running
 from services.common.processes.process_tree import descendants
 
 HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
@@ -76,18 +77,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         up.process.communicate()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie, which may never be reaped in a container, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if alive(pid)]}"
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_running(pid)]}"
         time.sleep(0.02)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from baton.client import AsyncClient
 from baton.errors import BatonError, ErrorKind
+from baton.process_stat import is_running
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
@@ -201,7 +201,7 @@ async def test_it_is_started_again(model_folder: Path) -> None:
         first = one.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: not _runs(first))
+        await until(lambda: not is_running(first))
         assert await tokenize(one, "ab") == [97, 98]
         assert one.pid != first
     assert one.pid is None
@@ -275,16 +275,10 @@ async def test_it_ends_with_a_router_that_is_killed(model_folder: Path) -> None:
         assert len(mine) == 1
         router.kill()
         await router.wait()
-        await until(lambda: not any(_runs(pid) for pid in mine))
+        await until(lambda: not any(is_running(pid) for pid in mine))
 
 
 def _helpers_of(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").iterdir()
     children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
     return [pid for pid in children if b"helper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return re.search(r"\) [ZX]", Path(f"/proc/{pid}/stat").read_text()) is None
-    return False

@@ -1,0 +1,43 @@
+"""What the kernel says of a process in `/proc/PID/stat` (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+# Of the fields that follow the command, which may itself contain spaces and parentheses.
+_STATE, _PARENT, _USER, _SYSTEM, _START = 0, 1, 11, 12, 19
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A process that is not reaped yet: its state (one letter, such as "R", "S", "T", "Z"), its parent's pid,
+    its processor time in seconds and its start in clock ticks since boot."""
+
+    state: str
+    parent: int
+    cpu_s: float
+    started: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it waits to be reaped: in a container nobody may ever do that."""
+        return self.state in "ZX"
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """None where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    cpu_s = (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S
+    return ProcessStat(fields[_STATE], int(fields[_PARENT]), cpu_s, int(fields[_START]))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and has not ended."""
+    stat = process_stat(pid)
+    return stat is not None and not stat.ended
