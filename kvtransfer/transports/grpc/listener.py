@@ -13,14 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton.addresses import join_address
-from baton.cluster_auth import UNAUTHENTICATED, RpcToken
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import to_status
 from baton.v1 import transfer_pb2_grpc
@@ -39,6 +38,7 @@ from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.addresses import GRPC, Endpoint
 from kvtransfer.protocol.frames import FrameError, ReceiverFrame, SenderFrame, encode
 from kvtransfer.protocol.link_auth import Challenges, LinkAuth
+from kvtransfer.transports.grpc.call_checks import PeerCheck, TokenCheck
 from kvtransfer.transports.grpc.stream import (
     LINK_ID_KEY,
     SERVICE,
@@ -47,12 +47,7 @@ from kvtransfer.transports.grpc.stream import (
     SendQueue,
     channel_options,
 )
-from kvtransfer.transports.grpc.tls import LinkTls, ListenerTls, PeerCheck
-
-if TYPE_CHECKING:  # generic in its stub file only
-    _ServerInterceptor = grpc.ServerInterceptor[Any, Any]
-else:
-    _ServerInterceptor = grpc.ServerInterceptor
+from kvtransfer.transports.grpc.tls import LinkTls, ListenerTls
 
 # Calls other than streams: challenges and link requests, health, reflection.
 _OTHER_CALLS = 16
@@ -192,7 +187,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             options=channel_options(piece_bytes, peer_timeout_s),
             maximum_concurrent_rpcs=workers,
             interceptors=[
-                _TokenCheck(self._auth.token, self.rejected),
+                TokenCheck(self._auth.token, self._refuse_peer),
                 *(() if server_tls is None else (PeerCheck(server_tls, self._refuse_peer),)),
             ],
         )
@@ -292,28 +287,6 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         if wire is None:
             _abort(context, BatonError(ErrorKind.CONFLICT, f"no link {named} waits for a stream"))
         return wire
-
-
-class _TokenCheck(_ServerInterceptor):
-    """Ends calls without the cluster's token with UNAUTHENTICATED, before any of their messages is read."""
-
-    def __init__(self, token: RpcToken, rejected: RejectedCallers) -> None:
-        self._token = token
-        self._rejected = rejected
-        self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        details: Any = handler_call_details
-        admitted = self._token.admits(details.method, details.invocation_metadata)
-        return continuation(handler_call_details) if admitted else self._refusal
-
-    def _refuse(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self._rejected.add(f"a call from {context.peer()}: {UNAUTHENTICATED}")
-        _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
 
 def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:
