@@ -1,0 +1,73 @@
+"""What a listener demands of a call before any of its messages is read: the cluster's token, and with TLS a
+certificate that is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from baton.cluster_auth import UNAUTHENTICATED, RpcToken
+from kvtransfer.transports.grpc.tls import ListenerTls
+
+if TYPE_CHECKING:  # generic in their stub file only
+    _ServerInterceptor = grpc.ServerInterceptor[Any, Any]
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Continuation = Callable[[grpc.HandlerCallDetails], _Handler | None]
+else:
+    _ServerInterceptor = grpc.ServerInterceptor
+
+Refuse = Callable[[grpc.ServicerContext, str], NoReturn]
+"""Ends a call, for the reason given."""
+
+
+class TokenCheck(_ServerInterceptor):
+    """Refuses calls without the cluster's token."""
+
+    def __init__(self, token: RpcToken, refuse: Refuse) -> None:
+        self._token = token
+        self._refuse = refuse
+        self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse_call)
+
+    def intercept_service(
+        self,
+        continuation: _Continuation,
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        details: Any = handler_call_details
+        admitted = self._token.admits(details.method, details.invocation_metadata)
+        return continuation(handler_call_details) if admitted else self._refusal
+
+    def _refuse_call(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._refuse(context, UNAUTHENTICATED)
+
+
+class PeerCheck(_ServerInterceptor):
+    """Ends the calls of peers that are not admitted; a call costs one check, its messages cost nothing."""
+
+    def __init__(self, tls: ListenerTls, refuse: Refuse) -> None:
+        self._tls = tls
+        self._refuse = refuse
+
+    def intercept_service(
+        self,
+        continuation: _Continuation,
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        inner: Any = continuation(handler_call_details)
+        if inner is None:
+            return None
+        names = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        (name,) = (name for name in names if getattr(inner, name) is not None)
+        checked: _Handler = inner._replace(**{name: self._checked(getattr(inner, name))})
+        return checked
+
+    def _checked(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def checked(request: object, context: grpc.ServicerContext) -> object:
+            refusal = self._tls.refusal(context.auth_context())
+            if refusal:
+                self._refuse(context, refusal)
+            return method(request, context)
+
+        return checked
