@@ -23,45 +23,14 @@ if TYPE_CHECKING:
 # cores of usual speed.
 SLOW_TIMEOUT_S = 1800
 E2E = "tests/e2e/"
-E2E_UNTIMED = "tests/e2e/ untimed"
-# Those that may run beside a cluster of another test: nothing in them has a deadline. All that share
-# the cluster of tests/e2e/conftest.py are among them, so that one process alone starts it.
-UNTIMED = tuple(
-    f"{E2E}test_{name}.py"
-    for name in (
-        "bad_commands",
-        "bad_input",
-        "bench_transfer",
-        "clients",
-        "demo",
-        "demo_model",
-        "exact_tokens",
-        "flat_memory",
-        "guided",
-        "ipc_transport",
-        "kv_wire",
-        "metrics",
-        "moved",
-        "output_options",
-        "pools",
-        "prefix_cache",
-        "sampler_features",
-        "seeds",
-        "separation",
-        "shared_namespace",
-        "strangers",
-        "tools",
-        "traces",
-    )
-)
+# Where something is due within a time. The rest of e2e may run beside a cluster of another test, and shares
+# that of tests/e2e/conftest.py, so that one process alone starts it.
+FAULTS = f"{E2E}faults/"
 
 
 def process_of(nodeid: str) -> str:
-    """What runs in one process: the untimed tests of e2e, the rest of e2e, and else a file."""
-    file = nodeid.partition("::")[0]
-    if not file.startswith(E2E):
-        return file
-    return E2E_UNTIMED if file in UNTIMED else E2E
+    """What runs in one process: e2e's faults, the rest of e2e, and else a file."""
+    return next((folder for folder in (FAULTS, E2E) if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
@@ -114,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if hasattr(config, "workerinput"):
-        rank = {E2E: 0, E2E_UNTIMED: 1}
+        rank = {FAULTS: 0, E2E: 1}
         items.sort(key=lambda item: rank.get(process_of(item.nodeid), 2))
 
 

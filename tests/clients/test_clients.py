@@ -16,7 +16,7 @@ import pytest
 
 from models.demo_training.evaluate import DEMO_MODEL
 from tests.clients.environments import PACKAGES, environment_of
-from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
+from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What clients write beside their work goes to a folder of the test; nothing is looked up on a hub.

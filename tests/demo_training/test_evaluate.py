@@ -26,7 +26,7 @@ def test_marks_and_what_was_wrong() -> None:
 
 
 def test_the_shipped_model_answers_through_transformers() -> None:
-    """Prompts of different lengths in one batch; `tests/e2e/test_demo_model.py` asks more."""
+    """Prompts of different lengths in one batch; `tests/e2e/tokens/test_demo_model.py` asks more."""
     answerer = Transformers(DEMO_MODEL, "float32", "cpu")
     assert mark(answerer, ("small talk",), 4)["small talk"].right == 4
 

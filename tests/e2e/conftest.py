@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, baton_up
+from tests.e2e.support.cluster import Cluster, baton_up
 from tests.support.checkpoints import FAMILIES
 
 # Blocks and chunks that short prompts fill, and slots for as many as a module asks at once.

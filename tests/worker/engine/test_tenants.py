@@ -1,5 +1,5 @@
 """An engine finds of a prompt what its tenant has sent, and nothing that another has: counts, not times.
-With a whole cluster: tests/e2e/test_tenant_isolation.py."""
+With a whole cluster: tests/e2e/api/test_tenant_isolation.py."""
 
 from __future__ import annotations
 

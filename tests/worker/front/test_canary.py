@@ -14,7 +14,7 @@ from baton.v1.worker_pb2 import Audit
 from services.common.config.types import Role
 from services.worker.front import canary as canary_module
 from services.worker.front.canary import Canary
-from tests.e2e.cluster import eventually
+from tests.e2e.support.cluster import eventually
 
 
 class Engine:

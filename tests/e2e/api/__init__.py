@@ -1,0 +1,1 @@
+"""What clients of the public APIs see."""

@@ -1,0 +1,285 @@
+"""Ray's supervisor at work: whatever is killed or frozen, the cluster serves again, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.cluster.local_ray import LocalRay
+from baton.process_stat import is_running, process_stat
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.support.cluster import (
+    CLUSTER_SECRET,
+    Cluster,
+    baton_up,
+    descendants,
+    eventually,
+    serves_again,
+    starting_up,
+)
+from tests.e2e.support.proc import occurrences
+from tests.e2e.support.redis_server import RedisServer, redis_server
+from tests.support.checkpoints import make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+PROMPT = list(range(3, 60))
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+WORKERS = ("prefill-0", "decode-0")
+# Secrets that are looked for where they must not be.
+PREFIX_SECRET = "canary-6b1f0d9c52e84a77"
+SECRETS = f"prefix_secret: {PREFIX_SECRET}\ncluster_secret: {CLUSTER_SECRET}\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path, redis: RedisServer) -> Iterator[Cluster]:
+    """One for all tests that leave it as they found it: serving."""
+    config = f"{SECRETS}state: {{redis_url: '{redis.url}'}}\n"
+    with baton_up(model, "--dtype", "float64", config=config, ray="local") as running:
+        yield running
+
+
+def again_s() -> float:
+    """Ten seconds where nothing else runs, as many times more as others keep the cores busy."""
+    return 10.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def processes(cluster: Cluster) -> dict[int, str]:
+    """Every process of the cluster, with its command line."""
+    found = {}
+    for pid in descendants(cluster.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def parent(pid: int) -> int:
+    stat = process_stat(pid)
+    assert stat is not None
+    return stat.parent
+
+
+def halves(audit: Audit) -> tuple[int, int]:
+    """The processes of a worker: its front and its engine."""
+    return audit.front_pid, audit.engine_pid
+
+
+def actor(cluster: Cluster, name: str) -> int:
+    """The process of the one actor whose class has this name."""
+    (pid,) = [pid for pid, command in processes(cluster).items() if command.startswith(f"ray::{name}")]
+    return pid
+
+
+async def whole_again(cluster: Cluster, within_s: float) -> dict[str, Audit]:
+    """Waits until both workers answer; their audits."""
+    async with asyncio.timeout(within_s):
+        while True:
+            with contextlib.suppress(AssertionError, grpc.aio.AioRpcError):
+                audits = await cluster.audits()
+                if sorted(audits) == sorted(WORKERS):
+                    return audits
+            await asyncio.sleep(0.05)
+
+
+async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, model: Path) -> bool:
+    """One request: every token right (True), or an error that says what happened and that may be retried."""
+    try:
+        answer = await cluster.generate(stub, PROMPT, max_tokens=400, **GREEDY)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.details():
+            raise
+        return False
+    assert len(answer.token_ids) == 400
+    greedy_matches(load_reference(model), PROMPT, answer.token_ids)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("victims", "number"),
+    [
+        (("prefill-0 engine",), signal.SIGKILL),
+        pytest.param(("decode-0 front",), signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(("decode-0 actor",), signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+async def test_serves_again(
+    cluster: Cluster, model: Path, victims: tuple[str, ...], number: signal.Signals
+) -> None:
+    async with cluster.stub() as stub:
+        before = await whole_again(cluster, again_s())
+        hit = dict(victim.split() for victim in victims)
+        running = [asyncio.create_task(ends_well_or_typed(cluster, stub, model)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        for name, part in hit.items():
+            front, engine = halves(before[name])
+            os.kill({"front": front, "engine": engine, "actor": parent(front)}[part], number)
+        # A front kills a frozen engine after 2 s; a frozen front is killed by its supervisor after 5 s.
+        hang_s = 8.0 if number is signal.SIGSTOP else 0.0
+        dead = [pid for name in hit for pid in halves(before[name])]
+        await eventually(lambda: not any(map(is_running, dead)), 3 + hang_s)
+        after = await whole_again(cluster, again_s())
+        await serves_again(cluster, stub, PROMPT, again_s())
+        await asyncio.gather(*running)
+        for name in WORKERS:
+            if name in hit:
+                assert set(halves(after[name])).isdisjoint(dead)
+            else:
+                assert halves(after[name]) == halves(before[name]), "the other one was not to blame"
+        assert await ends_well_or_typed(cluster, stub, model)
+
+
+async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: Cluster, model: Path) -> None:
+    async with cluster.stub() as stub:
+        before = await whole_again(cluster, again_s())
+        first = actor(cluster, "SupervisorActor")
+        running = asyncio.create_task(ends_well_or_typed(cluster, stub, model))
+        os.kill(first, signal.SIGKILL)
+        assert await running, "a request was lost with the supervisor"
+        assert await ends_well_or_typed(cluster, stub, model)
+        log = cluster.log
+        await eventually(lambda: log.read_text().count("event='worker_adopted'") >= 2, 15)
+        assert actor(cluster, "SupervisorActor") != first
+        after = await whole_again(cluster, again_s())
+        assert {name: halves(audit) for name, audit in after.items()} == {
+            name: halves(audit) for name, audit in before.items()
+        }
+        # And it does its work: a worker that dies now is started again.
+        os.kill(after["prefill-0"].front_pid, signal.SIGKILL)
+        await eventually(lambda: not is_running(after["prefill-0"].front_pid), 3)
+        await serves_again(cluster, stub, PROMPT, again_s())
+
+
+@pytest.mark.slow
+async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster, model: Path) -> None:
+    async with cluster.stub() as stub:
+        await whole_again(cluster, again_s())
+        ours = {pid for pid, command in processes(cluster).items() if "services." in command}
+        with baton_up(model, "--dtype", "float64", "--both", "1", ray="local") as second:
+            async with second.stub() as other:
+                both = await asyncio.gather(
+                    ends_well_or_typed(cluster, stub, model), ends_well_or_typed(second, other, model)
+                )
+                assert all(both)
+                assert list(await second.audits()) == ["both-0"]
+                assert sorted(await cluster.audits()) == sorted(WORKERS)
+            left = processes(second)
+            assert any("raylet" in command for command in left.values()), "no Ray, or this test sees nothing"
+            folder = ray_folder(left)
+            second.process.kill()
+            await eventually(lambda: not any(is_running(pid) for pid in left) and not folder.exists(), 10)
+        assert await ends_well_or_typed(cluster, stub, model)
+        assert {pid for pid, command in processes(cluster).items() if "services." in command} == ours
+
+
+@pytest.mark.slow
+async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) -> None:
+    """The parent and the owner of Ray are killed at once; the reaper ends the rest."""
+    with baton_up(model, ray="local") as cluster:
+        left = processes(cluster)
+        (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m baton.cluster")]
+        cluster.process.kill()
+        os.kill(owner, signal.SIGKILL)
+        await eventually(lambda: not any(is_running(pid) for pid in left), 10)
+
+
+@pytest.mark.slow
+async def test_it_comes_to_a_running_ray_as_a_guest(
+    model: Path, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGTERM or SIGKILL its workers end too, and Ray is as it was before. Its secrets are read
+    from a file on each machine, and do not pass through that Ray."""
+    file = tmp_path / "secrets.yaml"
+    file.write_text(f"{SECRETS}redis_url: '{redis.url}'\n")
+    theirs = LocalRay.start({}, prestarted=1, gpus=0)
+    try:
+        address = await theirs.address()
+        for name, value in theirs.environment.items():
+            monkeypatch.setenv(name, value)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            flags = ("--dtype", "float64", "--both", "1", "--secrets-file", str(file))
+            with baton_up(model, *flags, ray=address) as cluster:
+                async with cluster.stub() as stub:
+                    assert await ends_well_or_typed(cluster, stub, model)
+                    audits = await cluster.audits()
+                pids = [pid for audit in audits.values() for pid in halves(audit)]
+                for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
+                    assert occurrences(pids[0], secret.encode()) > 0
+                no_secret_in(of_ray(os.getpid()), redis)
+                pids += [parent(audit.front_pid) for audit in audits.values()]
+                cluster.process.send_signal(number)
+                code = await asyncio.to_thread(cluster.process.wait, 30)
+                assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+                await eventually(lambda pids=pids: not any(is_running(pid) for pid in pids), 10)  # type: ignore[misc]
+            assert not theirs.lost()
+        # The environment of `baton up` has the cluster's secret, that of this Ray has not.
+        with starting_up(model, "--both", "1", ray=address) as (process, log):
+            assert await asyncio.to_thread(process.wait, 60) == 2
+            last = log.read_text().splitlines()[-1]
+            assert last.startswith("baton: error: both-0: BATON_CLUSTER_SECRET is not set where the worker")
+    finally:
+        await theirs.stop()
+
+
+async def test_no_process_of_ray_holds_a_secret(cluster: Cluster, redis: RedisServer) -> None:
+    """Not even after actors and workers were made anew, as the tests above have had them."""
+    front = next(pid for pid, command in processes(cluster).items() if "services.worker" in command)
+    for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
+        assert occurrences(front, secret.encode()) > 0, "this scan finds nothing anywhere"
+    no_secret_in([*of_ray(cluster.process.pid), actor(cluster, "SupervisorActor")], redis)
+
+
+def of_ray(ancestor: int) -> list[int]:
+    """Control stores and raylets below a process; those of other tests' clusters may be among them."""
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(ancestor)}
+    found = [pid for pid, name in names.items() if name.endswith(("/gcs_server", "/raylet"))]
+    assert len(found) >= 2
+    return found
+
+
+def no_secret_in(pids: Iterable[int], redis: RedisServer) -> None:
+    for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
+        held = {pid: occurrences(pid, secret.encode()) for pid in pids}
+        assert not any(held.values()), held
+
+
+async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
+    """The last of those that share a cluster: it ends it."""
+    left = processes(cluster)
+    folder = ray_folder(left)
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    # Ray makes its own folder writable for all; the folder around it keeps others out.
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "stderr").is_socket()
+    cluster.process.terminate()
+    assert await asyncio.to_thread(cluster.process.wait, 30) == 0
+    assert not [pid for pid in left if is_running(pid)]
+    assert not folder.exists()
+
+
+def ray_folder(commands: dict[int, str]) -> Path:
+    """The private folder of a cluster's own Ray."""
+    (reaper,) = [command for command in commands.values() if "baton.cluster.ray_reaper" in command]
+    return Path(reaper.split("baton.cluster.ray_reaper ")[1].split()[0])

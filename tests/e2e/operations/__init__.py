@@ -1,0 +1,1 @@
+"""Commands, and what is promised of the processes that they start."""

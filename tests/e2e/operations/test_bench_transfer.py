@@ -1,0 +1,44 @@
+"""The program that measures links runs, and says what it promises to say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def cases(*arguments: str, transport: str = "grpc") -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.transfer.__main__", "--transport", transport, "--json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("transport", ["grpc", "ipc"])
+def test_between_two_processes(transport: str) -> None:
+    small, larger = cases("--mb", "1,8", "--rounds", "1", transport=transport)
+    for case, megabytes in ((small, 1), (larger, 8)):
+        assert (case["transport"], case["mb"], case["streams"]) == (transport, megabytes, 0)
+        assert case["gb_s"] > 0
+        assert case["raw_gb_s"] > 0
+
+
+@pytest.mark.slow
+def test_beside_token_streams() -> None:
+    (case,) = cases("--mb", "8", "--streams", "4", "--rounds", "1", "--output-len", "20")
+    assert case["transfers"] >= 1
+    assert case["gb_s"] > 0
+    assert case["ring_to_client_ms_p99"] >= case["ring_to_client_ms_p50"] > 0
+    assert case["ring_to_client_ms_p99_alone"] > 0

@@ -1,0 +1,240 @@
+"""It is what it says: prefill and decode are processes apart, and KV crosses by kvtransfer alone.
+
+Over grpc, where nothing else joins them; `test_ipc_transport.py` has what they share over ipc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
+from baton.v1.decode_pb2 import ReserveRequest
+from baton.v1.decode_pb2_grpc import DecodeServiceStub
+from baton.v1.prefill_pb2 import PrefillRequest
+from baton.v1.prefill_pb2_grpc import PrefillServiceStub
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.types_pb2 import Attempt
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants, worker_channel
+from tests.e2e.support.own_engine import program
+from tests.e2e.support.proc import maps_library, open_memory, tcp_sockets, writable_shared_maps
+from tests.e2e.support.tampered import TAMPER
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+BLOCK_TOKENS, SLOTS = 16, 8
+FLAGS = (
+    "--dtype",
+    "float64",
+    "--slots",
+    str(SLOTS),
+    "--block-tokens",
+    str(BLOCK_TOKENS),
+    "--chunk-tokens",
+    "48",
+    "--transport",
+    "grpc",
+)
+LENGTHS = (1, 15, 16, 17, 47, 48, 49, 130, 300, 5, 64, 96)
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=3)
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    with baton_up(model, *FLAGS, "--prefill", "2", "--decode", "2") as running:
+        yield running
+
+
+def prompt(length: int) -> list[int]:
+    return [(7 * number + 13 * length) % VOCAB_SIZE for number in range(length)]
+
+
+async def serve(cluster: Cluster, lengths: Sequence[int] = LENGTHS) -> dict[str, Audit]:
+    """Runs a prompt of each length, all at once; the audits when all is at rest again."""
+    async with cluster.stub() as stub:
+        runs = [cluster.generate(stub, prompt(length), max_tokens=12, **GREEDY) for length in lengths]
+        await asyncio.gather(*runs)
+        await assert_all_free(cluster, 1.0)
+        return await cluster.audits()
+
+
+def total(audits: dict[str, Audit], role: str, count: str) -> int:
+    """A count's sum over the workers of a role."""
+    return sum(int(getattr(audit, count)) for name, audit in audits.items() if name.startswith(role))
+
+
+def blocks_of(lengths: Sequence[int]) -> int:
+    return sum(-(-length // BLOCK_TOKENS) for length in lengths)
+
+
+@pytest.mark.slow
+async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(cluster: Cluster) -> None:
+    audits = await serve(cluster, LENGTHS[:4])
+    fronts = [audit.front_pid for audit in audits.values()]
+    engines = [audit.engine_pid for audit in audits.values()]
+    everyone = descendants(cluster.process.pid)
+    assert sorted(audits) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+    assert len({*fronts, *engines}) == 8
+    others = set(everyone) - {*fronts, *engines}
+    assert len(others) == 3, "the router, who supervises the workers, and their Redis"
+    assert all(maps_library(pid, "libtorch") for pid in engines)
+    assert not any(maps_library(pid, "libtorch") for pid in (*fronts, *others, cluster.process.pid))
+
+
+async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
+    """`baton.process_tuning`, of every thread: gRPC starts its own."""
+    audits = await serve(cluster, LENGTHS[:1])
+    engines = [audit.engine_pid for audit in audits.values()]
+    streaming = [audit.front_pid for audit in audits.values()]
+    streaming += [pid for pid in descendants(cluster.process.pid) if runs(pid, "services.router")]
+    assert len(streaming) == 5
+    assert {policy for pid in streaming for policy in policies(pid)} == {os.SCHED_BATCH}
+    assert {policy for pid in engines for policy in policies(pid)} == {os.SCHED_OTHER}
+
+
+def runs(pid: int, module: str) -> bool:
+    return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def policies(pid: int) -> list[int]:
+    """How the kernel schedules each of its threads."""
+    return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
+
+
+async def test_no_two_workers_share_memory(cluster: Cluster) -> None:
+    audits = await serve(cluster, LENGTHS[:4])
+    seen: dict[tuple[str, int], str] = {}
+    for name, audit in audits.items():
+        front, engine = (writable_shared_maps(pid) for pid in (audit.front_pid, audit.engine_pid))
+        assert front & engine, f"{name}: front and engine share their rings, or this test sees nothing"
+        for inode in {*front, *engine, *open_memory(audit.front_pid), *open_memory(audit.engine_pid)}:
+            assert seen.setdefault(inode, name) == name, f"{name} and {seen[inode]} share {inode}"
+
+
+async def test_prefill_speaks_with_decode_over_the_transfer_port_alone(cluster: Cluster) -> None:
+    audits = await serve(cluster)
+    prefills = [audit for name, audit in audits.items() if name.startswith("prefill")]
+    decodes = [audit for name, audit in audits.items() if name.startswith("decode")]
+    ours = tcp_sockets([pid for audit in prefills for pid in (audit.front_pid, audit.engine_pid)])
+    theirs = tcp_sockets([pid for audit in decodes for pid in (audit.front_pid, audit.engine_pid)])
+    receivers = {audit.engine_pid for audit in decodes}
+    transfer_ports = {socket.local_port for socket in theirs if socket.listens and socket.pid in receivers}
+    assert len(transfer_ports) == 2
+    between = [
+        (a, b)
+        for a in ours
+        for b in theirs
+        if not (a.listens or b.listens) and (a.local_port, a.remote_port) == (b.remote_port, b.local_port)
+    ]
+    assert between, "a handoff leaves its link open, or this test sees nothing"
+    senders = {audit.engine_pid for audit in prefills}
+    assert {a.pid for a, _ in between} <= senders
+    assert {b.pid for _, b in between} <= receivers
+    assert {a.remote_port for a, _ in between} <= transfer_ports
+
+
+async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster: Cluster) -> None:
+    before = await cluster.audits()
+    after = await serve(cluster)
+    for audit in after.values():
+        sizes = zip(audit.blocks_shipped, audit.block_bytes, strict=True)
+        assert audit.bytes_shipped == sum(blocks * size for blocks, size in sizes)
+
+    def grown(role: str, count: str) -> int:
+        return total(after, role, count) - total(before, role, count)
+
+    (block_bytes,) = {audit.block_bytes[0] for audit in after.values()}
+    held = grown("decode", "blocks_resident")  # tests before have asked the same
+    assert 0 < held < blocks_of(LENGTHS)
+    assert grown("decode", "bytes_resident") == held * block_bytes
+    assert grown("prefill", "bytes_shipped") == (blocks_of(LENGTHS) - held) * block_bytes
+    assert grown("decode", "bytes_received") == (blocks_of(LENGTHS) - held) * block_bytes
+    assert grown("decode", "blocks_received") == blocks_of(LENGTHS) - held
+    assert grown("decode", "handoffs_committed") == len(LENGTHS)
+    assert grown("decode", "handoffs_local") == 0
+    assert grown("decode", "bytes_shipped") == grown("prefill", "bytes_received") == 0
+
+
+async def test_decode_never_runs_a_prompt_and_prefill_never_decodes(cluster: Cluster) -> None:
+    audits = await serve(cluster)
+    assert total(audits, "decode", "prompts_run") == total(audits, "decode", "prompt_tokens_run") == 0
+    assert total(audits, "prefill", "prompts_run") >= len(LENGTHS)
+    assert total(audits, "prefill", "tokens_decoded") == total(audits, "prefill", "decode_steps") == 0
+    assert total(audits, "decode", "tokens_decoded") >= len(LENGTHS) * 11
+
+
+async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
+    attempt = Attempt(request_id=b"r" * 16, number=1)
+    addresses = {worker.identity.name: worker.address for worker in await cluster.workers()}
+    async with worker_channel(addresses["decode-0"]) as channel:
+        call = PrefillServiceStub(channel).Prefill(PrefillRequest(attempt=attempt), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        reserve = ReserveRequest(
+            attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
+        )
+        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_HASHES + 1)):
+            reported = ReserveRequest(block_hashes=names)
+            reported.MergeFrom(reserve)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await DecodeServiceStub(channel).Reserve(reported, timeout=5)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    async with worker_channel(addresses["prefill-0"]) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await DecodeServiceStub(channel).Reserve(reserve, timeout=5)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await assert_all_free(cluster, 1.0)
+
+
+async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) -> None:
+    async with cluster.stub() as stub:
+        request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=prompt(100)), max_tokens=1900, **GREEDY)
+        call = stub.Generate(request, timeout=60)
+        for _ in range(3):
+            await call.read()
+        audits = [audit for name, audit in (await cluster.audits()).items() if name.startswith("decode")]
+        (held,) = [audit for audit in audits if audit.live_tickets]
+        assert held.live_tickets == 1
+        assert held.load.slots - held.load.free_slots == 1
+        # The last token's own KV is never computed.
+        assert held.load.blocks - held.load.free_blocks == -(-(100 + 1900 - 1) // BLOCK_TOKENS)
+        assert held.links
+        assert all(link.credited_pieces == link.window_pieces for link in held.links)
+        call.cancel()
+        await assert_all_free(cluster, 1.0)
+
+
+async def test_decode_reads_the_shipped_bytes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropped after they were verified, they are missed: nothing else brings KV to the decode worker."""
+    drop, asked = tmp_path / "drop", (prompt(64), prompt(65))
+    monkeypatch.setenv(TAMPER, str(drop))
+    outputs = []
+    with baton_up(model, *FLAGS, program=program("tests.e2e.support.tampered")) as cluster:
+        async with cluster.stub() as stub:
+            for one in asked:
+                outputs.append((await cluster.generate(stub, one, max_tokens=24, **GREEDY)).token_ids)
+                drop.touch()
+            decode = (await cluster.audits())["decode-0"]
+    assert decode.blocks_received == 4 + 5
+    assert decode.checksum_failures == decode.dropped_unknown == 0
+    reference = load_reference(model)
+    greedy_matches(reference, asked[0], outputs[0])
+    greedy_matches(reference, asked[1], outputs[1][:1])  # prefill's own
+    with pytest.raises(AssertionError, match=r"token [1-9]"):
+        greedy_matches(reference, asked[1], outputs[1])

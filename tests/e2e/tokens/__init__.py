@@ -1,0 +1,1 @@
+"""Tokens are exact, whatever computes, carries, caches and draws them."""

@@ -1,0 +1,268 @@
+"""Greedy output through a real cluster is what transformers chooses, token for token, in float64.
+
+Every prompt goes through both APIs. Afterwards the ledger must agree: what was computed where, which
+blocks crossed, and that nothing is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from baton.v1.router_pb2 import RequestTrace
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
+from tests.e2e.support.completions import complete
+from tests.support.checkpoints import END_ID, FAMILIES, VOCAB_SIZE, Case
+from tests.support.reference import greedy_matches, load_reference
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Workers of each role."""
+
+    prefill: int = 0
+    decode: int = 0
+    both: int = 0
+
+    @property
+    def flags(self) -> list[str]:
+        counts = {"--prefill": self.prefill, "--decode": self.decode, "--both": self.both}
+        return [word for flag, count in counts.items() for word in (flag, str(count))]
+
+    def __str__(self) -> str:
+        return f"both-{self.both}" if self.both else f"{self.prefill}+{self.decode}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How prompts are cut into blocks and chunks, and their KV into pieces of a window."""
+
+    block_tokens: int
+    chunk_tokens: int
+    piece_bytes: int
+    window_pieces: int
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--block-tokens", str(self.block_tokens), "--chunk-tokens", str(self.chunk_tokens)]
+
+    @property
+    def config(self) -> str:
+        return f"transfer: {{piece_bytes: {self.piece_bytes}, window_pieces: {self.window_pieces}}}\n"
+
+    @property
+    def edges(self) -> list[int]:
+        """Prompt lengths at which an off-by-one would show."""
+        sizes = (self.block_tokens, self.chunk_tokens)
+        return sorted({1, *(size + off for size in sizes for off in (-1, 0, 1))} - {0})
+
+
+# Small windows, so that the longer transfers stream through them several times.
+CUTS = (
+    Cut(block_tokens=5, chunk_tokens=17, piece_bytes=4096, window_pieces=4),
+    Cut(block_tokens=16, chunk_tokens=64, piece_bytes=8192, window_pieces=2),
+    Cut(block_tokens=64, chunk_tokens=256, piece_bytes=4096, window_pieces=8),
+    Cut(block_tokens=7, chunk_tokens=3, piece_bytes=5000, window_pieces=3),
+    Cut(block_tokens=16, chunk_tokens=256, piece_bytes=16384, window_pieces=4),
+)
+TOPOLOGIES = (Topology(prefill=2, decode=2), Topology(both=1), Topology(prefill=1, decode=1))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the proof is run."""
+
+    prompts: int
+    longest: int
+    max_tokens: int
+
+
+REDUCED = Size(prompts=8, longest=300, max_tokens=16)
+FULL = Size(prompts=50, longest=700, max_tokens=64)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and what may end its output."""
+
+    prompt: list[int]
+    max_tokens: int
+    ignore_eos: bool
+
+
+# The families that have clusters in `make test`, of one combined worker and of one worker of each role:
+# caches of two shapes and lifetimes. All else about a family is within an engine (tests/engine); two workers
+# of each role answer with exact tokens in test_soak.py.
+FEW = (6, 9)
+
+
+@pytest.mark.parametrize("number", FEW, ids=lambda number: str(FAMILIES[number]))
+async def test_some_families_a_few_prompts(number: int, tmp_path: Path) -> None:
+    await prove(FAMILIES[number], TOPOLOGIES[1 + number % 2], CUTS[number % 5], REDUCED, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize(("number", "case"), list(enumerate(FAMILIES)), ids=str)
+async def test_every_family_fifty_prompts(
+    number: int, case: Case, topology: Topology, tmp_path: Path
+) -> None:
+    cut = CUTS[(number + topology.both) % 5]
+    await prove(case, topology, cut, FULL, tmp_path)
+
+
+async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Path) -> None:
+    """Runs one cluster and judges all that came out of it."""
+    case.make(folder, seed=11)
+    asks = make_asks(cut, size)
+    flags = [*topology.flags, *cut.flags, "--dtype", "float64", "--numerics", "exact"]
+    with baton_up(folder, *flags, config=cut.config) as cluster:
+        async with cluster.stub() as stub, cluster.http() as client:
+            answers = await ask_both_apis(
+                cluster, stub, client, asks, Tokenizer.from_file(str(folder / "tokenizer.json"))
+            )
+            await assert_all_free(cluster, within_s=5)
+            audits, roles = await cluster.audits(), await cluster.roles()
+    reference = load_reference(folder)
+    for ask, answer in zip(asks, answers, strict=True):
+        greedy_matches(reference, ask.prompt, answer.token_ids)
+    check_work(audits, roles, asks, answers)
+    if topology.both:
+        for audit in audits.values():
+            assert audit.handoffs_local == audit.handoffs_committed > 0
+            assert audit.bytes_shipped == audit.bytes_received == audit.blocks_received == 0
+            assert not audit.links
+    else:
+        check_shipping(audits, asks, answers, cut)
+
+
+def make_asks(cut: Cut, size: Size) -> list[Ask]:
+    """Prompts of the lengths where cuts fall, the longest, and lengths between; seeded."""
+    draw = random.Random(repr(cut))
+    lengths = [length for length in cut.edges if length <= size.longest] + [size.longest]
+    lengths += [draw.randint(1, size.longest) for _ in range(size.prompts - len(lengths))]
+    return [
+        Ask(
+            prompt=[draw.randrange(VOCAB_SIZE) for _ in range(length)],
+            max_tokens=draw.randint(2, size.max_tokens),
+            ignore_eos=number % 3 != 0,
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+async def ask_both_apis(
+    cluster: Cluster,
+    stub: RouterServiceAsyncStub,
+    client: httpx.AsyncClient,
+    asks: Sequence[Ask],
+    tokenizer: Tokenizer,
+) -> list[Answer]:
+    """Every prompt over gRPC and over HTTP, 16 at once; text, counts and endings checked."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, ask: Ask) -> Answer:
+        fields = {"temperature": 0.0, "max_tokens": ask.max_tokens, "ignore_eos": ask.ignore_eos}
+        async with turn:
+            answer = await cluster.generate(stub, ask.prompt, **fields)
+        async with turn:
+            completion = await complete(client, ask.prompt, stream=number % 2 == 0, **fields)
+        count = len(answer.token_ids)
+        choice = completion.only
+        assert choice.token_ids == answer.token_ids, "the APIs disagree"
+        assert choice.text == answer.text == tokenizer.decode(answer.token_ids)
+        assert choice.finish == answer.finish == expected_finish(ask, answer.token_ids)
+        assert completion.usage.pop("prompt_tokens_details")["cached_tokens"] < len(ask.prompt)
+        assert completion.usage == {
+            "prompt_tokens": len(ask.prompt),
+            "completion_tokens": count,
+            "total_tokens": len(ask.prompt) + count,
+        }
+        return answer
+
+    return await asyncio.gather(*(one(number, ask) for number, ask in enumerate(asks)))
+
+
+def expected_finish(ask: Ask, output: Sequence[int]) -> str:
+    """ "stop" after the model's end token, which then is the only one and the last; else "length"."""
+    if not ask.ignore_eos and END_ID in output:
+        assert output.index(END_ID) == len(output) - 1
+        return "stop"
+    assert len(output) == ask.max_tokens
+    return "length"
+
+
+def trace_of(answer: Answer) -> RequestTrace:
+    assert answer.last is not None
+    return answer.last.trace
+
+
+def check_work(
+    audits: dict[str, Audit], roles: dict[str, str], asks: Sequence[Ask], answers: Sequence[Answer]
+) -> None:
+    """Prompts ran on prefill's side and tokens were decoded on decode's, each once; two APIs, so twice."""
+    for name, audit in audits.items():
+        if roles[name] == "decode":
+            assert audit.prompts_run == audit.prompt_tokens_run == 0, name
+        if roles[name] == "prefill":
+            assert audit.tokens_decoded == audit.decode_steps == 0, name
+    assert sum(audit.prompts_run for audit in audits.values()) == 2 * len(asks)
+    computed = sum(audit.prompt_tokens_run + audit.prefixes.hit_tokens for audit in audits.values())
+    assert computed == 2 * sum(len(ask.prompt) for ask in asks)  # or found, since a API knew it already
+    decoded = sum(len(answer.token_ids) - 1 for answer in answers)
+    assert sum(audit.tokens_decoded for audit in audits.values()) == 2 * decoded
+    handed_off = sum(len(answer.token_ids) > 1 for answer in answers)
+    assert sum(audit.handoffs_committed for audit in audits.values()) == 2 * handed_off
+    for answer in answers:
+        trace = trace_of(answer)
+        assert trace.attempts == 1
+        assert roles[trace.prefill_worker] in ("prefill", "both")
+        assert roles[trace.decode_worker] in ("decode", "both")
+    if len(asks) > 2 * AT_ONCE:
+        assert all(audit.prompts_run or audit.tokens_decoded for audit in audits.values()), "an idle worker"
+
+
+def check_shipping(
+    audits: dict[str, Audit], asks: Sequence[Ask], answers: Sequence[Answer], cut: Cut
+) -> None:
+    """Bytes are whole blocks, as many as the prompts have, but for those that decode had from the other API;
+    and all that was sent arrived."""
+    senders = [audit for audit in audits.values() if audit.bytes_shipped]
+    block_bytes = list(next(iter(audits.values())).block_bytes)
+    for audit in audits.values():
+        assert list(audit.block_bytes) == block_bytes
+        assert audit.bytes_shipped == sum(map(int.__mul__, audit.blocks_shipped, block_bytes))
+    sizes = [math.ceil(len(ask.prompt) / cut.block_tokens) for ask in asks]
+    handed_off = [
+        (size, answer) for size, answer in zip(sizes, answers, strict=True) if len(answer.token_ids) > 1
+    ]
+    for size, answer in handed_off:  # of the API that came first
+        assert trace_of(answer).kv_bytes_shipped == size * sum(block_bytes)
+    # A prompt whose first token ends it may have sent some blocks already.
+    for group in range(len(block_bytes)):
+        shipped = sum(audit.blocks_shipped[group] for audit in senders)
+        shipped += sum(audit.blocks_resident // len(block_bytes) for audit in audits.values())
+        assert 2 * sum(size for size, _ in handed_off) <= shipped <= 2 * sum(sizes)
+    for audit in audits.values():
+        assert audit.bytes_resident == audit.blocks_resident // len(block_bytes) * sum(block_bytes)
+    sent = sum(audit.bytes_shipped for audit in senders)
+    assert sent == sum(audit.bytes_received for audit in audits.values())
+    blocks = sum(sum(audit.blocks_shipped) for audit in senders)
+    assert blocks == sum(audit.blocks_received for audit in audits.values())
+    assert max(sizes) * sum(block_bytes) > cut.piece_bytes * cut.window_pieces, "no transfer tried the window"
+    assert not any(audit.checksum_failures or audit.dropped_unknown for audit in audits.values())

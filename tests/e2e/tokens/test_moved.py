@@ -1,0 +1,138 @@
+"""More is promised than the KV cache holds: sequences are set aside or given back and go on, and no client
+sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.types_pb2 import Grammar
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+REQUESTS, TOKENS = 8, 100
+FLAGS = ("--dtype", "float64", "--slots", str(REQUESTS), "--block-tokens", "4", "--chunk-tokens", "16")
+# Four tokens of output are provided for, and the cache holds two whole sequences.
+SHORT = ("--kv-blocks", "64")
+CONFIG = "engine: {{reserve_output_tokens: 4, host_kv_mb: {}}}\n"
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+DRAWN: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "ignore_eos": True,
+}
+# In every output with this grammar each token is one to four characters, so that all end by length.
+GUIDED: dict[str, Any] = {"temperature": 0.9, "grammar": Grammar(regex="[a-z ]{400}")}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=9)
+
+
+# Two blocks that all prompts begin with: where prefill is another worker, decode's slots share them.
+BEGIN = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def prompt(number: int) -> list[int]:
+    return BEGIN + [(5 * token + 17 * number) % VOCAB_SIZE for token in range(1 + number)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """What each must answer, wherever it runs: drawn where there is room for all."""
+    with baton_up(model, *FLAGS, "--both", "1") as roomy:
+        return [answer.token_ids for answer in asyncio.run(answers_of(roomy))]
+
+
+async def answers_of(cluster: Cluster) -> list[Answer]:
+    """All at once, half of them drawn, with penalties or guided; everything is free afterwards."""
+    async with cluster.stub() as stub:
+        await cluster.generate(stub, [*BEGIN, 7], max_tokens=2, **GREEDY)
+        answers = await asyncio.gather(
+            *(
+                cluster.generate(
+                    stub,
+                    prompt(number),
+                    max_tokens=TOKENS - number,
+                    seed=number,
+                    **(GREEDY, DRAWN, GREEDY, GUIDED)[number % 4],
+                )
+                for number in range(REQUESTS)
+            )
+        )
+        await assert_all_free(cluster, 1.0)
+    return answers
+
+
+async def leave_early(cluster: Cluster) -> None:
+    """Clients that go after a few tokens each; nothing of theirs is left, set aside or not."""
+    async with cluster.stub() as stub:
+
+        async def one(number: int) -> None:
+            request = GenerateRequest(
+                model=MODEL, token_ids=TokenIds(ids=prompt(number % REQUESTS)), max_tokens=TOKENS, **GREEDY
+            )
+            call = stub.Generate(request, timeout=60)
+            received = 0
+            async for message in call:
+                received += len(message.token_ids)
+                if received > 3 * number:
+                    call.cancel()
+                    return
+
+        await asyncio.gather(*(one(number) for number in range(3 * REQUESTS)))
+        await assert_all_free(cluster, 1.0)
+
+
+async def audit_of(cluster: Cluster) -> Audit:
+    """The worker's that decodes."""
+    (audit,) = [audit for name, audit in (await cluster.audits()).items() if "prefill" not in name]
+    return audit
+
+
+PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
+
+
+@pytest.mark.parametrize(
+    ("workers", "host_kv_mb"),
+    [
+        pytest.param(PAIR, 0, id="1+1-moved"),
+        pytest.param(PAIR, 16, id="1+1-paused", marks=pytest.mark.slow),
+        pytest.param(BOTH, 0, id="both-moved", marks=pytest.mark.slow),
+        pytest.param(BOTH, 16, id="both-paused", marks=pytest.mark.slow),
+    ],
+)
+async def test_every_stream_is_whole_and_exact(
+    model: Path, expected: list[list[int]], workers: tuple[str, ...], host_kv_mb: int
+) -> None:
+    with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG.format(host_kv_mb)) as short:
+        answers = await answers_of(short)
+        audit = await audit_of(short)
+        await leave_early(short)
+    assert [answer.token_ids for answer in answers] == expected
+    assert [len(answer.token_ids) for answer in answers] == [TOKENS - number for number in range(REQUESTS)]
+    for number in range(3, REQUESTS, 4):
+        assert re.fullmatch("[a-z ]+", answers[number].text)
+    reference = load_reference(model)
+    for number in range(0, REQUESTS, 2):
+        greedy_matches(reference, prompt(number), answers[number].token_ids)
+    assert audit.block_grants > 0
+    # How many depends on who was reserved before whom had committed, and on what was evicted meanwhile.
+    assert (audit.blocks_resident > 0) == ("--decode" in workers)
+    # 16 MB of the host hold all that these slots ever do.
+    assert (audit.sequences_preempted > 0, audit.sequences_swapped_out > 0) == (
+        host_kv_mb == 0,
+        host_kv_mb > 0,
+    )
+    attempts = [answer.last.trace.attempts for answer in answers if answer.last is not None]
+    assert sum(attempts) >= REQUESTS + audit.sequences_preempted, "a refusal may cost one too"
