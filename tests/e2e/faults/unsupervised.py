@@ -96,7 +96,7 @@ class Strikes:
         while True:
             for name, worker in self.loose.workers.items():
                 if worker.front.poll() is not None:
-                    await asyncio.to_thread(self.loose.restart, name)
+                    await self.loose.restart(name)
                     self.restarts += 1
             status = await self.loose.cluster.status()
             states = {one.worker.identity.name: one.state for one in status.workers}

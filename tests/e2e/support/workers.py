@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -66,7 +66,7 @@ class Loose:
 
     cluster: Cluster
     workers: dict[str, Worker]
-    restart: Callable[[str], None]
+    restart: Callable[[str], Awaitable[None]]
 
 
 @contextlib.contextmanager
@@ -109,12 +109,13 @@ def loose_workers(
             configs[name] = WorkerConfig.model_validate(config)
             fronts[name] = start(WORKER, configs[name])
 
-        def restart(name: str) -> None:
+        async def restart(name: str) -> None:
             worker = workers[name]
             assert worker.front.stdout is not None
             worker.front.stdout.close()
+            # Not in another thread, with whose end it would be killed.
             worker.front = start(WORKER, configs[name])
-            worker.address = _ready(worker.front, log)["grpc"]
+            worker.address = (await asyncio.to_thread(_ready, worker.front, log))["grpc"]
             if worker.proxy is not None:
                 worker.proxy.retarget(worker.address)
 
@@ -141,7 +142,7 @@ async def all_started_again(loose: Loose) -> None:
     """Starts the workers again that have ended, which must be proxied, and waits until the router takes all
     for ready."""
     ended = [name for name, worker in loose.workers.items() if worker.front.poll() is not None]
-    await asyncio.gather(*(asyncio.to_thread(loose.restart, name) for name in ended))
+    await asyncio.gather(*map(loose.restart, ended))
     deadline = time.monotonic() + START_S
     while True:
         status = await loose.cluster.status()
