@@ -88,7 +88,7 @@ async def test_a_failure_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with site() as here:
-        assert await check(written(tmp_path, **{**of(here), "timeout_s": 1.0, **settings})) == 1
+        assert await check(written(tmp_path, **{**of(here), "timeout_s": 4.0, **settings})) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f"baton: error: {message}")
