@@ -101,7 +101,7 @@ async def test_a_wrong_key_is_not_shown(
     keys.write_text("sk-other\n")
     ours.write_text(f"{KEY}\n")
     async with site(auth=Auth(api_keys_file=keys)) as here:
-        file = written(tmp_path, **{**of(here), "timeout_s": 1.0, "api_keys_file": str(ours)})
+        file = written(tmp_path, **{**of(here), "timeout_s": 4.0, "api_keys_file": str(ours)})
         assert await check(file) == 1
     out, err = capsys.readouterr()
     assert err == "baton: error: GET /v1/models: status 401: this API key is not valid\n"

@@ -71,16 +71,16 @@ async def test_what_cannot_be_met_is_refused_early_where_configured(site: SiteMa
 
 async def test_a_deadline_that_cannot_be_met_is_refused_early_too(site: SiteMaker) -> None:
     async with site(refuse_late=True) as here:
-        await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
-        with pytest.raises(grpc.aio.AioRpcError, match="would be 300 ms") as refused:
-            await here.generate(ids_request(PROMPT, 4), timeout=0.25)
+        await slow(here, prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match="would be 2000 ms") as refused:
+            await here.generate(ids_request(PROMPT, 4), timeout=1.9)
         assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert retry_delay_s(refused.value) > 0
         assert not here.worker("prefill-0").prefill.prompts
-        assert tokens_of(await here.generate(ids_request(PROMPT, 4), timeout=5)) == expected(PROMPT, 4)
+        assert tokens_of(await here.generate(ids_request(PROMPT, 4), timeout=20)) == expected(PROMPT, 4)
     async with site() as here:
-        await slow(here, prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05)
-        served = await here.generate(ids_request(PROMPT, 4), timeout=0.25)
+        await slow(here, prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05)
+        served = await here.generate(ids_request(PROMPT, 4), timeout=1.9)
         assert tokens_of(served) == expected(PROMPT, 4)
 
 
