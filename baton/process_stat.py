@@ -1,4 +1,4 @@
-"""What the kernel says of a process in `/proc/PID/stat` (proc(5))."""
+"""The state, parent, processor time and start of a process, from `/proc/PID/stat` (proc(5))."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _STATE, _PARENT, _USER, _SYSTEM, _START = 0, 1, 11, 12, 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """A process that is not reaped yet: its state (one letter, such as "R", "S", "T", "Z"), its parent's pid,
-    its processor time in seconds and its start in clock ticks since boot."""
+    """Of a process, or of a zombie: its state (one letter, such as "R", "S", "T", "Z"), its parent's pid, its
+    processor time in seconds and its start in clock ticks since boot."""
 
     state: str
     parent: int
@@ -23,7 +23,7 @@ class ProcessStat:
 
     @property
     def ended(self) -> bool:
-        """Whether it waits to be reaped: in a container nobody may ever do that."""
+        """Whether it is a zombie, which remains until its parent reaps it."""
         return self.state in "ZX"
 
 

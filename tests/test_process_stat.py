@@ -1,4 +1,4 @@
-"""What the kernel says of a process."""
+"""The state of a process: itself, a running child, a zombie and none."""
 
 from __future__ import annotations
 

@@ -187,8 +187,8 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             options=channel_options(piece_bytes, peer_timeout_s),
             maximum_concurrent_rpcs=workers,
             interceptors=[
-                TokenCheck(self._auth.token, self._refuse_peer),
-                *(() if server_tls is None else (PeerCheck(server_tls, self._refuse_peer),)),
+                TokenCheck(self._auth.token, self._refuse_call),
+                *(() if server_tls is None else (PeerCheck(server_tls, self._refuse_call),)),
             ],
         )
         self._health = health.HealthServicer()
@@ -272,7 +272,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         except BatonError as error:
             _abort(context, error)
 
-    def _refuse_peer(self, context: grpc.ServicerContext, reason: str) -> NoReturn:
+    def _refuse_call(self, context: grpc.ServicerContext, reason: str) -> NoReturn:
         self.rejected.add(f"a call from {context.peer()}: {reason}")
         _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, reason))
 
