@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.weight_format import INT4_SPAN
 from baton.engine.model.modules import Product
@@ -75,6 +76,7 @@ Choice = (
     GemvTuning
     | SkinnyTuning
     | WideTuning
+    | StreamedTuning
     | Library
     | W8A8Tuning
     | W8A8Library

@@ -35,6 +35,12 @@ from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
+from baton.engine.kernels.gpu.gemm.streamed_product import (
+    StreamedTuning,
+    streamed_fits,
+    streamed_product,
+    streamed_space_needed,
+)
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
@@ -86,11 +92,14 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
         return split_space_needed(rows, product.outputs, tiles, product.epilogue)
     if isinstance(choice, WideTuning):
         return wide_space_needed(rows, product.outputs, choice)
+    if isinstance(choice, StreamedTuning):
+        return streamed_space_needed(rows, product.outputs, choice, product.epilogue)
     return 0, 0
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product cannot do goes to the library.
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide or streamed product cannot do goes to the
+    library.
 
     A quantised weight that the kernel has no code for is dequantised first.
     """
@@ -122,6 +131,9 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
         norm_rows(normed, x, norm)
         x = normed
     weight = linear.weight
+    if isinstance(choice, StreamedTuning) and streamed_fits(weight, x.dtype):
+        streamed_product(out, x, weight, linear.bias, epilogue, choice, scratch.space)
+        return
     if isinstance(weight, QuantizedWeight):
         if isinstance(choice, SkinnyTuning) and fits(weight.format, choice.width):
             quantized_linear(out, x, weight, linear.bias, epilogue, choice, scratch.space)

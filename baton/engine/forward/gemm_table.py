@@ -38,6 +38,7 @@ from baton.engine.forward.choice import (
 )
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 
 TABLES = Path(__file__).with_name("gemm_tables")
@@ -45,12 +46,15 @@ _KINDS: dict[str, type[Choice]] = {
     "gemv": GemvTuning,
     "skinny": SkinnyTuning,
     "wide": WideTuning,
+    "streamed": StreamedTuning,
     "library": Library,
     "w8a8": W8A8Tuning,
     "w8a8-library": W8A8Library,
     "digits": DigitsTuning,
     "w8a8-rows": RowCodesTuning,
 }
+# Those in CUDA C++, for Hopper.
+_IN_CUDA = ("wide", "streamed")
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)
@@ -140,7 +144,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):  # a damaged file is measured again
         return []
-    return entries if runs_here() else [entry for entry in entries if entry["kind"] != "wide"]
+    return entries if runs_here() else [entry for entry in entries if entry["kind"] not in _IN_CUDA]
 
 
 def shipped_entries(gpu_name: str) -> list[dict[str, Any]]:
