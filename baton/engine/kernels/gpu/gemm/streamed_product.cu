@@ -2,8 +2,8 @@
 // defines: KIND (0 bfloat16, 1 e4m3, 2 int8, 3 int4), X_EIGHTS (rows of x a block, in eights), ROW_TILES (tiles of 16
 // columns of results a warp), ROW_WARPS and DEPTH_WARPS (warps of a block by rows of W and by columns of K), PIECES
 // (64 bytes of a row each that a warp takes in a step), SPLITS, W_STEPS and X_STAGES (steps of W and of x on their
-// way), EPILOGUE (0 plain, 1 residual, 2 SwiGLU, 3 GEGLU), GROUPED (whether scales are of groups of columns, a multiple
-// of a piece's; else of rows), SCALE_ROWS (that share a scale), HAS_ZEROS, HAS_BIAS.
+// way), EPILOGUE (0 plain, 1 residual, 2 SwiGLU, 3 GEGLU), GROUP_PIECES (pieces that share a scale; 0: all of a row),
+// SCALE_ROWS (rows that do), HAS_ZEROS, HAS_BIAS.
 //
 // The matrix units sum over K in whatever order, as long as it is the same for W and x. So a thread takes 16 bytes of a
 // row of W as they lie in memory, and of x the columns that those are: W goes to registers, becomes bfloat16 there, and
@@ -11,14 +11,17 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr bool RESIDUAL = EPILOGUE == 1, GATED = EPILOGUE >= 2;
+constexpr bool GROUPED = GROUP_PIECES > 0, RESIDUAL = EPILOGUE == 1, GATED = EPILOGUE >= 2;
 constexpr int HALVES = GATED ? 2 : 1, TILES = ROW_TILES * HALVES;
 constexpr int X_ROWS = 8 * X_EIGHTS, COLUMNS = 16 * ROW_TILES * ROW_WARPS;
 constexpr int THREADS = 32 * ROW_WARPS * DEPTH_WARPS;
 constexpr int PIECE_BYTES = 64, PIECE = KIND == 0 ? 32 : KIND == 3 ? 128 : 64, WIDTH = PIECES * PIECE;
 // A chunk is 8 columns of x, 16 bytes: those of two products of 16 columns for a group of four threads.
 constexpr int CHUNKS = WIDTH / 8, PIECE_CHUNKS = PIECE / 8, THREAD_CHUNKS = PIECE_CHUNKS / 4;
-constexpr int STAGE_CHUNKS = DEPTH_WARPS * X_ROWS * CHUNKS;
+constexpr int STAGE_CHUNKS = DEPTH_WARPS * X_ROWS * CHUNKS, ROW_CHUNKS = DEPTH_WARPS * CHUNKS;
+// Rows of x that a block's threads copy at a time; an even number, so that a thread's are all even or all odd.
+constexpr int COPIED_ROWS = THREADS / ROW_CHUNKS;
+static_assert(THREADS % ROW_CHUNKS == 0 && (COPIED_ROWS % 2 == 0 || COPIED_ROWS >= X_ROWS));
 // A row of sums in shared memory: rows of x that two threads store at a time are not in the same banks.
 constexpr int PITCH = COLUMNS * HALVES + 4;
 
@@ -99,38 +102,42 @@ struct Held {
   uint4 of[TILES][2][PIECES];
 };
 
-// A thread's view of W, whose rows are a multiple of 16. Tiles past the end are read from the last, and never stored;
-// pieces past the end meet zeros of x.
+// A thread's view of W, whose rows are a multiple of 16: where its rows begin. Tiles past the end are read from the last,
+// and never stored; pieces past the end meet zeros of x.
 struct Weight {
   const unsigned char* bytes;
   const float* scales;
   const unsigned char* zeros;
-  int first, N, pieces, groups, pieces_a_group, depth;
+  u32 row_at[TILES][2], scale_at[TILES][2];
+  int pieces, depth;
 
-  __device__ __forceinline__ int piece(int step, int i) const {
-    return min((step * DEPTH_WARPS + depth) * PIECES + i, pieces - 1);
-  }
-
-  __device__ __forceinline__ u32 row(int tile, int i) const {
-    const int column = min(first + tile % ROW_TILES * 16, N - 16);
-    return tile / ROW_TILES * N + column + i * 8 + threadIdx.x % 32 / 4;
-  }
-
-  __device__ __forceinline__ void load(Held& held, int step) const {
-    const u32 row_bytes = pieces * PIECE_BYTES;
+  __device__ __forceinline__ Weight(const unsigned char* bytes, const float* scales, const unsigned char* zeros,
+                                    int first, int depth, int N, int K, int groups)
+      : bytes(bytes), scales(scales), zeros(zeros), pieces((K + PIECE - 1) / PIECE), depth(depth) {
+    const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int n = 0; n < PIECES; ++n)
-          held.of[tile][i][n] =
-              load_bytes(bytes + row(tile, i) * row_bytes + piece(step, n) * PIECE_BYTES + threadIdx.x % 4 * 16);
+      for (int i = 0; i < 2; ++i) {
+        const u32 row = tile / ROW_TILES * N + min(first + tile % ROW_TILES * 16, N - 16) + i * 8 + lane / 4;
+        row_at[tile][i] = row * pieces * PIECE_BYTES + lane % 4 * 16;
+        scale_at[tile][i] = row / SCALE_ROWS * groups;
+      }
   }
 
-  // Scales and zeros of neighbouring groups come with one line of the first-level cache.
-  __device__ __forceinline__ u32 scale_at(int tile, int i, int piece) const {
-    return row(tile, i) / SCALE_ROWS * groups + (GROUPED ? min(piece / pieces_a_group, groups - 1) : 0);
+  __device__ __forceinline__ u32 piece(int step, int i) const {
+    return min((step * DEPTH_WARPS + depth) * PIECES + i, pieces - 1);
+  }
+
+  __device__ __forceinline__ void load(Held& held, int step) const {
+#pragma unroll
+    for (int n = 0; n < PIECES; ++n) {
+      const unsigned char* from = bytes + piece(step, n) * PIECE_BYTES;
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) held.of[tile][i][n] = load_bytes(from + row_at[tile][i]);
+    }
   }
 };
 
@@ -225,11 +232,13 @@ __device__ __forceinline__ void add_step(Sums& sums, const Weight& weight, const
   for (int n = 0; n < PIECES; ++n) {
     u32 zeros[TILES][2];
     float scales[TILES][2];
+    const u32 group = GROUPED ? weight.piece(step, n) / (GROUPED ? GROUP_PIECES : 1) : 0;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const u32 at = weight.scale_at(tile, i, weight.piece(step, n));
+        // Those of neighbouring groups come with one line of the first-level cache.
+        const u32 at = weight.scale_at[tile][i] + group;
         if (GROUPED) scales[tile][i] = __ldg(weight.scales + at);
         // 128 + zero, twice.
         const u32 zero = HAS_ZEROS ? __ldg(weight.zeros + at) : 8;
@@ -248,23 +257,27 @@ __device__ __forceinline__ void add_step(Sums& sums, const Weight& weight, const
 extern "C" __global__ void __launch_bounds__(THREADS)
 streamed_product(const unsigned short* x, const unsigned char* bytes, const float* scales,
                  const unsigned char* zeros, const unsigned short* bias, unsigned short* out, float* partial,
-                 u32* arrived, int M, int N, int K, int groups, int pieces_a_group) {
+                 u32* arrived, int M, int N, int K, int groups) {
   extern __shared__ uint4 shared[];
   const int tiles = (N + COLUMNS - 1) / COLUMNS, unit = blockIdx.x / SPLITS, split = blockIdx.x % SPLITS;
   const int first_column = unit % tiles * COLUMNS, first_row = unit / tiles * X_ROWS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, depth = warp / ROW_WARPS, row_warp = warp % ROW_WARPS;
-  const int pieces = (K + PIECE - 1) / PIECE, steps = (K + WIDTH * DEPTH_WARPS - 1) / (WIDTH * DEPTH_WARPS);
+  const int steps = (K + WIDTH * DEPTH_WARPS - 1) / (WIDTH * DEPTH_WARPS);
   const int begin = steps * split / SPLITS, end = steps * (split + 1) / SPLITS;
-  const Weight weight = {
-      bytes, scales, zeros, first_column + row_warp * ROW_TILES * 16, N, pieces, groups, pieces_a_group, depth};
+  const Weight weight(bytes, scales, zeros, first_column + row_warp * ROW_TILES * 16, depth, N, K, groups);
 
-  const auto load_x = [&](int step) {
-    uint4* stage = shared + step % X_STAGES * STAGE_CHUNKS;
-    for (int i = threadIdx.x; i < STAGE_CHUNKS; i += THREADS) {
-      const int chunk = i % CHUNKS, m = i / CHUNKS % X_ROWS, part = i / CHUNKS / X_ROWS;
-      const int k = (step * DEPTH_WARPS + part) * WIDTH + chunk * 8, x_row = first_row + m;
-      const bool kept = step < end && k < K && x_row < M;
-      copy_chunk(stage + (part * X_ROWS + m) * CHUNKS + (chunk ^ (m & 1)), kept ? x + (u64)x_row * K + k : x, kept);
+  // Of a step's columns of x a thread copies the same chunk of several rows.
+  const int chunk = threadIdx.x % ROW_CHUNKS, copied_row = threadIdx.x / ROW_CHUNKS;
+  const unsigned short* from = x + (u64)(first_row + copied_row) * K + chunk * 8;
+  const u32 to = (chunk / CHUNKS * X_ROWS + copied_row) * CHUNKS + (chunk % CHUNKS ^ (copied_row & 1));
+  const auto load_x = [&](int step, int stage) {
+    const int k = step * DEPTH_WARPS * WIDTH;
+    const bool inside = step < end && k + chunk * 8 < K;
+#pragma unroll
+    for (int m = 0; m < X_ROWS; m += COPIED_ROWS) {
+      if (copied_row + m >= X_ROWS) break;
+      const bool kept = inside && first_row + copied_row + m < M;
+      copy_chunk(shared + stage * STAGE_CHUNKS + to + m * CHUNKS, kept ? from + (u64)m * K + k : x, kept);
     }
     end_stage();
   };
@@ -276,9 +289,10 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
   let_next_kernel_start();
   wait_for_previous_kernel();
 #pragma unroll
-  for (int i = 0; i < X_STAGES - 1; ++i) load_x(begin + i);
+  for (int i = 0; i < X_STAGES - 1; ++i) load_x(begin + i, i);
 
   Sums sums = {};
+  int stage = 0, next_stage = X_STAGES - 1;
   for (int first = begin; first < end; first += W_STEPS)
 #pragma unroll
     for (int i = 0; i < W_STEPS; ++i) {
@@ -287,9 +301,11 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
       wait_for_stages<X_STAGES - 2>();
       // All have this step of x, and none reads the one before any more, whose place the next takes.
       __syncthreads();
-      load_x(step + X_STAGES - 1);
-      add_step(sums, weight, held[i], step, shared + step % X_STAGES * STAGE_CHUNKS + depth * X_ROWS * CHUNKS);
+      load_x(step + X_STAGES - 1, next_stage);
+      add_step(sums, weight, held[i], step, shared + stage * STAGE_CHUNKS + depth * X_ROWS * CHUNKS);
       weight.load(held[i], step + W_STEPS);
+      next_stage = stage;
+      stage = stage == X_STAGES - 1 ? 0 : stage + 1;
     }
 
   // Sums meet in shared memory: those of the warps that share rows of W, and neighbouring columns in one place.
@@ -302,7 +318,7 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
     for (int eight = 0; eight < X_EIGHTS; ++eight)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float scale = KIND == 0 || GROUPED ? 1.0f : __ldg(scales + weight.scale_at(tile, i / 2, 0));
+        const float scale = KIND == 0 || GROUPED ? 1.0f : __ldg(scales + weight.scale_at[tile][i / 2]);
         const int column = tile / ROW_TILES * COLUMNS + (row_warp * ROW_TILES + tile % ROW_TILES) * 16 + lane / 4;
         const int m = depth * X_ROWS + eight * 8 + lane % 4 * 2 + i % 2;
         exchanged[m * PITCH + column + i / 2 * 8] = scale * sums[tile][eight][i];

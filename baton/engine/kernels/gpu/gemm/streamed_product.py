@@ -53,6 +53,12 @@ class StreamedTuning:
         """Results of a row that a block computes."""
         return 16 * self.row_tiles * self.row_warps
 
+    def is_for(self, weight_format: WeightFormat | None) -> bool:
+        """Whether a block's threads can copy x, whose rows are a multiple of eight: a thread all even rows or
+        all odd ones."""
+        copied_rows, rest = divmod(32 * self.row_warps, self.pieces * _piece(weight_format) // 8)
+        return self.rows % 8 == 0 and rest == 0 and (copied_rows % 2 == 0 or copied_rows >= self.rows)
+
     def shared_bytes(self, weight_format: WeightFormat | None, epilogue: Epilogue) -> int:
         """Shared memory of a block: x on its way, and afterwards the warps' sums."""
         width = self.pieces * _piece(weight_format)
@@ -121,16 +127,16 @@ def streamed_product(
     if not (x.is_contiguous() and codes.is_contiguous() and out.is_contiguous()) or out.dtype is not x.dtype:
         raise ValueError("x, weight and out must be contiguous, x and out of one dtype")
     weight_format = _format(weight)
-    if tuning.rows % 8 or tuning.shared_bytes(weight_format, epilogue) > _SHARED_BYTES:
+    if not tuning.is_for(weight_format):
+        raise ValueError(f"{tuning}: a block cannot copy such rows of x")
+    if tuning.shared_bytes(weight_format, epilogue) > _SHARED_BYTES:
         raise ValueError(f"{tuning} takes more shared memory than a block may have")
     elements, tiles = streamed_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
-    scales, zeros, groups, group_pieces = out, out, 1, 1
+    scales, zeros = out, out
     if isinstance(weight, QuantizedWeight):
         scales, zeros = weight.scales, weight.scales if weight.zeros is None else weight.zeros
-        groups = weight.scales.shape[1]
-        group_pieces = max(1, weight.format.scale_columns // _piece(weight.format))
     function = _function(tuning, epilogue, weight_format, bias is not None, x.device.index)
     function.launch(
         _blocks(m, n, tuning) * tuning.splits,
@@ -138,7 +144,7 @@ def streamed_product(
         (
             x, codes, scales, zeros, out if bias is None else bias, out,
             out if space is None else space.partial, out if space is None else space.arrived,
-            m, n, k, groups, group_pieces,
+            m, n, k, scales.shape[1],
         ),
     )  # fmt: skip
 
@@ -167,7 +173,7 @@ def streamed_source(
         "W_STEPS": tuning.w_steps,
         "X_STAGES": tuning.x_stages,
         "EPILOGUE": int(epilogue),
-        "GROUPED": int(weight_format is not None and weight_format.scale_columns > 0),
+        "GROUP_PIECES": weight_format.scale_columns // _piece(weight_format) if weight_format else 0,
         "SCALE_ROWS": weight_format.scale_rows if weight_format else 1,
         "HAS_ZEROS": int(weight_format is not None and weight_format.zeros),
         "HAS_BIAS": int(bias),

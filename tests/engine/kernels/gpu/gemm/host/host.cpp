@@ -210,14 +210,14 @@ struct Arguments {
   unsigned short* out;
   float* partial;
   unsigned* arrived;
-  int M, N, K, groups, pieces_a_group;
+  int M, N, K, groups;
 };
 
 static Arguments given;
 
 static void enter() {
   streamed_product(given.x, given.bytes, given.scales, given.zeros, given.bias, given.out, given.partial, given.arrived,
-                   given.M, given.N, given.K, given.groups, given.pieces_a_group);
+                   given.M, given.N, given.K, given.groups);
   threads[current].done = true;
   yield();
 }
