@@ -174,8 +174,10 @@ __device__ __forceinline__ void operands(const uint4& bytes, u32 zero, int c, in
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     if (KIND == 0) {
-      w[n][i] = word(bytes, 2 * n);
-      w[n][2 + i] = word(bytes, 2 * n + 1);
+      // A zero that the compiler does not know: what the units take together must lie side by side, and it would move
+      // the words anew for each product.
+      w[n][i] = word(bytes, 2 * n) ^ zero;
+      w[n][2 + i] = word(bytes, 2 * n + 1) ^ zero;
     } else if (KIND == 3) {
       numbers(word(bytes, c % 2 * 2 + n) >> (c / 2 * 4) & 0x0f0f0f0f, zero, w[n][i], w[n][2 + i]);
     } else {
@@ -242,7 +244,7 @@ __device__ __forceinline__ void add_step(Sums& sums, const Weight& weight, const
         if (GROUPED) scales[tile][i] = __ldg(weight.scales + at);
         // 128 + zero, twice.
         const u32 zero = HAS_ZEROS ? __ldg(weight.zeros + at) : 8;
-        zeros[tile][i] = (zero << 16 | zero) + 0x43004300;
+        zeros[tile][i] = KIND == 0 ? (u32)weight.pieces >> 31 : (zero << 16 | zero) + 0x43004300;
       }
     if (GROUPED) {
       Sums parts = {};
