@@ -8,8 +8,9 @@
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
 there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
-rows, else that of the power of two above. `python -m bench.decode.tune_products` makes the repository's
-tables; a worker's start keeps what it measures in a file of the same form, beside the compiled kernels.
+rows, else that of the power of two above; 65 to 96 rows take that of 96 before that of 128. `python -m
+bench.decode.tune_products` makes the repository's tables; a worker's start keeps what it measures in a file
+of the same form, beside the compiled kernels.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ProductTable:
         return self._measured(key) or self._of_similar(key) or _default(key)
 
     def _measured(self, key: ProductKey) -> Choice | None:
-        for rows in (key.rows, _row_tile(key.rows)):
+        for rows in _entries_for(key.rows):
             choice = self._choices.get(replace(key, rows=rows))
             if choice is not None:
                 return choice
@@ -130,7 +131,7 @@ class ProductTable:
     def _of_similar(self, key: ProductKey) -> Choice | None:
         """The choice for the most similar shape of the same product, rows and dtypes."""
         for choices in self._similar:
-            for rows in (key.rows, _row_tile(key.rows)):
+            for rows in _entries_for(key.rows):
                 near = [(_distance(key, other), other) for other in choices if _alike(key, other, rows)]
                 distance, other = min(near, key=lambda pair: pair[0], default=(math.inf, key))
                 if distance < math.log(_SIMILAR):
@@ -221,6 +222,11 @@ def _default_of_quantized(key: ProductKey) -> Choice:
     if rows <= _MOST_SKINNY_ROWS:
         return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)
     return Library()
+
+
+def _entries_for(rows: int) -> tuple[int, ...]:
+    """The rows of the entries that serve a product of `rows` rows, the best first."""
+    return (rows, 96, 128) if 64 < rows < 96 else (rows, _row_tile(rows))
 
 
 def _row_tile(rows: int) -> int:

@@ -32,7 +32,7 @@ from baton.engine.tuning.measurement import measure
 LIMIT_S = 60.0
 _COMPILE_SHARE = 2 / 3
 # The order in which rows are measured, where time may not suffice for all.
-_IMPORTANCE = (1, 32, 64, 16, 128, 256)
+_IMPORTANCE = (1, 32, 64, 16, 128, 96, 256)
 assert sorted(_IMPORTANCE) == sorted(BUCKETS)
 
 Progress = Callable[[str, int, int], None]
@@ -43,8 +43,8 @@ def missing(
     products: Sequence[Product], rows: int, dtype: torch.dtype, table: ProductTable
 ) -> list[tuple[Product, int]]:
     """Products and numbers of rows, up to `rows`, that the table has no measured choice for."""
-    most = 1 << (rows - 1).bit_length()
-    buckets = [bucket for bucket in _IMPORTANCE if bucket <= max(16, most)]
+    most = next((bucket for bucket in BUCKETS if bucket >= max(16, rows)), BUCKETS[-1])
+    buckets = [bucket for bucket in _IMPORTANCE if bucket <= most]
     return [
         (product, bucket)
         for bucket in buckets

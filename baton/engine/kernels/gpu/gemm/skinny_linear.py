@@ -8,6 +8,9 @@ W's rows take the side of the product that the units want long, so 16 rows of x 
 split among programs; the last to arrive adds the parts up in their order, so a result does not
 depend on who was fast. A row's result depends on the tiles (`SkinnyTuning`) and on nothing else: not on
 how many rows there are, nor on its place among them.
+
+Tiles of x have a power of two of rows. Of 96 rows there are two, 64 and 32, side by side in one program,
+which multiplies both by each tile of W: W is still read once.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def _skinny(
     N,
     K,
     BM: tl.constexpr,
+    MORE: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -46,11 +50,12 @@ def _skinny(
     EVEN: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
+    """BM rows of x in one tile and, unless MORE is 0, the MORE rows after them in a second one."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     rows_tile = tl.program_id(2)
     n = tile * BN + tl.arange(0, BN)
-    m = rows_tile * BM + tl.arange(0, BM)
+    m = rows_tile * (BM + MORE) + tl.arange(0, BM)
     # Rows past the end are read from the last, and never stored: no mask on the way.
     n_safe = tl.minimum(n, N - 1).to(tl.int64)
     w_rows = weight + n_safe[:, None] * K
@@ -59,32 +64,49 @@ def _skinny(
     begin = split * per_split
     sums = tl.zeros((BN, BM), tl.float32)
     ups = tl.zeros((BN, BM), tl.float32)
+    if MORE > 0:
+        more_m = rows_tile * (BM + MORE) + BM + tl.arange(0, MORE)
+        more_rows = x + tl.minimum(more_m, M - 1)[None, :] * K
+        more_sums = tl.zeros((BN, MORE), tl.float32)
+        more_ups = tl.zeros((BN, MORE), tl.float32)
     for start in tl.range(begin, tl.minimum(begin + per_split, K), BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
-        if EVEN:
-            w = tl.load(w_rows + k[None, :])
-            xs = tl.load(x_rows + k[:, None])
-        else:
-            w = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
-            xs = tl.load(x_rows + k[:, None], mask=(k < K)[:, None], other=0.0)
-        if UPCAST:
-            w = w.to(tl.float32)
-            xs = xs.to(tl.float32)
+        w = _load(w_rows, k[None, :], K, EVEN, UPCAST)
+        xs = _load(x_rows, k[:, None], K, EVEN, UPCAST)
         sums = tl.dot(w, xs, sums, input_precision="ieee")
+        if MORE > 0:
+            more_xs = _load(more_rows, k[:, None], K, EVEN, UPCAST)
+            more_sums = tl.dot(w, more_xs, more_sums, input_precision="ieee")
         if EPILOGUE >= 2:
-            up_rows = w_rows + N.to(tl.int64) * K
-            if EVEN:
-                u = tl.load(up_rows + k[None, :])
-            else:
-                u = tl.load(up_rows + k[None, :], mask=(k < K)[None, :], other=0.0)
-            if UPCAST:
-                u = u.to(tl.float32)
+            u = _load(w_rows + N.to(tl.int64) * K, k[None, :], K, EVEN, UPCAST)
             ups = tl.dot(u, xs, ups, input_precision="ieee")
+            if MORE > 0:
+                more_ups = tl.dot(u, more_xs, more_ups, input_precision="ieee")
 
     finish_tile(
         sums, ups, bias, out, partial, arrived, n, m, tile, rows_tile, split, M, N, BM, BN, SPLITS, EPILOGUE,
         HAS_BIAS,
     )  # fmt: skip
+    if MORE > 0:
+        # The second tiles' parts and meeting places lie after those of all the first ones.
+        tiles = tl.num_programs(0) * tl.num_programs(2)
+        halves: tl.constexpr = 2 if EPILOGUE >= 2 else 1
+        if SPLITS > 1:
+            partial += tiles.to(tl.int64) * (SPLITS * halves * BN * BM)
+            arrived += tiles
+        finish_tile(
+            more_sums, more_ups, bias, out, partial, arrived, n, more_m, tile, rows_tile, split, M, N, MORE,
+            BN, SPLITS, EPILOGUE, HAS_BIAS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _load(rows, k, K, EVEN: tl.constexpr, UPCAST: tl.constexpr):
+    """A tile: the columns k, along their side of it, of `rows`, pointers along the other."""
+    values = tl.load(rows + k) if EVEN else tl.load(rows + k, mask=k < K, other=0.0)
+    if UPCAST:
+        values = values.to(tl.float32)
+    return values
 
 
 @triton.jit
@@ -138,7 +160,10 @@ def _store(sums, ups, bias, out, n, m, M, N, EPILOGUE: tl.constexpr, HAS_BIAS: t
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTuning:
-    """Tiles: `rows` of x, `columns` of W's rows, `width` along K; `splits` of K."""
+    """Tiles: `rows` of x, `columns` of W's rows, `width` along K; `splits` of K.
+
+    `rows` is a power of two, or for `skinny_linear` the sum of two, 16 at least: 96 = 64 + 32.
+    """
 
     rows: int = 16
     columns: int = 64
@@ -147,6 +172,12 @@ class SkinnyTuning:
     stages: int = 4
     warps: int = 4
 
+    @property
+    def x_tiles(self) -> tuple[int, int]:
+        """Rows of the two tiles of x, the first of the largest power of two; 0 where there is no second."""
+        first = 1 << (self.rows.bit_length() - 1)
+        return first, self.rows - first
+
 
 def split_space_needed(m: int, n: int, tuning: SkinnyTuning, epilogue: Epilogue) -> tuple[int, int]:
     """Elements and tiles that `skinny_linear` takes of a SplitSpace for out [m, n]; (0, 0) without splits."""
@@ -154,7 +185,8 @@ def split_space_needed(m: int, n: int, tuning: SkinnyTuning, epilogue: Epilogue)
         return 0, 0
     tiles = triton.cdiv(n, tuning.columns) * triton.cdiv(m, tuning.rows)
     halves = 2 if epilogue.gated else 1
-    return tiles * tuning.splits * tuning.columns * tuning.rows * halves, tiles
+    meetings = 2 * tiles if tuning.x_tiles[1] else tiles
+    return tiles * tuning.splits * tuning.columns * tuning.rows * halves, meetings
 
 
 def skinny_linear(
@@ -171,7 +203,9 @@ def skinny_linear(
     With splits, `space` holds at least `split_space_needed`. Raises ValueError for what does not fit.
     """
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
-    m, k = x.shape
+    (m, k), (first, second) = x.shape, tuning.x_tiles
+    if first < 16 or second & (second - 1) or 0 < second < 16:
+        raise ValueError(f"{tuning.rows} rows are no tile of x, nor two")
     if weight.shape[1] != k or tuple(out.shape) != (m, n):
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
@@ -189,7 +223,8 @@ def skinny_linear(
         m,
         n,
         k,
-        BM=tuning.rows,
+        BM=first,
+        MORE=second,
         BN=tuning.columns,
         BK=tuning.width,
         SPLITS=tuning.splits,

@@ -63,6 +63,72 @@ def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue
     assert not space.arrived.any(), "the meeting places are left as they were found"
 
 
+@pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    ("m", "rows", "k", "splits", "bias"),
+    [
+        (65, 96, 100, 3, True),
+        (80, 80, 64, 1, False),
+        (80, 96, 64, 1, True),
+        (96, 96, 128, 2, False),
+        (100, 96, 40, 1, False),
+        (113, 48, 100, 2, True),
+        (30, 96, 64, 2, False),
+    ],
+)
+def test_skinny_linear_of_two_tiles_of_x(
+    m: int, rows: int, k: int, splits: int, bias: bool, epilogue: Epilogue
+) -> None:
+    double, n = 2 if epilogue.gated else 1, 70
+    x, w = normal(m, k, seed=1), normal(double * n, k, seed=2)
+    b = normal(double * n, seed=4) if bias else None
+    out = normal(m, n, seed=5)
+    expected = reference(x, w, b, epilogue, out)
+    tuning = SkinnyTuning(rows=rows, columns=64, width=32, splits=splits, stages=2)
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    space.partial.fill_(torch.nan)
+    skinny_linear(out, x, w, b, epilogue, tuning, space)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    assert not space.arrived.any(), "the meeting places are left as they were found"
+    assert not space.partial.isnan().any(), "no more memory is asked for than is used"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    ("m", "tuning"),
+    [
+        (65, SkinnyTuning(96, 64, 128, 1, 4)),
+        (96, SkinnyTuning(96, 64, 128, 2, 3)),
+        (96, SkinnyTuning(96, 128, 64, 4, 5, 8)),
+        (80, SkinnyTuning(80, 128, 64, 1, 4, 8)),
+    ],
+    ids=str,
+)
+def test_skinny_linear_of_two_tiles_of_x_on_matrix_units(
+    m: int, tuning: SkinnyTuning, epilogue: Epilogue
+) -> None:
+    double, n, k = 2 if epilogue.gated else 1, 1000, 2048
+    x, w = normal(m, k, seed=1).bfloat16(), (normal(double * n, k, seed=2) * 0.05).bfloat16()
+    b, out = normal(double * n, seed=4).bfloat16(), normal(m, n, seed=5).bfloat16()
+    expected = reference(x, w, b, epilogue, out).bfloat16()
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    skinny_linear(out, x, w, b, epilogue, tuning, space)
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    assert not space.arrived.any()
+
+
+@pytest.mark.gpu
+def test_a_row_has_one_result_in_either_tile_of_x() -> None:
+    x, w = normal(96, 4096, seed=1).bfloat16(), normal(256, 4096, seed=2).bfloat16()
+    together, alone = torch.empty(2, 96, 256, device=DEVICE, dtype=torch.bfloat16)
+    tuning = SkinnyTuning(rows=96, columns=64, width=128)
+    skinny_linear(together, x, w, tuning=tuning)
+    for row in (7, 63, 64, 95):
+        skinny_linear(alone[:1], x[row : row + 1], w, tuning=tuning)
+        assert torch.equal(alone[0], together[row])
+
+
 def test_a_row_of_a_skinny_product_depends_on_nothing_else() -> None:
     x, w = normal(19, 96, seed=1), normal(70, 96, seed=2)
     tuning = SkinnyTuning(rows=16, columns=64, width=32, splits=2)
@@ -84,6 +150,9 @@ def test_products_refuse_what_does_not_fit() -> None:
         skinny_linear(normal(2, 8, seed=3), normal(32, 2, seed=1).t(), w)
     with pytest.raises(ValueError, match="need a space"):
         skinny_linear(normal(2, 8, seed=3), x, w, tuning=SkinnyTuning(splits=2))
+    for rows in (8, 24, 72, 112):
+        with pytest.raises(ValueError, match="no tile of x"):
+            skinny_linear(normal(2, 8, seed=3), x, w, tuning=SkinnyTuning(rows))
 
 
 @pytest.mark.parametrize("width", [48, 100])
