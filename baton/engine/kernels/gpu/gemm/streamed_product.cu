@@ -287,7 +287,8 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
   // No kernel computes the weights; x is a result of the preceding kernel, which may still run.
   Held held[W_STEPS];
 #pragma unroll
-  for (int i = 0; i < W_STEPS; ++i) weight.load(held[i], begin + i);
+  for (int i = 0; i < W_STEPS; ++i)
+    if (begin + i < end) weight.load(held[i], begin + i);
   let_next_kernel_start();
   wait_for_previous_kernel();
 #pragma unroll
@@ -305,7 +306,7 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
       __syncthreads();
       load_x(step + X_STAGES - 1, next_stage);
       add_step(sums, weight, held[i], step, shared + stage * STAGE_CHUNKS + depth * X_ROWS * CHUNKS);
-      weight.load(held[i], step + W_STEPS);
+      if (step + W_STEPS < end) weight.load(held[i], step + W_STEPS);
       next_stage = stage;
       stage = stage == X_STAGES - 1 ? 0 : stage + 1;
     }
