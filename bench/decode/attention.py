@@ -100,9 +100,8 @@ class Bench:
         table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
         options = pass_options(model, exact=False)
         if programs is not None:
-            kv_heads = model.config.num_kv_heads
-            policy = SplitPolicy.filling(options.multiprocessors * programs, kv_heads, rows)
-            options = replace(options, policy=policy)
+            wanted = options.multiprocessors * programs // model.config.num_kv_heads
+            options = replace(options, policy=SplitPolicy(max(1, wanted)))
         self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * reduced.kv_element_bytes(precision)
@@ -141,14 +140,18 @@ class Bench:
         policy, items = self._pass.policy(rows), self._pass.inputs.items[number]
         start = max(0, context - self._pass.heads[number].seen) // TILE * TILE
         span = context - start
-        pieces = math.ceil(span / max(policy.shortest, math.ceil(rows * span / policy.wanted)))
-        part = math.ceil(span / pieces / TILE) * TILE
-        begins = range(start, context, part)
-        lines = [
-            [row, row, context - 1, begin, min(begin + part, context), row * len(begins), len(begins), 0]
-            for row in range(rows)
-            for begin in begins
-        ]
+        lines: list[list[int]] = []
+        for row in range(rows):
+            pieces = math.ceil(span / max(policy.shortest, math.ceil(rows * span / policy.wanted)))
+            rest = rows % policy.wave
+            if rows > policy.wave and row >= rows - rest:
+                pieces = max(pieces, min(policy.wave // rest, math.ceil(span / policy.shortest)))
+            part = math.ceil(span / pieces / TILE) * TILE
+            begins = range(start, context, part)
+            first = len(lines)
+            for begin in begins:
+                end = min(begin + part, context)
+                lines.append([row, row, context - 1, begin, end, first, len(begins), 0])
         items.count[0] = len(lines)
         items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
 

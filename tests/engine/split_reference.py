@@ -131,7 +131,13 @@ def split_items(positions: Sequence[int], window: int | None, policy: SplitPolic
         parts = [policy.fixed] * len(spans)
     else:
         about = max(policy.shortest, -(-sum(spans) // policy.wanted))
-        parts = [_whole_tiles(-(-span // -(-span // about))) for span in spans]
+        rest = len(spans) % policy.wave if len(spans) > policy.wave else 0
+        parts = []
+        for row, span in enumerate(spans):
+            pieces = -(-span // about)
+            if row >= len(spans) - rest:
+                pieces = max(pieces, min(policy.wave // rest, -(-span // policy.shortest)))
+            parts.append(_whole_tiles(-(-span // pieces)))
     return [
         [Item(row, begin, min(begin + part, start + span)) for begin in range(start, start + span, part)]
         for row, (start, span, part) in enumerate(zip(starts, spans, parts, strict=True))

@@ -83,8 +83,17 @@ class DecodePass:
     def policy(self, rows: int) -> SplitPolicy:
         """How attention is cut in steps of up to `rows` rows."""
         options, kv_heads = self.options, self._model.config.num_kv_heads
-        quantised = self._cache.scales[0] is not None
-        return options.policy or SplitPolicy.filling(options.multiprocessors, kv_heads, rows, quantised)
+        resident, quantised = self.tuning(0, rows).resident, self._cache.scales[0] is not None
+        return options.policy or SplitPolicy.filling(
+            options.multiprocessors, kv_heads, rows, resident, quantised
+        )
+
+    def tuning(self, group: int, rows: int) -> AttentionTuning:
+        """How attention of a cache group is tuned in steps of up to `rows` rows."""
+        options, quantised = self.options, self._cache.scales[group] is not None
+        return options.attention or AttentionTuning.of(
+            self.heads[group], rows, options.multiprocessors, quantised
+        )
 
     def most_items(self, group: int, rows: int) -> int:
         """Items that a step of `rows` rows may have."""
@@ -116,10 +125,7 @@ class DecodePass:
             self.inputs.items[group],
             self.heads[group],
             attention.head_norms,
-            self.options.attention
-            or AttentionTuning.of(
-                self.heads[group], rows, self.options.multiprocessors, self._cache.scales[group] is not None
-            ),
+            self.tuning(group, rows),
             self.most_items(group, rows),
             self._cache.scales[group],
         )

@@ -195,6 +195,7 @@ class GraphStep:
                 window,
                 policy.wanted,
                 policy.shortest,
+                policy.wave,
                 SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
                 TILE=TILE,
                 FIXED=policy.fixed or 0,

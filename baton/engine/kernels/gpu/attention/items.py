@@ -83,6 +83,12 @@ class AttentionTuning:
     stages: int = 3
     registers: int | None = None
 
+    @property
+    def resident(self) -> int:
+        """Programs that a multiprocessor runs at once: the tiles of K and V of three stages leave room for
+        three, registers for four (heads of 128 in bf16, and in fp8; Hopper)."""
+        return 3 if self.stages > 2 else 4
+
     @classmethod
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
         """Three tiles of K and V on their way; two where there are many programs, and few heads in a group,
@@ -112,28 +118,38 @@ class SplitPolicy:
 
     A row's context, from its window's first tile to its own token, is cut into equal parts of whole tiles.
     Mode `fast` chooses the parts' length so that all rows together make about `wanted` items a KV head, and
-    no part is shorter than `shortest`: a chip is filled by one long row as by many short ones. Mode `exact`
-    uses parts of `fixed` tokens, so that a row's cuts depend on its own length alone. All but `wanted` are
-    multiples of TILE.
+    no part is shorter than `shortest`: a chip is filled by one long row as by many short ones. A GPU runs
+    `wave` items of a KV head at once: of more rows, those past the last whole wave are cut so that they fill
+    another, since few programs alone read memory slowly. Mode `exact` uses parts of `fixed` tokens, so that a
+    row's cuts depend on its own length alone. `shortest` and `fixed` are multiples of TILE.
     """
 
     wanted: int = 12
     shortest: int = 128
     fixed: int | None = None
+    wave: int = 1 << 16
 
     @classmethod
-    def filling(cls, multiprocessors: int, kv_heads: int, rows: int, quantised: bool = False) -> SplitPolicy:
+    def filling(
+        cls, multiprocessors: int, kv_heads: int, rows: int, resident: int, quantised: bool = False
+    ) -> SplitPolicy:
         """The policy of mode `fast` for steps of up to `rows` rows: as many items as give each multiprocessor
         one program, or `_FEW_ROWS_PROGRAMS` where few rows are read from a cache in fp8 (`quantised`). By
         measurements on an H100, 8 KV heads: 8 rows of 32,768 tokens take 196 us in place of 298, of 1,120
-        tokens 15.3 in place of 17.1; 32 rows of 1,120 would take 36.8 in place of 34.7.
+        tokens 15.3 in place of 17.1; 32 rows of 1,120 would take 36.8 in place of 34.7. `resident`: programs
+        that a multiprocessor runs at once.
         """
         programs = _FEW_ROWS_PROGRAMS if quantised and few_rows(rows, kv_heads, multiprocessors) else 1
-        return cls(wanted=max(1, programs * multiprocessors // kv_heads))
+        return cls(
+            wanted=max(1, programs * multiprocessors // kv_heads),
+            wave=max(1, resident * multiprocessors // kv_heads),
+        )
 
     def most_items(self, rows: int, pool_tokens: int) -> int:
         """A bound of the items of `rows` rows whose blocks hold `pool_tokens` tokens in all."""
-        return rows + (self.wanted if self.fixed is None else pool_tokens // self.fixed + 1)
+        if self.fixed is not None:
+            return rows + pool_tokens // self.fixed + 1
+        return rows + self.wanted + (self.wave if rows > self.wave else 0)
 
 
 def few_rows(rows: int, kv_heads: int, multiprocessors: int) -> bool:

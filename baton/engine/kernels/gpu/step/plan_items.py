@@ -29,6 +29,7 @@ def plan_items(
     window,
     wanted,
     shortest,
+    wave,
     SLOTS_POWER: tl.constexpr,
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
@@ -37,7 +38,8 @@ def plan_items(
     more than its policy's bound, and of parts of one length `begin` has run no row that does not fit.
     """
     row = tl.arange(0, SLOTS_POWER)
-    there = row < tl.load(control + ROWS)
+    rows = tl.load(control + ROWS).to(tl.int32)
+    there = row < rows
     position = tl.load(row_position + row, mask=there, other=0)
     slot = tl.load(row_slot + row, mask=there, other=0)
     start, span = item_span(position, window, TILE)
@@ -47,6 +49,10 @@ def plan_items(
     else:
         about = tl.maximum(shortest, tl.cdiv(tl.sum(span, 0), wanted))
         pieces = tl.maximum(tl.cdiv(span, about), 1)
+        rest = rows % wave
+        if (rows > wave) & (rest > 0):
+            filling = tl.minimum(wave // rest, tl.cdiv(span, shortest))
+            pieces = tl.where(row >= rows - rest, tl.maximum(pieces, filling), pieces)
         part = tl.maximum(tl.cdiv(tl.cdiv(span, pieces), TILE) * TILE, TILE)
     parts = tl.cdiv(span, part)
     first = tl.cumsum(parts, 0) - parts

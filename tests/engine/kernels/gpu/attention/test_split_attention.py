@@ -40,7 +40,8 @@ CASES = {
     "one token each": (Heads(4, 2, 8, 0.35, 1e-5), [0, 0], 4, False, SplitPolicy()),
     "mixed, odd dim": (Heads(6, 3, 10, 0.3, 1e-5), [1, 63, 64, 65, 130], 16, False, SplitPolicy(4, 64)),
     "many parts": (Heads(2, 1, 16, 0.25, 1e-5), [449, 3], 64, False, SplitPolicy(66, 64)),
-    "few rows": (Heads(2, 1, 16, 0.25, 1e-5), [449, 300], 64, False, SplitPolicy.filling(132, 1, 2, True)),
+    "few rows": (Heads(2, 1, 16, 0.25, 1e-5), [449, 300], 64, False, SplitPolicy.filling(132, 1, 2, 4, True)),
+    "a wave and one": (Heads(2, 1, 16, 0.25, 1e-5), [300, 64, 449], 64, False, SplitPolicy(3, 64, wave=2)),
     "window and norms": (Heads(4, 1, 8, 0.35, 1e-6, 70), [200, 69, 70, 5], 4, True, SplitPolicy(3, 64)),
     "fixed parts": (Heads(4, 4, 64, 0.125, 1e-5), [140, 200], 64, False, SplitPolicy(fixed=TILE)),
 }  # fmt: skip
@@ -108,16 +109,25 @@ def test_parts_fill_the_chip_and_cover_each_row_once() -> None:
             assert all(item.begin % TILE == 0 for item in items)
 
 
+def test_rows_past_a_whole_wave_fill_another() -> None:
+    """Of 68 rows, where 66 run at once, two are cut; of 96 thirty; of 66, 100 and 132 none."""
+    policy = SplitPolicy.filling(132, 8, 96, AttentionTuning(stages=2).resident)
+    for rows, cut, parts in ((66, 0, 1), (68, 2, 9), (80, 14, 4), (96, 30, 2), (100, 0, 1), (132, 0, 1)):
+        lengths = [len(items) for items in split_items([1151] * rows, None, policy)]
+        assert lengths == [1] * (rows - cut) + [parts] * cut
+        assert sum(lengths) <= policy.most_items(rows, 0)
+
+
 def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None:
     """Where rows that are not cut would leave multiprocessors idle; keys and values in 16 bits as ever."""
     heads = Heads(32, 8, 128, 0.1, 1e-5)
     for rows, wanted, tuning in ((1, 49, (4, 2)), (8, 49, (2, 2)), (16, 49, (2, 2)), (24, 16, (4, 3))):
-        assert SplitPolicy.filling(132, 8, rows, quantised=True) == SplitPolicy(wanted)
+        assert SplitPolicy.filling(132, 8, rows, 4, quantised=True) == SplitPolicy(wanted, wave=66)
         assert AttentionTuning.of(heads, rows, 132, quantised=True) == AttentionTuning(*tuning)
-        assert SplitPolicy.filling(132, 8, rows) == SplitPolicy(16)
+        assert SplitPolicy.filling(132, 8, rows, 3) == SplitPolicy(16, wave=49)
         assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
     assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(4, 2, registers=128)
     wide = Heads(8, 4, 256, 0.1, 1e-5)  # that many registers would not do
     assert AttentionTuning.of(wide, 128, 132, quantised=True) == AttentionTuning(2, 2)
-    cut = split_items([32_767] * 8, None, SplitPolicy.filling(132, 8, 8, quantised=True))
+    cut = split_items([32_767] * 8, None, SplitPolicy.filling(132, 8, 8, 4, quantised=True))
     assert [len(items) for items in cut] == [7] * 8
