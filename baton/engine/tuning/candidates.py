@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from baton.engine.forward.choice import Choice, DigitsTuning, Library, RowCodesTuning, W8A8Library, W8A8Tuning
 from baton.engine.forward.code_products import has_digits, has_row_codes, has_w8a8
 from baton.engine.forward.gemm import has_gemv
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning, streamed_fits
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 from baton.engine.kernels.quantized_weight import QuantizedWeight
@@ -40,11 +43,7 @@ _SKINNY = {
     64: (
         (64, 128, 1, 4, 4), (128, 64, 1, 5, 8), (128, 128, 1, 3, 4), (64, 64, 1, 6, 4), (64, 128, 2, 4, 4),
     ),
-    # Not measured yet: those of 64 and 128 rows, within the shared memory of Hopper.
-    96: (
-        (128, 64, 1, 5, 8), (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (128, 64, 2, 5, 8), (128, 64, 4, 5, 8),
-        (64, 128, 1, 5, 4), (64, 64, 1, 6, 4), (64, 64, 2, 5, 4), (64, 64, 4, 5, 4), (128, 128, 1, 3, 4),
-    ),
+    96: ((128, 64, 1, 4, 8), (128, 64, 1, 5, 8), (64, 128, 1, 5, 4), (64, 128, 2, 4, 4), (64, 64, 2, 8, 4)),
     128: ((128, 64, 1, 4, 8), (64, 64, 2, 6, 4), (64, 64, 1, 6, 4), (64, 128, 1, 3, 4)),
 }  # fmt: skip
 # The same for quantised weights.
@@ -94,6 +93,12 @@ _DIGITS = (
     (64, 1, 5, 4), (64, 2, 5, 4), (64, 4, 5, 4), (64, 1, 8, 4), (64, 2, 8, 4), (128, 1, 5, 4), (128, 2, 5, 4),
     (128, 4, 5, 4), (128, 2, 5, 8), (64, 8, 5, 4), (64, 2, 3, 4), (64, 4, 3, 4),
 )  # fmt: skip
+# Of int4 and at most 16 rows; with 32 and more the kernels above were faster. Tiles of results, warps by
+# results and by depth, pieces, splits, steps of W and of x in flight.
+_STREAMED = (
+    (1, 7, 2, 1, 1, 1, 3), (1, 8, 2, 1, 1, 1, 3), (1, 8, 2, 1, 4, 3, 3), (1, 4, 2, 1, 4, 2, 2),
+    (1, 4, 1, 1, 4, 2, 3), (1, 8, 1, 1, 1, 3, 3), (1, 4, 2, 1, 2, 2, 3), (1, 8, 2, 1, 2, 3, 3),
+)  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -125,6 +130,8 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
     found += [SkinnyTuning(tile, *s) for s in _QUANTIZED.get(tile, ()) if fits(weight.format, s[1])]
     if has_digits(weight):
         found += [DigitsTuning(min(128, tile), *shape) for shape in _DIGITS]
+    if 1 < rows <= 16 and runs_here() and streamed_fits(weight, torch.bfloat16):
+        found += [StreamedTuning(tile, *shape) for shape in _STREAMED]
     if rows > 1:
         on_the_way = (RowCodesTuning(tile, *shape) for shape in _ROW_CODES.get(tile, ()))
         found += [choice for choice in on_the_way if has_row_codes(weight, choice)]

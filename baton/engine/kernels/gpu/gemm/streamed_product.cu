@@ -1,9 +1,8 @@
-// A few rows of x times W, on Hopper, for weights of bfloat16 or in fewer bits. streamed_product.py launches it and
-// defines: KIND (0 bfloat16, 1 e4m3, 2 int8, 3 int4), X_EIGHTS (rows of x a block, in eights), ROW_TILES (tiles of 16
-// columns of results a warp), ROW_WARPS and DEPTH_WARPS (warps of a block by rows of W and by columns of K), PIECES
-// (64 bytes of a row each that a warp takes in a step), SPLITS, W_STEPS and X_STAGES (steps of W and of x on their
-// way), EPILOGUE (0 plain, 1 residual, 2 SwiGLU, 3 GEGLU), GROUP_PIECES (pieces that share a scale; 0: all of a row),
-// SCALE_ROWS (rows that do), HAS_ZEROS, HAS_BIAS.
+// A few rows of x, bfloat16, times W in int4, on Hopper. streamed_product.py launches it and defines: X_EIGHTS (rows of
+// x a block, in eights), ROW_TILES (tiles of 16 columns of results a warp), ROW_WARPS and DEPTH_WARPS (warps of a block
+// by rows of W and by columns of K), PIECES (64 bytes of a row each that a warp takes in a step), SPLITS, W_STEPS and
+// X_STAGES (steps of W and of x in flight), EPILOGUE (0 plain, 1 residual, 2 SwiGLU, 3 GEGLU), GROUP_PIECES (pieces that
+// share a scale; 0: all of a row), SCALE_ROWS (rows that do), HAS_ZEROS, HAS_BIAS.
 //
 // The matrix units sum over K in whatever order, as long as it is the same for W and x. So a thread takes 16 bytes of a
 // row of W as they lie in memory, and of x the columns that those are: W goes to registers, becomes bfloat16 there, and
@@ -15,7 +14,7 @@ constexpr bool GROUPED = GROUP_PIECES > 0, RESIDUAL = EPILOGUE == 1, GATED = EPI
 constexpr int HALVES = GATED ? 2 : 1, TILES = ROW_TILES * HALVES;
 constexpr int X_ROWS = 8 * X_EIGHTS, COLUMNS = 16 * ROW_TILES * ROW_WARPS;
 constexpr int THREADS = 32 * ROW_WARPS * DEPTH_WARPS;
-constexpr int PIECE_BYTES = 64, PIECE = KIND == 0 ? 32 : KIND == 3 ? 128 : 64, WIDTH = PIECES * PIECE;
+constexpr int PIECE_BYTES = 64, PIECE = 128, WIDTH = PIECES * PIECE;
 // A chunk is 8 columns of x, 16 bytes: those of two products of 16 columns for a group of four threads.
 constexpr int CHUNKS = WIDTH / 8, PIECE_CHUNKS = PIECE / 8, THREAD_CHUNKS = PIECE_CHUNKS / 4;
 constexpr int STAGE_CHUNKS = DEPTH_WARPS * X_ROWS * CHUNKS, ROW_CHUNKS = DEPTH_WARPS * CHUNKS;
@@ -50,12 +49,6 @@ __device__ __forceinline__ void wait_for_stages() { asm volatile("cp.async.wait_
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
   u32 d;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-
-__device__ __forceinline__ u32 times(u32 a, u32 b) {
-  u32 d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
 
@@ -143,53 +136,24 @@ struct Weight {
 
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Four codes in the bytes of a word as two pairs of numbers, in their order.
-//   int4   in the low halves: the bits of 128 + code are those of the code beside 0x43
-//   int8   (128 + low 7 bits) - (128 or, by the sign, 256)
-//   e4m3   exponent and mantissa are those of a bfloat16 that is 2^120 times smaller
+// Four codes in the low halves of a word's bytes, as two pairs of numbers in their order: the bits of 128 + code are
+// those of the code beside 0x43; `zero`: 128 + the code of zero, twice.
 __device__ __forceinline__ void numbers(u32 codes, u32 zero, u32& first, u32& second) {
-  if (KIND == 1) {
-    u32* const pairs[2] = {&first, &second};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const u32 high = __byte_perm(codes, 0, i == 0 ? 0x1404 : 0x3424);
-      *pairs[i] = times((high & 0x80008000) | (high >> 4 & 0x07f007f0), 0x7b807b80);
-    }
-    return;
-  }
-  first = __byte_perm(codes, 0x43434343, 0x4140);
-  second = __byte_perm(codes, 0x43434343, 0x4342);
-  if (KIND == 2) {
-    first = subtract(first & 0xff7fff7f, first & 0xff80ff80);
-    second = subtract(second & 0xff7fff7f, second & 0xff80ff80);
-  } else {
-    first = subtract(first, zero);
-    second = subtract(second, zero);
-  }
+  first = subtract(__byte_perm(codes, 0x43434343, 0x4140), zero);
+  second = subtract(__byte_perm(codes, 0x43434343, 0x4342), zero);
 }
 
 // The columns of W that belong to a thread's chunk `c` of a piece: operands of two products, `w[n][i]` and `w[n][2 + i]`
 // of row i.
 __device__ __forceinline__ void operands(const uint4& bytes, u32 zero, int c, int i, u32 (&w)[2][4]) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    if (KIND == 0) {
-      // A zero that the compiler does not know: what the units take together must lie side by side, and it would move
-      // the words anew for each product.
-      w[n][i] = word(bytes, 2 * n) ^ zero;
-      w[n][2 + i] = word(bytes, 2 * n + 1) ^ zero;
-    } else if (KIND == 3) {
-      numbers(word(bytes, c % 2 * 2 + n) >> (c / 2 * 4) & 0x0f0f0f0f, zero, w[n][i], w[n][2 + i]);
-    } else {
-      numbers(word(bytes, 2 * c + n), zero, w[n][i], w[n][2 + i]);
-    }
-  }
+  for (int n = 0; n < 2; ++n)
+    numbers(word(bytes, c % 2 * 2 + n) >> (c / 2 * 4) & 0x0f0f0f0f, zero, w[n][i], w[n][2 + i]);
 }
 
 // The place of a thread's chunk `c` in a row of a piece of x.
 __device__ __forceinline__ int chunk_of(int c) {
-  const int lane = threadIdx.x % 4;
-  return KIND == 0 ? lane : KIND == 3 ? 8 * (c / 2) + 2 * lane + c % 2 : 2 * lane + c;
+  return 8 * (c / 2) + 2 * (threadIdx.x % 4) + c % 2;
 }
 
 using Sums = float[TILES][X_EIGHTS][4];
@@ -244,7 +208,7 @@ __device__ __forceinline__ void add_step(Sums& sums, const Weight& weight, const
         if (GROUPED) scales[tile][i] = __ldg(weight.scales + at);
         // 128 + zero, twice.
         const u32 zero = HAS_ZEROS ? __ldg(weight.zeros + at) : 8;
-        zeros[tile][i] = KIND == 0 ? (u32)weight.pieces >> 31 : (zero << 16 | zero) + 0x43004300;
+        zeros[tile][i] = (zero << 16 | zero) + 0x43004300;
       }
     if (GROUPED) {
       Sums parts = {};
@@ -321,7 +285,7 @@ streamed_product(const unsigned short* x, const unsigned char* bytes, const floa
     for (int eight = 0; eight < X_EIGHTS; ++eight)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float scale = KIND == 0 || GROUPED ? 1.0f : __ldg(scales + weight.scale_at[tile][i / 2]);
+        const float scale = GROUPED ? 1.0f : __ldg(scales + weight.scale_at[tile][i / 2]);
         const int column = tile / ROW_TILES * COLUMNS + (row_warp * ROW_TILES + tile % ROW_TILES) * 16 + lane / 4;
         const int m = depth * X_ROWS + eight * 8 + lane % 4 * 2 + i % 2;
         exchanged[m * PITCH + column + i / 2 * 8] = scale * sums[tile][eight][i];

@@ -30,25 +30,20 @@ from tests.engine.kernels.gpu.gemm.host.function import COMPILER, HostFunction
 
 BF16 = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU, GEGLU = Epilogue
-FP8, FP8_BLOCKS, INT8 = WeightFormat("fp8"), WeightFormat("fp8", 128, 128), WeightFormat("int8")
 INT4, INT4_ROWS = WeightFormat("int4", scale_columns=128), WeightFormat("int4")
 INT4_ZEROS = WeightFormat("int4", scale_columns=256, zeros=True)
-Case = tuple[WeightFormat | None, int, int, int, bool, Epilogue, StreamedTuning]
+Case = tuple[WeightFormat, int, int, int, bool, Epilogue, StreamedTuning]
 
 # format, rows of x, results, columns, bias, epilogue, tiles
 SMALL: list[Case] = [
-    (None, 17, 96, 352, True, SWIGLU, StreamedTuning(32, 1, 2, 2, 2, 2, 2, 3)),
-    (FP8, 5, 32, 256, False, PLAIN, StreamedTuning(8, 1, 2, 1, 1, 1, 2, 2)),
-    (FP8_BLOCKS, 20, 256, 512, False, RESIDUAL, StreamedTuning(32, 2, 2, 1, 1, 2, 2, 3)),
-    (INT8, 12, 32, 704, False, GEGLU, StreamedTuning(16, 1, 1, 2, 2, 1, 3, 3)),
+    (INT4, 5, 32, 256, False, PLAIN, StreamedTuning(8, 1, 2, 1, 1, 1, 2, 2)),
+    (INT4, 12, 32, 768, False, GEGLU, StreamedTuning(16, 1, 2, 2, 2, 1, 3, 3)),
     (INT4, 70, 64, 328, True, RESIDUAL, StreamedTuning(64, 2, 2, 2, 1, 1, 2, 4)),
     (INT4_ROWS, 3, 32, 136, False, PLAIN, StreamedTuning(8, 1, 1, 2, 1, 3, 4, 4)),
     (INT4_ZEROS, 33, 80, 640, True, SWIGLU, StreamedTuning(32, 1, 2, 4, 1, 2, 1, 3)),
 ]
 LARGE: list[Case] = [
-    (None, 64, 6144, 4096, False, PLAIN, StreamedTuning(64, 1, 4, 1, 2, 2, 2, 3)),
-    (FP8, 16, 14336, 4096, False, SWIGLU, StreamedTuning(16, 1, 4, 1, 2, 1, 3, 3)),
-    (FP8, 32, 4096, 14336, False, RESIDUAL, StreamedTuning(32, 1, 4, 2, 2, 4, 2, 3)),
+    (INT4, 16, 14336, 4096, False, SWIGLU, StreamedTuning(16, 1, 7, 2, 1, 1, 1, 4)),
     (INT4, 64, 14336, 4096, False, SWIGLU, StreamedTuning(64, 1, 4, 1, 1, 1, 2, 3)),
     (INT4, 16, 4096, 14336, False, RESIDUAL, StreamedTuning(16, 2, 4, 2, 1, 4, 3, 3)),
     (INT4, 100, 4096, 4096, True, RESIDUAL, StreamedTuning(64, 2, 4, 1, 1, 2, 2, 4)),
@@ -57,7 +52,7 @@ LARGE: list[Case] = [
 
 def name_of(case: Case) -> str:
     weight_format, m, n, k, *_ = case
-    return f"{weight_format.name if weight_format else 'bf16'}-{m}-{n}-{k}"
+    return f"{weight_format.name}-{m}-{n}-{k}"
 
 
 def check(case: Case, device: str) -> None:
@@ -65,14 +60,11 @@ def check(case: Case, device: str) -> None:
     double = 2 if epilogue.gated else 1
     draw = torch.Generator().manual_seed(m + n + k)
     dense = torch.randn(double * n, k, generator=draw) * k**-0.5
-    weight: Weight = dense.to(device, BF16)
-    if weight_format is not None:
-        weight = quantize(dense.to(device), weight_format)
+    weight = quantize(dense.to(device), weight_format)
     x = torch.randn(m, k, generator=draw).to(device, BF16)
     bias = torch.randn(double * n, generator=draw).to(device, BF16) if has_bias else None
     out = torch.randn(m, n, generator=draw).to(device, BF16)
-    exact = weight.dequantized(torch.float32) if isinstance(weight, QuantizedWeight) else weight.float()
-    sums = x.double() @ exact.double().t()
+    sums = x.double() @ weight.dequantized(torch.float32).double().t()
     if bias is not None:
         sums += bias.double()
     if epilogue is RESIDUAL:
@@ -101,12 +93,12 @@ def test_on_the_host(number: int, case: Case, tmp_path: Path, monkeypatch: pytes
     def function(
         tuning: StreamedTuning,
         epilogue: Epilogue,
-        weight_format: WeightFormat | None,
+        weight_format: WeightFormat,
         bias: bool,
         device: int,
     ) -> HostFunction:
         source = streamed_source(tuning, epilogue, weight_format, bias)
-        nbytes = tuning.shared_bytes(weight_format, epilogue)
+        nbytes = tuning.shared_bytes(epilogue)
         return HostFunction(source, tmp_path, nbytes, late=number % 3 > 0, turned=number % 2 > 0)
 
     monkeypatch.setattr(module, "_function", function)
@@ -126,13 +118,11 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 @pytest.mark.parametrize(
     ("weight", "dtype", "fits"),
     [
-        (zeros(64, 96), BF16, True),
-        (zeros(64, 80), BF16, False),
-        (zeros(48, 96), BF16, False),
-        (zeros(64, 96, dtype=torch.float32), torch.float32, False),
-        (QuantizedWeight.empty(FP8, 64, 128, "cpu"), BF16, True),
-        (QuantizedWeight.empty(FP8, 64, 96, "cpu"), BF16, False),
-        (QuantizedWeight.empty(FP8, 64, 128, "cpu"), torch.float32, False),
+        (zeros(64, 128), BF16, False),
+        (QuantizedWeight.empty(WeightFormat("int8"), 64, 128, "cpu"), BF16, False),
+        (QuantizedWeight.empty(INT4, 64, 136, "cpu"), BF16, True),
+        (QuantizedWeight.empty(INT4, 48, 128, "cpu"), BF16, False),
+        (QuantizedWeight.empty(INT4, 64, 128, "cpu"), torch.float16, False),
         (QuantizedWeight.empty(INT4_ZEROS, 64, 136, "cpu"), BF16, True),
         (QuantizedWeight.empty(WeightFormat("int4", scale_columns=64), 64, 128, "cpu"), BF16, False),
     ],
@@ -145,18 +135,18 @@ def test_what_it_is_for(weight: Weight, dtype: torch.dtype, fits: bool) -> None:
     ("out", "x", "tuning", "words"),
     [
         (zeros(4, 64), zeros(4, 64), StreamedTuning(), "do not fit"),
-        (zeros(5, 64), zeros(4, 96), StreamedTuning(), "do not fit"),
-        (zeros(4, 64), zeros(96, 4).t(), StreamedTuning(), "contiguous"),
-        (zeros(4, 64, dtype=torch.float32), zeros(4, 96), StreamedTuning(), "one dtype"),
-        (zeros(4, 64), zeros(4, 96), StreamedTuning(rows=12), "cannot copy"),
-        (zeros(4, 64), zeros(4, 96), StreamedTuning(row_warps=3, pieces=8), "cannot copy"),
-        (zeros(4, 64), zeros(4, 96), StreamedTuning(64, 1, 4, 8, 4), "shared memory"),
-        (zeros(4, 64), zeros(4, 96), StreamedTuning(splits=2), "need a space of 2048 elements and 1 tiles"),
+        (zeros(5, 64), zeros(4, 128), StreamedTuning(), "do not fit"),
+        (zeros(4, 64), zeros(128, 4).t(), StreamedTuning(), "contiguous"),
+        (zeros(4, 64, dtype=torch.float32), zeros(4, 128), StreamedTuning(), "out torch.float32"),
+        (zeros(4, 64), zeros(4, 128), StreamedTuning(rows=12), "cannot copy"),
+        (zeros(4, 64), zeros(4, 128), StreamedTuning(row_warps=3, pieces=2), "cannot copy"),
+        (zeros(4, 64), zeros(4, 128), StreamedTuning(64, 1, 4, 8, 1), "shared memory"),
+        (zeros(4, 64), zeros(4, 128), StreamedTuning(splits=2), "need a space of 2048 elements and 1 tiles"),
     ],
 )
 def test_what_does_not_fit(out: Tensor, x: Tensor, tuning: StreamedTuning, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        streamed_product(out, x, zeros(64, 96), None, PLAIN, tuning)
+        streamed_product(out, x, QuantizedWeight.empty(INT4, 64, 128, "cpu"), None, PLAIN, tuning)
 
 
 def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:

@@ -165,10 +165,6 @@ static unsigned subtract(unsigned a, unsigned b) {
   return host::by_halves(a, b, [](float x, float y) { return x - y; });
 }
 
-static unsigned times(unsigned a, unsigned b) {
-  return host::by_halves(a, b, [](float x, float y) { return x * y; });
-}
-
 static void multiply(float (&d)[4], const unsigned (&w)[4], unsigned x0, unsigned x1) {
   const int turn = host::threads[host::current].products++ % 2, lane = host::current % 32;
   host::threads[host::current].operands[turn] = {{w[0], w[1], w[2], w[3]}, {x0, x1}};
