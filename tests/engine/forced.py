@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from baton.engine.decode.factory import pass_options
 from baton.engine.decode.gpu_pass import DecodePass
+from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.modules import Model, Precision
+from baton.engine.model.tensors import EMBEDDING
 from tests.engine.split_reference import fill_items, split_items
 
 BLOCK_TOKENS = 64
@@ -17,19 +21,20 @@ BLOCK_TOKENS = 64
 
 def decoded_logits(
     config: ModelConfig,
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Weight],
     token_ids: Tensor,
     *,
     exact: bool,
     cache_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """token_ids [B, L] → [B, L, vocab] float32 on the CPU, in the weights' dtype and on their device.
-    `cache_dtype`: where it is not theirs.
+    """token_ids [B, L] → [B, L, vocab] float32 on the CPU, in the dtype of the embedding and on its device.
+    `cache_dtype`: where it is not that.
 
     The same kernels, cut in the same way, as the graph of a step with B rows; blocks dealt out shuffled.
     """
-    first = next(iter(weights.values()))
-    dtype, device = first.dtype, first.device
+    embedding = weights[EMBEDDING]
+    assert isinstance(embedding, Tensor)
+    dtype, device = embedding.dtype, embedding.device
     layout = config.layout(BLOCK_TOKENS, str(cache_dtype or dtype).removeprefix("torch."))
     model = Model(config, weights, layout, device, Precision.of(dtype, cache_dtype))
     batch, length = token_ids.shape
