@@ -11,7 +11,8 @@ Each arm is started, gets Poisson arrivals at every rate (of each GPU that it ha
 Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
-goodput.json, goodput.html with one plot a limit, and each run's folder.
+goodput.json, goodput.html with one plot a limit, and each run's folder. `python -m bench.goodput.from_runs`
+makes the table anew, of several commands together or of one that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
                     `baton up` or to `vllm serve`. An arm that needs more GPUs than there are, or does not
@@ -45,10 +46,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
+from bench.goodput.from_runs import write_arms
 from bench.goodput.gpus import GpuPool, visible_gpus
-from bench.goodput.ideal_probe import ideal_probe
 from bench.goodput.overload import Overload, overload
-from bench.goodput.report import Comparison, Curve
+from bench.goodput.report import Comparison, Curve, curves_of
 from bench.goodput.runs import Limits, Load, judged, measure
 from bench.goodput.server_times import server_times
 from bench.goodput.servers import NotServedError, Setup, Target, serve
@@ -99,6 +100,7 @@ def main() -> None:
         arguments.overload, arguments.overload_seconds,
     )  # fmt: skip
     comparison = Comparison(workload.name, about(arguments))
+    write_arms(out, comparison, arguments.arm)
     with tempfile.TemporaryDirectory() as folder:
         tokens = workload.tokens + 2
         setup = Setup(
@@ -228,17 +230,9 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
                 _say(f"{arm.name} at {each:g}/s/GPU: {times}")
                 servers[f"{each:g}"] = times.as_dict()
         overloads = await _overloads(plan, arm, target)
-    curves = [
-        Curve(arm.name, arm.gpus, limits, tuple(judged(run, rate, limits) for rate, run in runs))
-        for limits in plan.limits
-    ]
     found = {"streams_ms": streams, "servers": servers, "overloads": [one.as_dict() for one in overloads]}
     (plan.out / f"{arm.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    if plan.ideal is not None and arm.kind == "baton":
-        for limits in plan.limits:
-            probes = [ideal_probe(run.records, rate, limits, plan.ideal, arm) for rate, run in runs]
-            curves.append(Curve(f"{arm.name}, ideal", arm.gpus, limits, tuple(probes)))
-    return curves
+    return curves_of(arm, runs, plan.limits, plan.ideal)
 
 
 async def _overloads(plan: Plan, arm: Arm, target: Target) -> list[Overload]:

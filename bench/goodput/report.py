@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.goodput.arms import Arm
-from bench.goodput.runs import Limits
+from bench.goodput.ideal_probe import ideal_probe
+from bench.goodput.runs import Limits, judged
+from loadgen.analysis.run_folder import Run
 from loadgen.goodput.crossing import find_crossing
 from loadgen.goodput.probe import Probe, Verdict
 from loadgen.reports.page import charts, heading, page, section
 from loadgen.reports.scales import Scale
 from loadgen.reports.svg import Chart
+from loadgen.sizing.rates import Rates
 
 _STYLES = ("teal", "orange", "purple", "blue", "red", "grey")
 
@@ -51,6 +54,20 @@ class Curve:
         found = find_crossing(self.probes, self.limits.goal)
         rate, low, high = (value / self.gpus for value in (found.rate, found.low, found.high))
         return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def curves_of(
+    arm: Arm, runs: Sequence[tuple[float, Run]], limits: Sequence[Limits], ideal: Rates | None
+) -> list[Curve]:
+    """An arm's curve under each limit, of runs at rates of the whole arm; of Baton's the ideal ones too."""
+    curves = [
+        Curve(arm.name, arm.gpus, one, tuple(judged(run, rate, one) for rate, run in runs)) for one in limits
+    ]
+    if ideal is not None and arm.kind == "baton":
+        for one in limits:
+            probes = [ideal_probe(run.records, rate, one, ideal, arm) for rate, run in runs]
+            curves.append(Curve(f"{arm.name}, ideal", arm.gpus, one, tuple(probes)))
+    return curves
 
 
 @dataclass

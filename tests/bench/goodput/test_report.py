@@ -14,6 +14,7 @@ import pytest
 from bench.goodput import __main__ as program
 from bench.goodput.__main__ import Plan, compare
 from bench.goodput.arms import Arm, parse_arm
+from bench.goodput.from_runs import compared, write_arms
 from bench.goodput.report import Comparison
 from bench.goodput.runs import Limits, Load, judged
 from bench.goodput.servers import NotServedError, Setup, Target
@@ -118,3 +119,29 @@ async def test_arms_beside_one_another(
     page = (tmp_path / "goodput.html").read_text()
     assert page.count("<svg") == len(LIMITS)
     assert "1p1d, ideal" in page
+
+
+async def test_the_table_is_made_again_of_what_two_commands_left(
+    tmp_path: Path, fakes: list[tuple[str, float, int]]
+) -> None:
+    """The second was cut off in its last run."""
+    rates = read_rates("8b-h200")
+    setup = Setup("tiny", "fp32", "cpu", 64, "vllm", tmp_path)
+    tables = []
+    for number, text in enumerate(("both", "1p1d")):
+        out, arms = tmp_path / str(number), [parse_arm(text)]
+        plan = Plan(WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, rates, out)
+        comparison = Comparison("1k-256", {"hardware": "none", "command": text})
+        out.mkdir()
+        write_arms(out, comparison, arms)
+        await compare(plan, arms, setup, comparison, ["0", "1"], at_once=False)
+        tables.append(comparison)
+    found = compared([tmp_path / "0", tmp_path / "1"], LIMITS, rates)
+    assert found.curves == tables[0].curves + tables[1].curves
+    assert found.about == {"hardware": "none", "command": "both; 1p1d"}
+    (tmp_path / "1" / "1p1d" / "8" / "settings.json").unlink()
+    cut = compared([tmp_path / "1"], LIMITS, None)
+    assert [len(curve.probes) for curve in cut.curves] == [1, 1]
+    write_arms(tmp_path / "1", Comparison("chat", {}), [])
+    with pytest.raises(ValueError, match="different workloads: 1k-256, chat"):
+        compared([tmp_path / "0", tmp_path / "1"], LIMITS, None)
