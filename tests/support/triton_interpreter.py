@@ -1,4 +1,7 @@
-"""A faster interpreter of Triton: what it replaces in `triton.language` is looked up once, not each time."""
+"""A faster interpreter of Triton: what it would compute anew at each operation is computed once.
+
+Values, types and refusals are Triton's own (`tests/engine/test_interpreter.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
+
+_constexpr: Any = tl.constexpr
+_core: Any = tl.core
 
 
 @functools.cache
@@ -25,6 +31,33 @@ def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
             interpreter._patch_attr(package, name, member, builder, scope)
 
 
+_patch_lang_anew = interpreter._patch_lang
+
+
+class _NothingPatched:
+    """What a device function has to undo."""
+
+    def restore(self) -> None:
+        pass
+
+
+@functools.cache
+def _languages(function: Any) -> tuple[Any, ...]:
+    """The modules of Triton that the source of `function` names, as `tl` or `core`."""
+    return tuple(
+        lang for lang in (tl, tl.core) if any(value is lang for value in function.__globals__.values())
+    )
+
+
+def _patch_lang(function: Any) -> Any:
+    """Instead of its own function, which replaces all of `triton.language` again at each call of a device
+    function. While it is replaced for the kernel that calls it, `+` is no builtin, and `range` no class."""
+    in_kernel = not tl.core.is_builtin(tl.tensor.__add__)
+    if in_kernel and not any(isinstance(lang.range, type) for lang in _languages(function)):
+        return _NothingPatched()
+    return _patch_lang_anew(function)
+
+
 _NP_DTYPES: dict[str, Any] = {}
 _get_np_dtype_uncached = interpreter._get_np_dtype
 
@@ -37,9 +70,107 @@ def _get_np_dtype(dtype: Any) -> Any:
     return found
 
 
+_unwrap_any = _core._unwrap_if_constexpr
+_SEQUENCES = (list, tuple, _core.tuple)
+
+
+def _unwrap_if_constexpr(value: Any) -> Any:
+    """Its own function asks three times what a value is not before it looks whether it is a constexpr."""
+    if type(value) is _constexpr:
+        return value.value
+    return _unwrap_any(value) if isinstance(value, _SEQUENCES) else value
+
+
+@functools.cache
+def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """A tensor's `shape` and `numel`, which all tensors of that shape share."""
+    numel = 1
+    for size in shape:
+        numel *= size
+    return _core.tuple([_constexpr(size) for size in shape]), _constexpr(numel)
+
+
+def _init_tensor(self: Any, handle: Any, type: Any) -> None:
+    """Instead of its own function, which makes a constexpr of each size and the type of their tuple."""
+    self.handle = handle
+    self.shape, self.numel = _tensor_shape(tuple(type.shape.values) if type.is_block() else ())
+    self.type = type
+    self.dtype = type.scalar
+
+
+_init_block_type_anew = _core.block_type.__init__
+# Of each valid shape what all of its types share.
+_BLOCK_SHAPES: dict[tuple[Any, ...], tuple[Any, int]] = {}
+
+
+def _init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+    """Instead of its own function, which validates each shape again; a new shape is still validated."""
+    sizes = tuple([_unwrap_if_constexpr(size) for size in shape])
+    known = _BLOCK_SHAPES.get(sizes)
+    if known is None or not all(type(size) is int for size in sizes):
+        _init_block_type_anew(self, element_ty, shape)
+        _BLOCK_SHAPES[sizes] = self.shape, self.numel
+        return
+    self.element_ty = element_ty
+    self.shape, self.numel = known
+    self.name = f"<{_text(sizes)}, {element_ty}>"
+
+
+@functools.cache
+def _text(sizes: tuple[int, ...]) -> str:
+    return str([str(size) for size in sizes])
+
+
+def _with_element_ty(self: Any, scalar_ty: Any) -> Any:
+    """The type of the same shape, which is valid."""
+    other = object.__new__(_core.block_type)
+    other.element_ty = scalar_ty
+    other.shape, other.numel = self.shape, self.numel
+    other.name = f"<{_text(tuple(self.shape.values))}, {scalar_ty}>"
+    return other
+
+
+_broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
+
+
+def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+    """Two of one shape stay as they are, which its own function finds out size by size."""
+    left, right = lhs.type, rhs.type
+    if left.is_block() and right.is_block() and left.shape.values == right.shape.values:
+        return lhs, rhs
+    return _broadcast_anew(self, lhs, rhs)
+
+
+_computation_type_anew = interpreter.TritonSemantic.computation_type_impl
+_COMPUTATION_TYPES: dict[tuple[Any, ...], Any] = {}
+
+
+def _computation_type(
+    self: Any, a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool
+) -> Any:
+    """The promotion of two types, found once; a refusal is raised anew each time."""
+    key = (a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod)
+    found = _COMPUTATION_TYPES.get(key)
+    if found is None:
+        found = _computation_type_anew(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
+        _COMPUTATION_TYPES[key] = found
+    return found
+
+
 def make_launches_cheap() -> None:
     """Replaces the interpreter's functions by those above."""
     for package in (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base):
         _builtin_names(package)
     interpreter._patch_builtin = _patch_builtin
+    interpreter._patch_lang = _patch_lang
     interpreter._get_np_dtype = _get_np_dtype
+    _core._unwrap_if_constexpr = _unwrap_if_constexpr
+    _core.tensor.__init__ = _init_tensor
+    _core.block_type.__init__ = _init_block_type
+    _core.block_type.with_element_ty = _with_element_ty
+    interpreter.TritonSemantic.computation_type_impl = _computation_type
+    interpreter.TritonSemantic.broadcast_impl_value = _broadcast_impl_value
+    # Each sum and product of integers would be computed again in 64 bits, to be compared with a bound that
+    # the interpreter, whose `debug` is off, then does not assert.
+    assert not interpreter.interpreter_builder.options.debug
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)

@@ -1,0 +1,88 @@
+"""What `tests.support.triton_interpreter` replaces says the same as Triton's own functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.support import triton_interpreter as fast
+
+core: Any = tl.core
+semantic: Any = interpreter.interpreter_semantic
+DTYPES = (
+    *(tl.int1, tl.int8, tl.uint8, tl.int16, tl.int32, tl.uint32, tl.int64, tl.uint64),
+    *(tl.float8e4nv, tl.float8e5, tl.float16, tl.bfloat16, tl.float32, tl.float64),
+)
+SHAPES = ([1], [16], [4, 8], [2, 1, 32])
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """What it returns, or how it refuses."""
+    try:
+        return repr(call())
+    except (TypeError, ValueError, AssertionError) as error:
+        return repr(error)
+
+
+def block_type(init: Callable[..., None], element: Any, shape: Any) -> Any:
+    made = object.__new__(core.block_type)
+    init(made, element, shape)
+    return made
+
+
+def said(made: Any) -> tuple[Any, ...]:
+    return made.name, made.element_ty, made.shape.values, made.numel, made.mangle()
+
+
+def test_types_are_promoted_alike() -> None:
+    for left, right in itertools.product(DTYPES, repeat=2):
+        for flags in itertools.product((False, True), repeat=3):
+            arguments = (semantic, left, flags[0], right, flags[1], flags[2])
+            for _ in range(2):  # found, and found again
+                mine = outcome(lambda given=arguments: fast._computation_type(*given))  # type: ignore[misc]
+                assert mine == outcome(lambda given=arguments: fast._computation_type_anew(*given))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("element", [tl.int32, tl.float16, tl.pointer_type(tl.float32)])
+def test_types_of_blocks_are_equal(shape: list[int], element: Any) -> None:
+    own = block_type(fast._init_block_type_anew, element, shape)
+    for given in (shape, [tl.constexpr(size) for size in shape], core.tuple(shape), shape):
+        assert said(block_type(fast._init_block_type, element, given)) == said(own)
+    other = block_type(fast._init_block_type, tl.int1, shape)
+    assert said(fast._with_element_ty(other, element)) == said(own)
+
+
+@pytest.mark.parametrize("shape", [[], [3], [4, 0], [4.0], [True], [1 << 21]])
+def test_shapes_are_refused_alike(shape: list[Any]) -> None:
+    own = outcome(lambda: said(block_type(fast._init_block_type_anew, tl.int32, shape)))
+    for _ in range(2):
+        assert outcome(lambda: said(block_type(fast._init_block_type, tl.int32, shape))) == own
+
+
+@pytest.mark.parametrize("shape", [None, *SHAPES])
+def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
+    dtype = tl.float32 if shape is None else core.block_type(tl.float32, shape)
+    made = object.__new__(tl.tensor)
+    fast._init_tensor(made, "handle", dtype)
+    assert [size.value for size in made.shape] == (shape or [])
+    assert all(isinstance(size, tl.constexpr) for size in (*made.shape, made.numel))
+    assert made.numel.value == triton.language.core.math.prod(shape or [1])
+    assert (made.handle, made.type, made.dtype) == ("handle", dtype, tl.float32)
+
+
+def test_constexprs_are_unwrapped_alike() -> None:
+    one, two = tl.constexpr(1), tl.constexpr(2)
+    for value in (one, 1, "x", None, [one, 2], (one, (two, 3)), core.tuple([one, core.tuple([two])])):
+        assert repr(fast._unwrap_if_constexpr(value)) == repr(fast._unwrap_any(value)) or isinstance(
+            value, core.tuple
+        )
+    unwrapped = fast._unwrap_if_constexpr(core.tuple([one, core.tuple([two])]))
+    assert unwrapped.values[0] == 1
+    assert unwrapped.values[1].values == [2]
