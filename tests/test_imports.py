@@ -27,7 +27,8 @@ sys.meta_path.insert(0, Blocker())
         "services.router.process",
         "loadgen.cli",
         "loadgen.__main__",
-        "baton.cli.main",
+        "baton.cli.main; baton.cli.main._parser()",  # all commands
+        "baton.cli.up.command, baton.cli.demo.command",
         "kvtransfer.receiver.receiver",
         "kvtransfer.sender.sender",
     ],

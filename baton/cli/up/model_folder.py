@@ -7,7 +7,6 @@ from pathlib import Path
 
 import baton
 from baton.cli.common.config_file import invalid
-from baton.cli.up.random_checkpoint import random_checkpoint
 from baton.engine.model.source import resolve_model
 from services.common.config.up import UpConfig
 from services.common.config.worker import Weights
@@ -21,8 +20,15 @@ def demo_folder() -> Path:
     return Path(baton.__file__).with_name("demo_model")
 
 
+def random_folder() -> Path:
+    """The folder of the random checkpoint, which is generated on first use."""
+    from baton.cli.up.random_checkpoint import random_checkpoint  # and numpy, which a command has no use for
+
+    return random_checkpoint()
+
+
 # Built-in models by name; an existing folder of that name has priority.
-BUILT_IN: Mapping[str, Callable[[], Path]] = {DEMO: demo_folder, RANDOM: random_checkpoint}
+BUILT_IN: Mapping[str, Callable[[], Path]] = {DEMO: demo_folder, RANDOM: random_folder}
 
 
 def with_model(config: UpConfig) -> tuple[UpConfig, Path]:

@@ -28,7 +28,7 @@ def program(module: str) -> tuple[str, ...]:
 
 
 def run_up(module: str) -> int:
-    config, model = with_model(load(_parser().parse_args(), os.environ))
+    config, model = with_model(load(_parser(sys.argv[1:]).parse_args(), os.environ))
     return asyncio.run(up(config, model, Programs(worker=(*program(module), "worker"))))
 
 
