@@ -11,11 +11,12 @@ import copy
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import yaml
 
-from tests.deploy.chart import CASES, VERSION, Object, case, values_of
+from tests.deploy.chart import CASES, DUMPER, VERSION, Object, case, values_of
 
 FOLDER = Path(__file__).parent / "golden"
 # What golden files show as the chart's version, so that a release does not change them.
@@ -38,6 +39,7 @@ def golden_of(name: str) -> str:
     return "\n".join("@@" if line.startswith("@@") else line for line in changes) + "\n"
 
 
+@cache
 def _whole(name: str) -> str:
     """All objects that the chart renders with a file of ci/, and its notes. Labels that every object has are
     left out, and files within ConfigMaps are shown parsed."""
@@ -58,7 +60,7 @@ def _text(made: Object) -> str:
         metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in _COMMON}
     if shown["kind"] == "ConfigMap" and "data" in shown:
         shown["data"] = {name: yaml.safe_load(text) for name, text in shown["data"].items()}
-    return "---\n" + yaml.safe_dump(shown, default_flow_style=None, width=115)
+    return "---\n" + yaml.dump(shown, Dumper=DUMPER, default_flow_style=None, width=115)
 
 
 def _metadata(made: object) -> Iterator[Object]:

@@ -30,7 +30,7 @@ def errors_in(made: Object, version: str) -> list[str]:
 
 @cache
 def _validator(api_version: str, kind: str, version: str) -> Draft202012Validator | Draft7Validator:
-    custom = yaml.safe_load(OWN.read_text(encoding="utf-8"))
+    custom = _custom()
     if f"{api_version}/{kind}" in custom["kinds"]:
         schema = _strict(custom["kinds"][f"{api_version}/{kind}"], custom["types"])
         return Draft7Validator(schema)
@@ -38,6 +38,11 @@ def _validator(api_version: str, kind: str, version: str) -> Draft202012Validato
     return Draft202012Validator(
         _read(version, f"{kind.lower()}-{group}.json"), registry=_definitions(version)
     )
+
+
+@cache
+def _custom() -> Any:
+    return yaml.safe_load(OWN.read_text(encoding="utf-8"))
 
 
 @cache
