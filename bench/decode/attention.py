@@ -11,12 +11,10 @@ keys, values and scales, over the time; `chosen`: what a worker uses.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from baton.device.nvidia_libraries import ENVIRONMENT
@@ -109,16 +107,16 @@ class Bench:
         self._pass.inputs.slot.copy_(torch.arange(rows))
         self._pass.inputs.position.fill_(context - 1)
         self._pass.embed(rows)
-        for number in range(len(model.layout.groups)):
-            self._fill(number, rows, context)
         self._device = device
 
     def measure(self) -> list[dict[str, Any]]:
         """A line for each tuning, the chosen one first."""
         found = []
         for tuning in (None, *tunings()):
+            self._pass.options = replace(self._pass.options, attention=tuning)
+            self._plan()
             try:
-                us = microseconds(partial(self._launch, tuning), self._device)
+                us = microseconds(self._launch, self._device)
             except Exception:  # more shared memory than this GPU has, say
                 continue
             by = {"chosen": True} if tuning is None else asdict(tuning)
@@ -126,34 +124,28 @@ class Bench:
             found.append(self.run | by | {"us": round(layer_us, 1), "tb_s": round(self._bytes / us / 1e6, 3)})
         return found
 
-    def _launch(self, tuning: AttentionTuning | None) -> None:
-        self._pass.options = replace(self._pass.options, attention=tuning)
+    def _launch(self) -> None:
         for attention in self._attention:
             self._pass.attend(attention, self.rows)
 
-    def _fill(self, number: int, rows: int, context: int) -> None:
-        """The list of items of a cache group: as `plan_items` cuts rows of equal lengths."""
+    def _plan(self) -> None:
+        """The lists of items, as a step plans them."""
         import torch
+        import triton
 
         from baton.engine.kernels.gpu.attention.items import TILE
+        from baton.engine.kernels.gpu.step.plan_items import plan_items
+        from baton.engine.kernels.gpu.step.step_kernels import CONTROL_WORDS, ROWS
 
-        policy, items = self._pass.policy(rows), self._pass.inputs.items[number]
-        start = max(0, context - self._pass.heads[number].seen) // TILE * TILE
-        span = context - start
-        lines: list[list[int]] = []
-        for row in range(rows):
-            pieces = math.ceil(span / max(policy.shortest, math.ceil(rows * span / policy.wanted)))
-            rest = rows % policy.wave
-            if rows > policy.wave and row >= rows - rest:
-                pieces = max(pieces, min(policy.wave // rest, math.ceil(span / policy.shortest)))
-            part = math.ceil(span / pieces / TILE) * TILE
-            begins = range(start, context, part)
-            first = len(lines)
-            for begin in begins:
-                end = min(begin + part, context)
-                lines.append([row, row, context - 1, begin, end, first, len(begins), 0])
-        items.count[0] = len(lines)
-        items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
+        control = torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=self._device)
+        control[ROWS.value] = self.rows
+        inputs, policy = self._pass.inputs, self._pass.policy(self.rows)
+        for items, heads in zip(inputs.items, self._pass.heads, strict=True):
+            plan_items[(1,)](
+                control, inputs.slot, inputs.position, items.count, items.items, heads.seen,
+                policy.wanted, policy.shortest, policy.wave,
+                SLOTS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0,
+            )  # fmt: skip
 
 
 def microseconds(launch: Callable[[], None], device: str) -> float:
