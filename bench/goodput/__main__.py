@@ -50,7 +50,7 @@ from bench.goodput.from_runs import write_arms
 from bench.goodput.gpus import GpuPool, visible_gpus
 from bench.goodput.overload import Overload, overload
 from bench.goodput.report import Comparison, Curve, curves_of
-from bench.goodput.runs import Limits, Load, judged, measure
+from bench.goodput.runs import Limits, Load, judged, measure, numbers
 from bench.goodput.server_times import server_times
 from bench.goodput.servers import NotServedError, Setup, Target, serve
 from bench.goodput.streams import stream_figures
@@ -120,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--arm", action="append", required=True, type=_arm, help=KINDS_HELP)
     parser.add_argument("--workload", default="1k-256", choices=sorted(WORKLOADS))
-    parser.add_argument("--rates", required=True, type=_numbers, help="requests a second and GPU")
-    parser.add_argument("--tpot", default=[6, 8, 12, 20, 30], type=_numbers, help="limits in ms")
+    parser.add_argument("--rates", required=True, type=numbers, help="requests a second and GPU")
+    parser.add_argument("--tpot", default=[6, 8, 12, 20, 30], type=numbers, help="limits in ms")
     parser.add_argument("--ttft", default=500.0, type=float, help="limit in ms")
     parser.add_argument("--attainment", default=0.9, type=float, help="share of requests that meet both")
     parser.add_argument("--seconds", default=60.0, type=float, help="of each rate")
@@ -150,10 +150,6 @@ def _arm(text: str) -> Arm:
         return parse_arm(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",") if part]
 
 
 def gpus_of(arguments: argparse.Namespace) -> list[str]:

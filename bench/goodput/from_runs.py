@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.goodput.arms import Arm
 from bench.goodput.report import Comparison, curves_of
-from bench.goodput.runs import Limits
+from bench.goodput.runs import Limits, numbers
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.errors import LoadgenError
@@ -43,13 +43,13 @@ def main() -> None:
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--tpot", default="6,8,12,20,30", help="limits in ms")
+    parser.add_argument("--tpot", default=[6, 8, 12, 20, 30], type=numbers, help="limits in ms")
     parser.add_argument("--ttft", default=500.0, type=float, help="limit in ms")
     parser.add_argument("--attainment", default=0.9, type=float, help="share of requests that meet both")
     parser.add_argument("--ideal", metavar="RATES", help="file, or name of shipped rates")
     parser.add_argument("--images", type=Path, metavar="DIR", help="for the plots as SVG files")
     arguments = parser.parse_args()
-    limits = [Limits(arguments.ttft, float(tpot), arguments.attainment) for tpot in arguments.tpot.split(",")]
+    limits = [Limits(arguments.ttft, tpot, arguments.attainment) for tpot in arguments.tpot]
     try:
         ideal = read_rates(arguments.ideal) if arguments.ideal else None
         comparison = compared(arguments.folders, limits, ideal)

@@ -32,6 +32,11 @@ class Limits:
     goal: float
 
 
+def numbers(text: str) -> list[float]:
+    """Parses numbers with commas between them. Raises ValueError."""
+    return [float(part) for part in text.split(",") if part]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One run: `rate` requests a second of the whole arm for `seconds`."""

@@ -67,7 +67,7 @@ def prove(folder: Path, dtype: torch.dtype, token_ids: Tensor, name: str) -> flo
 
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4"])
 def test_a_few_tokens(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows become e4m3 by torch here: Triton's interpreter rounds to it in its own way."""
+    """On a CPU torch converts rows to e4m3, since Triton's interpreter rounds differently from a GPU."""
 
     def rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
         found = quantize(x if norm is None else rms_norm(x, norm.gain, norm.eps), FORMATS[name])
