@@ -58,28 +58,49 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
     """Measures shape after shape, and writes after each."""
     import torch
 
-    from baton.engine.forward.gemm_table import TABLES, ProductTable, file_stem, shipped_entries
-    from baton.engine.tuning.tuner import missing, save, tune
+    from baton.engine.forward.gemm_table import TABLES, file_stem, shipped_entries
+    from baton.engine.tuning.tuner import compile_kernels, measured, save
 
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, precision.torch_dtype)
-    found: list[dict[str, Any]] = []
-    for name in names:
-        table = ProductTable(found if arguments.again else [*shipped_entries(gpu), *found])
-        wanted = missing(products_of(name, precision), arguments.rows, kind, table)
-        wanted = [
-            (product, rows)
-            for product, rows in wanted
-            if product.name in (arguments.only or (product.name,))
-            and str(rows) in (arguments.buckets or (str(rows),))
-        ]
+    device = torch.device("cuda", 0)
+    known = [] if arguments.again else shipped_entries(gpu)
+    wanted = wanted_of(names, precision, arguments, known)
+    began = time.monotonic()
+    compile_kernels([pair for pairs in wanted.values() for pair in pairs], kind, device, lambda *_: None)
+    print(f"compiled in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    for name, pairs in wanted.items():
         began = time.monotonic()
-        entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s=None)
+        entries = list(measured(pairs, kind, device, lambda *_: None))
+        torch.cuda.empty_cache()
         print(f"{name}: {len(entries)} in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         for entry in entries:
             print(json.dumps(entry), flush=True)
-        found += entries
         if arguments.write:
             save(TABLES / f"{file_stem(gpu)}.json", entries)
+
+
+def wanted_of(
+    names: list[str], precision: Precision, arguments: argparse.Namespace, known: list[dict[str, Any]]
+) -> dict[str, list[tuple[Product, int]]]:
+    """What is to be measured for each shape: what neither the entries `known` nor a shape before it has."""
+    import torch
+
+    from baton.engine.forward.choice import Library, ProductKey
+    from baton.engine.forward.gemm_table import ProductTable, entry_of
+    from baton.engine.tuning.tuner import missing
+
+    kind, entries = getattr(torch, precision.torch_dtype), list(known)
+    wanted = {}
+    for name in names:
+        pairs = missing(products_of(name, precision), arguments.rows, kind, ProductTable(entries))
+        wanted[name] = [
+            (product, rows)
+            for product, rows in pairs
+            if product.name in (arguments.only or (product.name,))
+            and str(rows) in (arguments.buckets or (str(rows),))
+        ]
+        entries += [entry_of(ProductKey.of(product, rows, kind), Library(), 0.0) for product, rows in pairs]
+    return wanted
 
 
 def products_of(name: str, precision: Precision) -> list[Product]:

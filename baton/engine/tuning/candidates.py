@@ -24,7 +24,7 @@ from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
 
 # Rows that are measured. Other batch sizes take the entry of the next of these.
-BUCKETS = (1, 16, 32, 64, 96, 128, 256)
+BUCKETS = (1, 16, 32, 48, 64, 96, 128, 256)
 
 _GEMV = (
     (8, 512, 4, 3), (4, 1024, 4, 1), (8, 512, 4, 1), (4, 512, 4, 4), (4, 512, 4, 1), (4, 2048, 4, 1),
@@ -39,6 +39,10 @@ _SKINNY = {
     32: (
         (64, 128, 2, 5, 4), (64, 128, 1, 4, 4), (64, 128, 1, 5, 4), (128, 128, 1, 3, 4), (128, 64, 1, 5, 8),
         (64, 128, 4, 4, 4),
+    ),
+    48: (
+        (64, 128, 1, 4, 4), (64, 128, 1, 5, 4), (128, 64, 1, 5, 8), (128, 128, 1, 3, 4), (64, 128, 2, 4, 4),
+        (64, 128, 2, 5, 4), (128, 64, 1, 4, 8),
     ),
     64: (
         (64, 128, 1, 4, 4), (128, 64, 1, 5, 8), (128, 128, 1, 3, 4), (64, 64, 1, 6, 4), (64, 128, 2, 4, 4),
@@ -114,7 +118,7 @@ def candidates(product: Product, rows: int) -> list[Choice]:
     found: list[Choice] = [Library()]
     if rows == 1:
         found += [GemvTuning(*shape) for shape in _GEMV]
-    tiles = (96, 128) if 64 < rows <= 96 else (_tile(rows),)
+    tiles = (rows, _tile(rows)) if rows in (48, 96) else (_tile(rows),)
     found += [SkinnyTuning(tile, *shape) for tile in tiles for shape in _SKINNY.get(tile, ())]
     if rows > 128 and runs_here():
         found += _wide(product)

@@ -12,26 +12,45 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
-from baton.engine.forward.choice import Choice
+from baton.engine.forward.choice import Choice, DigitsTuning
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
+from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 _MOST_PROCESSES = 14
-# W [rows, K] and rows of x of a compilation: any that kernels are not specialized for.
+# W [rows, K] of a compilation, and rows of x: any that kernels are not specialized for. Of K see `depth_like`.
 _ROWS, _DEPTH = 256, 4096
+# Triton compiles a kernel anew for integers that are multiples of this, and for those that are not.
+_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a kernel is compiled for, beside its tiles. `dtype` as torch spells it; `weight_format`: of a
-    quantised weight."""
+    """What a kernel is compiled for, beside its tiles. `depth`: K of the compilation (`depth_like`); `dtype` as
+    torch spells it; `weight_format`: of a quantised weight."""
 
     choice: Choice
+    depth: int
     epilogue: Epilogue
     norm: bool
     bias: bool
     dtype: str
     weight_format: WeightFormat | None = None
+
+
+def depth_like(depth: int, choice: Choice, weight_format: WeightFormat | None) -> int:
+    """A K for which a choice's kernel is compiled as it is for `depth`, and the same for all K like that: code
+    depends on whether K is whole tiles, and K and the number of its groups are multiples of 16."""
+    group = weight_format.scale_columns if weight_format is not None else 0
+    width = INT4_SPAN if isinstance(choice, DigitsTuning) else getattr(choice, "width", 1)
+
+    def traits(k: int) -> tuple[bool, ...]:
+        groups = -(-k // group) if group else 0
+        return k % width == 0, k % _MULTIPLE == 0, group > 0 and k % group == 0, groups % _MULTIPLE == 0
+
+    if isinstance(choice, StreamedTuning):  # CUDA C++, which is compiled for any K
+        return _DEPTH
+    return next((k for k in range(_DEPTH, 4 * _DEPTH, 8) if traits(k) == traits(depth)), depth)
 
 
 def compile_all(
@@ -72,13 +91,13 @@ def _compile(variant: Variant, device: int) -> None:
     if not isinstance(variant.choice, GemvTuning):
         rows = getattr(variant.choice, "rows", _ROWS)
     gated = 2 if variant.epilogue.gated else 1
-    x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (_DEPTH, _ROWS))
+    x, out = (torch.zeros(rows, width, device=place, dtype=dtype) for width in (variant.depth, _ROWS))
     bias = torch.zeros(gated * _ROWS, device=place, dtype=dtype) if variant.bias else None
-    weight: Weight = torch.zeros(gated * _ROWS, _DEPTH, device=place, dtype=dtype)
+    weight: Weight = torch.zeros(gated * _ROWS, variant.depth, device=place, dtype=dtype)
     if variant.weight_format is not None:
-        weight = QuantizedWeight.empty(variant.weight_format, gated * _ROWS, _DEPTH, place)
+        weight = QuantizedWeight.empty(variant.weight_format, gated * _ROWS, variant.depth, place)
         weight.randomize_()
-    norm = Norm(torch.ones(_DEPTH, device=place, dtype=dtype), 1e-5) if variant.norm else None
+    norm = Norm(torch.ones(variant.depth, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)
     run_product(
@@ -86,6 +105,6 @@ def _compile(variant: Variant, device: int) -> None:
         x,
         product,
         variant.choice,
-        Scratch(rows, _DEPTH, 2 * _ROWS, space, place, dtype, codes=2 * _DEPTH),
+        Scratch(rows, variant.depth, 2 * _ROWS, space, place, dtype, codes=2 * variant.depth),
     )
     torch.cuda.synchronize()

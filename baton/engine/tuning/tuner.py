@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
 from baton.engine.tuning.candidates import BUCKETS, candidates
-from baton.engine.tuning.compilation import Variant, compile_all
+from baton.engine.tuning.compilation import Variant, compile_all, depth_like
 from baton.engine.tuning.measurement import measure
 
 # Seconds that a start may spend on it, two thirds of them on compilation.
 LIMIT_S = 60.0
 _COMPILE_SHARE = 2 / 3
+# Of `time.monotonic()`: decades of seconds, and no infinity, which a wait does not take.
+_NEVER_S = 1e9
 # The order in which rows are measured, where time may not suffice for all.
-_IMPORTANCE = (1, 32, 64, 16, 128, 96, 256)
+_IMPORTANCE = (1, 32, 64, 16, 128, 48, 96, 256)
 assert sorted(_IMPORTANCE) == sorted(BUCKETS)
 
 Progress = Callable[[str, int, int], None]
@@ -62,25 +65,41 @@ def tune(
 ) -> list[dict[str, Any]]:
     """The table's entries of `wanted`, in that order as far as `limit_s` seconds suffice; None: of all."""
     began = time.monotonic()
-    deadline = began + (limit_s if limit_s is not None else 1e9)
-    compile_deadline = began + (limit_s * _COMPILE_SHARE if limit_s is not None else 1e9)
-    compile_all(
-        _variants(wanted, dtype),
-        device.index or 0,
-        compile_deadline,
-        lambda done, total: progress("compiling", done, total),
-    )
-    entries = []
+    limit_s = _NEVER_S if limit_s is None else limit_s
+    compile_kernels(wanted, dtype, device, progress, began + limit_s * _COMPILE_SHARE)
+    entries = list(measured(wanted, dtype, device, progress, began + limit_s))
+    torch.cuda.empty_cache()
+    return entries
+
+
+def compile_kernels(
+    wanted: Sequence[tuple[Product, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    deadline_s: float = _NEVER_S,
+) -> None:
+    """Compiles what `measured` will launch, until `time.monotonic()` reaches `deadline_s`."""
+    variants = _variants(wanted, dtype)
+    compile_all(variants, device.index or 0, deadline_s, partial(progress, "compiling"))
+
+
+def measured(
+    wanted: Sequence[tuple[Product, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    deadline_s: float = _NEVER_S,
+) -> Iterator[dict[str, Any]]:
+    """The table's entries of `wanted`, in that order, until `time.monotonic()` reaches `deadline_s`."""
     for number, (product, rows) in enumerate(wanted):
-        if time.monotonic() > deadline:
-            break
+        if time.monotonic() > deadline_s:
+            return
         progress("measuring", number, len(wanted))
         results = measure(product, rows, dtype, device)
         if results:
             microseconds, choice = results[0]
-            entries.append(entry_of(ProductKey.of(product, rows, dtype), choice, microseconds))
-    torch.cuda.empty_cache()
-    return entries
+            yield entry_of(ProductKey.of(product, rows, dtype), choice, microseconds)
 
 
 def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iterator[Variant]:
@@ -93,7 +112,9 @@ def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iter
 def _variant(product: Product, choice: Choice, dtype: torch.dtype) -> Variant:
     weight, bias = product.linear.weight, product.linear.bias is not None
     weight_format = weight.format if isinstance(weight, QuantizedWeight) else None
-    return Variant(choice, product.epilogue, product.norm is not None, bias, dtype_name(dtype), weight_format)
+    depth = depth_like(product.inputs, choice, weight_format)
+    norm = product.norm is not None
+    return Variant(choice, depth, product.epilogue, norm, bias, dtype_name(dtype), weight_format)
 
 
 def save(path: Path, entries: Sequence[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.engine.forward.gemm_table import shipped_entries
 from bench.case_output import settings_of
 from bench.decode import __main__ as bench_decode
 from bench.decode import memory, tune_products
@@ -128,3 +130,17 @@ def test_a_quantised_head_needs_to_know_how(
     monkeypatch.setattr(sys, "argv", ["program", "--shape", "tiny", "--quantize-head"])
     with pytest.raises(SystemExit, match="--quantize-head needs --quantization"):
         program()
+
+
+def test_each_product_is_measured_once_and_what_is_known_not_at_all() -> None:
+    """Mistral 7B's layers have the shapes of Llama 3.1 8B's; its head does not."""
+    arguments = argparse.Namespace(rows=64, only=(), buckets=("32", "64"))
+    names = ["llama-3.1-8b", "mistral-7b"]
+    wanted = tune_products.wanted_of(names, Precision("bf16"), arguments, [])
+    measured = {
+        name: sorted((product.name, rows) for product, rows in pairs) for name, pairs in wanted.items()
+    }
+    of_layer = [(name, rows) for name in ("down", "gate_up", "head", "output", "qkv") for rows in (32, 64)]
+    assert measured == {"llama-3.1-8b": of_layer, "mistral-7b": [("head", 32), ("head", 64)]}
+    known = shipped_entries("NVIDIA H200")
+    assert tune_products.wanted_of(names[:1], Precision("bf16"), arguments, known) == {"llama-3.1-8b": []}

@@ -66,19 +66,20 @@ def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
     assert table.choice(replace(KEY, product="down", rows=24)) != SkinnyTuning(32)
 
 
-@pytest.mark.parametrize(("rows", "tile"), [(64, 16), (65, 96), (80, 96), (96, 96), (97, 128), (128, 128)])
-def test_65_to_96_rows_take_the_entry_of_96_before_that_of_128(rows: int, tile: int) -> None:
-    of_128 = entry_of(replace(KEY, rows=128), SkinnyTuning(128), 1.0)
-    of_96 = entry_of(replace(KEY, rows=96), SkinnyTuning(96), 1.0)
-    of_64 = entry_of(replace(KEY, rows=64), SkinnyTuning(16), 1.0)
+@pytest.mark.parametrize(
+    ("rows", "serving"),
+    [(32, 32), (33, 48), (38, 48), (48, 48), (49, 64), (64, 64), (65, 96), (80, 96), (96, 96), (97, 128)],
+)
+def test_rows_between_powers_of_two_take_the_entries_of_48_and_96_first(rows: int, serving: int) -> None:
+    entries = [entry_of(replace(KEY, rows=n), SkinnyTuning(stages=n), 1.0) for n in (32, 48, 64, 96, 128)]
     key = replace(KEY, rows=rows)
     like_it = replace(key, n=key.n + 1024)
-    for table in (ProductTable([of_64, of_96, of_128]), ProductTable([of_128, of_96, of_64])):
-        assert table.choice(key) == table.choice(like_it) == SkinnyTuning(tile)
-    if rows > 64:
-        without = ProductTable([of_128])
-        assert without.knows(key)
-        assert without.choice(key) == SkinnyTuning(128)
+    for table in (ProductTable(entries), ProductTable(entries[::-1])):
+        assert table.choice(key) == table.choice(like_it) == SkinnyTuning(stages=serving)
+    power = 1 << (rows - 1).bit_length()
+    without = ProductTable([entry_of(replace(KEY, rows=power), SkinnyTuning(stages=power), 1.0)])
+    assert without.knows(key)
+    assert without.choice(key) == SkinnyTuning(stages=power)
 
 
 def test_what_the_chip_here_cannot_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

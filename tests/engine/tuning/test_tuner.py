@@ -49,10 +49,11 @@ def test_what_no_table_has_is_measured_the_most_used_rows_first() -> None:
     [
         (1, [1, 16]),
         (24, [1, 16, 32]),
-        (64, [1, 16, 32, 64]),
-        (65, [1, 16, 32, 64, 96]),
-        (96, [1, 16, 32, 64, 96]),
-        (97, [1, 16, 32, 64, 96, 128]),
+        (33, [1, 16, 32, 48]),
+        (64, [1, 16, 32, 48, 64]),
+        (65, [1, 16, 32, 48, 64, 96]),
+        (96, [1, 16, 32, 48, 64, 96]),
+        (97, [1, 16, 32, 48, 64, 96, 128]),
     ],
 )
 def test_no_more_rows_are_measured_than_there_are_slots(rows: int, measured: list[int]) -> None:
@@ -140,17 +141,18 @@ def test_candidates_fit_the_product(rows: int, monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(found[0], Library)
         assert len(set(found)) == len(found)
         tiles = {choice.rows for choice in found if isinstance(choice, SkinnyTuning)}
-        assert tiles == {1: {16}, 96: {96, 128}, 256: set()}.get(rows, {rows})
+        assert tiles == {1: {16}, 48: {48, 64}, 96: {96, 128}, 256: set()}.get(rows, {rows})
         assert any(isinstance(choice, GemvTuning) for choice in found) == (rows == 1)
         wide = any(isinstance(choice, WideTuning) for choice in found)
         fits = product.linear.bias is None and product.epilogue is not Epilogue.GEGLU
         assert wide == (rows > 128 and fits)
 
 
-def test_all_that_is_measured_at_96_rows_is_compiled_first() -> None:
+@pytest.mark.parametrize("rows", [48, 96])
+def test_all_that_is_measured_in_two_tiles_of_x_is_compiled_first(rows: int) -> None:
     product = _product(bias=True)
-    variants = list(tuner._variants([(product, 96)], BF16))
-    assert [variant.choice for variant in variants] == candidates(product, 96)[1:]
+    variants = list(tuner._variants([(product, rows)], BF16))
+    assert [variant.choice for variant in variants] == candidates(product, rows)[1:]
     assert all(variant.bias and variant.norm for variant in variants)
 
 

@@ -98,6 +98,8 @@ def test_skinny_linear_of_two_tiles_of_x(
 @pytest.mark.parametrize(
     ("m", "tuning"),
     [
+        (33, SkinnyTuning(48, 64, 128, 1, 5)),
+        (48, SkinnyTuning(48, 128, 64, 2, 5, 8)),
         (65, SkinnyTuning(96, 64, 128, 1, 4)),
         (96, SkinnyTuning(96, 64, 128, 2, 3)),
         (96, SkinnyTuning(96, 128, 64, 4, 5, 8)),
