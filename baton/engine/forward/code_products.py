@@ -57,6 +57,18 @@ def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:
     return weight.format.codes == "fp8" and rows % 16 == 0 and columns % 16 == 0
 
 
+def library_sums(rows: int, product: Product, activations: torch.dtype) -> int:
+    """Elements of the library's results, for products of up to `rows` rows, that are not yet those of the
+    product: their epilogue or their scales come after."""
+    weight, epilogue = product.linear.weight, product.epilogue
+    if epilogue.gated:
+        return rows * weight.shape[0]
+    if not w8a8_by_library(weight, activations):
+        return 0
+    unscaled = 0 if product.linear.bias is not None else min(rows, _MOST_UNSCALED_ROWS)
+    return (rows if epilogue is Epilogue.RESIDUAL else unscaled) * weight.shape[0]
+
+
 def by_digits(out: Tensor, x: Tensor, product: Product, choice: DigitsTuning, scratch: Scratch) -> None:
     weight, bias = product.linear.weight, product.linear.bias
     assert isinstance(weight, QuantizedWeight)
@@ -101,7 +113,7 @@ def feed_forward_by_codes(mlp: DenseMlp, hidden: Tensor, width: int, scratch: Sc
     scales, dtype = scratch.code_scales[:rows], linear.weight.codes.dtype
     codes = scratch.codes[: hidden.numel()].view(dtype).view(hidden.shape)
     quantize_rows(codes, scales, hidden, mlp.gate_up.norm)
-    both = scratch.gate_up[: 2 * rows * width].view(rows, 2 * width)
+    both = scratch.sums[: 2 * rows * width].view(rows, 2 * width)
     _multiply_codes(both, codes, scales, linear, scratch)
     operands = None if _scales_rows(codes, linear.bias) else (scales, linear.weight.scales)
     codes = scratch.codes[: rows * width].view(dtype).view(rows, width)
@@ -115,7 +127,7 @@ def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product
     assert isinstance(weight, QuantizedWeight)
     scaled, target = _scales_rows(codes, bias), out
     if epilogue is not Epilogue.PLAIN or not scaled:
-        target = scratch.gate_up[: out.shape[0] * weight.shape[0]].view(out.shape[0], -1)
+        target = scratch.sums[: out.shape[0] * weight.shape[0]].view(out.shape[0], weight.shape[0])
     _multiply_codes(target, codes, scales, product.linear, scratch)
     if not scaled:
         scale_rows(out, target, (scales, weight.scales), epilogue)

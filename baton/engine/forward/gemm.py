@@ -26,6 +26,7 @@ from baton.engine.forward.code_products import (
     has_digits,
     has_row_codes,
     has_w8a8,
+    library_sums,
     w8a8_by_library,
 )
 from baton.engine.forward.scratch import Scratch
@@ -61,7 +62,7 @@ class Gemm:
         self.scratch = Scratch(
             max(batches),
             max(kind.inputs for kind in kinds if kind.norm is not None),
-            max(2 * kind.outputs for kind in kinds if kind.epilogue.gated),
+            max(library_sums(max(batches), kind, model.precision.activations) for kind in kinds),
             (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
             model.device,
             model.precision.activations,
@@ -176,7 +177,7 @@ def _by_library(out: Tensor, x: Tensor, weight: Tensor, product: Product, scratc
         return
     target = out
     if epilogue.gated:
-        target = scratch.gate_up[: 2 * out.numel()].view(out.shape[0], -1)
+        target = scratch.sums[: 2 * out.numel()].view(out.shape[0], -1)
     if bias is None:
         torch.mm(x, weight, out=target)
     else:

@@ -18,7 +18,7 @@ from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 _MOST_PROCESSES = 14
-# W [rows, K] of a compilation, and rows of x: any that kernels are not specialized for. Of K see `depth_like`.
+# W [rows, K] of a compilation, and rows of x: any that kernels are not specialized for (K: `depth_like`).
 _ROWS, _DEPTH = 256, 4096
 # Triton compiles a kernel anew for integers that are multiples of this, and for those that are not.
 _MULTIPLE = 16
@@ -26,8 +26,8 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a kernel is compiled for, beside its tiles. `depth`: K of the compilation (`depth_like`); `dtype` as
-    torch spells it; `weight_format`: of a quantised weight."""
+    """What a kernel is compiled for, beside its tiles. `depth`: K of the compilation (`depth_like`); `dtype`
+    as torch spells it; `weight_format`: of a quantised weight."""
 
     choice: Choice
     depth: int
@@ -39,8 +39,8 @@ class Variant:
 
 
 def depth_like(depth: int, choice: Choice, weight_format: WeightFormat | None) -> int:
-    """A K for which a choice's kernel is compiled as it is for `depth`, and the same for all K like that: code
-    depends on whether K is whole tiles, and K and the number of its groups are multiples of 16."""
+    """A K for which a choice's kernel is compiled as it is for `depth`, the same for all that are alike: code
+    depends on whether K is whole tiles, and whether K and the number of its groups are multiples of 16."""
     group = weight_format.scale_columns if weight_format is not None else 0
     width = INT4_SPAN if isinstance(choice, DigitsTuning) else getattr(choice, "width", 1)
 
@@ -105,6 +105,6 @@ def _compile(variant: Variant, device: int) -> None:
         x,
         product,
         variant.choice,
-        Scratch(rows, variant.depth, 2 * _ROWS, space, place, dtype, codes=2 * variant.depth),
+        Scratch(rows, variant.depth, 2 * rows * _ROWS, space, place, dtype, codes=2 * variant.depth),
     )
     torch.cuda.synchronize()

@@ -55,7 +55,7 @@ def measure(
     results: list[tuple[float, Choice]] = []
     for choice in candidates(product, rows):
         space = space_needed(rows, product, choice)
-        scratch = Scratch(rows, k, 2 * product.outputs, space, device, dtype, codes=2 * k)
+        scratch = Scratch(rows, k, 2 * rows * product.outputs, space, device, dtype, codes=2 * k)
 
         def launch(choice: Choice = choice, scratch: Scratch = scratch) -> None:
             for one in rotated:

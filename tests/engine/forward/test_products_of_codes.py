@@ -4,6 +4,8 @@ Triton's interpreter rounds to e4m3 and to bfloat16 in its own way."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +72,9 @@ def unscaled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def scratch(product: Product, choice: Choice) -> Scratch:
     space = space_needed(ROWS, product, choice)
-    return Scratch(ROWS, WIDTH, 2 * INNER, space, torch.device(DEVICE), torch.bfloat16, codes=2 * INNER)
+    return Scratch(
+        ROWS, WIDTH, 2 * INNER * ROWS, space, torch.device(DEVICE), torch.bfloat16, codes=2 * INNER
+    )
 
 
 @pytest.mark.usefixtures("unscaled")
@@ -102,6 +106,29 @@ def test_a_product(weight_format: WeightFormat, choice: Choice, epilogue: Epilog
     # Scales of tiles are not those of rows, so codes differ by roundings.
     close = 3 * CLOSE if isinstance(choice, RowCodesTuning) else CLOSE
     torch.testing.assert_close(out.float(), expected, rtol=close, atol=close)
+
+
+@pytest.mark.usefixtures("unscaled")
+@pytest.mark.parametrize("epilogue", [Epilogue.PLAIN, Epilogue.RESIDUAL], ids=lambda epilogue: epilogue.name)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
+    bias: bool, epilogue: Epilogue
+) -> None:
+    """As a quantised head has."""
+    norm, many = Norm(normal(WIDTH, seed=3).bfloat16(), 1e-5), 5 * INNER
+    weights = [quantize(normal(rows, WIDTH, seed=1) / 8, FP8) for rows in (2 * INNER, many)]
+    b = normal(many, seed=2).bfloat16() if bias else None
+    gate_up = Product("gate_up", Linear(weights[0], None), Epilogue.SWIGLU, norm)
+    product = Product("head", Linear(weights[1], b), epilogue, norm)
+    precision = SimpleNamespace(activations=torch.bfloat16)
+    model: Any = SimpleNamespace(
+        product_kinds=lambda: [gate_up, product], device=torch.device(DEVICE), precision=precision
+    )
+    x, out = normal(ROWS, WIDTH, seed=4).bfloat16(), normal(ROWS, many, seed=5).bfloat16()
+    codes = quantize(rms_norm(x, norm.gain, norm.eps).float(), FP8).dequantized(torch.float32)
+    expected = reference(codes, weights[1].dequantized(torch.float32), b, epilogue, out)
+    gemm.Gemm(model, [ROWS], lambda *_: W8A8Library())(product, out, x)
+    torch.testing.assert_close(out.float(), expected, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.usefixtures("unscaled")

@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from baton.engine.forward import gemm_table
-from baton.engine.forward.choice import Choice, Library, ProductKey
+from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey
 from baton.engine.forward.gemm_table import ProductTable, entry_of, read_entries, tuned_file
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.modules import Linear, Product
 from baton.engine.tuning import candidates as candidates_module
 from baton.engine.tuning import measurement, tuner
 from baton.engine.tuning.candidates import BUCKETS, candidates
+from baton.engine.tuning.compilation import depth_like
 
 BF16 = torch.bfloat16
 
@@ -174,3 +177,22 @@ def test_a_gpu_without_a_table_takes_that_of_its_generation() -> None:
     assert ProductTable.for_gpu("NVIDIA H20", tuned=False, capability=(9, 0)).choice(key) == of_h100
     other = ProductTable.for_gpu("NVIDIA A100", tuned=False, capability=(8, 0))
     assert other.choice(key) == ProductTable([]).choice(key)
+
+
+@pytest.mark.parametrize(
+    ("depth", "choice", "weight_format", "like"),
+    [
+        (14336, SkinnyTuning(width=128), None, 4096),
+        (896, SkinnyTuning(width=128), None, 4096),
+        (896, GemvTuning(width=512), None, 4112),  # not whole tiles
+        (14336, DigitsTuning(), FORMATS["int4"], 4096),  # 112 and 32 groups, multiples of 16
+        (3840, DigitsTuning(), FORMATS["int4"], 4224),  # 30 groups, as 33
+        (3840, StreamedTuning(), FORMATS["int4"], 4096),  # CUDA C++
+        (4100, SkinnyTuning(width=128), None, 4104),
+    ],
+)
+def test_a_kernel_is_compiled_for_a_depth_that_is_like_the_products(
+    depth: int, choice: Choice, weight_format: WeightFormat | None, like: int
+) -> None:
+    """So that it is not compiled again where it is measured."""
+    assert depth_like(depth, choice, weight_format) == like

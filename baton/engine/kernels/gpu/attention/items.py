@@ -11,9 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 # When two tiles on their way are better than three (`AttentionTuning.of`).
-_MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 3.8, 4, 128
+_MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
 # Query heads that are one tile of the matrix units.
 _ONE_TILE_GROUP = 16
+_MANY_PROGRAMS_OF_CODES = 3.8
 # Of a thread, where four programs of four warps share a multiprocessor's 65,536.
 _FOUR_PROGRAMS_REGISTERS = 128
 # Programs a multiprocessor of few rows whose cache is in fp8.
@@ -93,7 +94,8 @@ class AttentionTuning:
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
         """Three tiles of K and V on their way; two where there are many programs, and few heads in a group,
         whose registers leave room for more programs on a multiprocessor. By measurements on an H200 of ten
-        shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
+        shapes of heads, 1 to 256 rows, and contexts of 1K to 32K; of two to four programs a multiprocessor by
+        8 KV heads and 1,152 tokens (38 rows: 50.1 us with three, 48.3 with two; an H100 68.2 and 66.1).
 
         `quantised`: the cache is in fp8. Many programs then take so few registers that four of them fit a
         multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and 112.5 us; with two
@@ -104,7 +106,8 @@ class AttentionTuning:
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
             return cls(warps=2 if rows > 1 else 4, stages=2)
         group = heads.heads // heads.kv_heads
-        many = rows * heads.kv_heads >= _MANY_PROGRAMS * multiprocessors
+        least = _MANY_PROGRAMS_OF_CODES if quantised else _MANY_PROGRAMS
+        many = rows * heads.kv_heads >= least * multiprocessors
         if quantised and many:
             if heads.dim <= _WIDE_HEAD and group <= _ONE_TILE_GROUP:
                 return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)

@@ -118,6 +118,14 @@ def test_rows_past_a_whole_wave_fill_another() -> None:
         assert sum(lengths) <= policy.most_items(rows, 0)
 
 
+def test_two_tiles_are_on_their_way_from_two_programs_a_multiprocessor_on() -> None:
+    llama = Heads(32, 8, 128, 0.1, 1e-5)
+    stages = [AttentionTuning.of(llama, rows, 132).stages for rows in (1, 32, 48, 64, 256)]
+    assert stages == [3, 3, 2, 2, 2]
+    for heads in (Heads(28, 4, 128, 0.1, 1e-5), Heads(32, 32, 96, 0.1, 1e-5)):  # large groups, and none
+        assert AttentionTuning.of(heads, 256, 132).stages == 3
+
+
 def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None:
     """Where rows that are not cut would leave multiprocessors idle; keys and values in 16 bits as ever."""
     heads = Heads(32, 8, 128, 0.1, 1e-5)
@@ -126,6 +134,7 @@ def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None
         assert AttentionTuning.of(heads, rows, 132, quantised=True) == AttentionTuning(*tuning)
         assert SplitPolicy.filling(132, 8, rows, 3) == SplitPolicy(16, wave=49)
         assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
+    assert AttentionTuning.of(heads, 48, 132, quantised=True) == AttentionTuning(4, 3)
     assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(4, 2, registers=128)
     wide = Heads(8, 4, 256, 0.1, 1e-5)  # that many registers would not do
     assert AttentionTuning.of(wide, 128, 132, quantised=True) == AttentionTuning(2, 2)

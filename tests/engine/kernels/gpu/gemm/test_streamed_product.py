@@ -159,7 +159,7 @@ def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
 
 def test_a_weight_that_it_is_not_for_is_the_librarys() -> None:
     x, weight, out = torch.randn(3, 8), torch.randn(6, 8), torch.zeros(3, 6)
-    scratch = Scratch(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
+    scratch = Scratch(3, 8, 36, (0, 0), torch.device("cpu"), torch.float32)
     run_product(out, x, Product("qkv", Linear(weight, None)), StreamedTuning(), scratch)
     torch.testing.assert_close(out, x @ weight.t())
 

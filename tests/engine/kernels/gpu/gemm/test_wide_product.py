@@ -90,7 +90,7 @@ def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
 def test_a_product_with_a_bias_is_the_librarys() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
     out = torch.zeros(3, 6)
-    scratch = Scratch(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
+    scratch = Scratch(3, 8, 36, (0, 0), torch.device("cpu"), torch.float32)
     run_product(out, x, Product("qkv", Linear(weight, bias)), WideTuning(16), scratch)
     torch.testing.assert_close(out, x @ weight.t() + bias)
     with pytest.raises(ValueError, match="dtypes"):
