@@ -8,7 +8,8 @@
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
 there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
-rows, else that of the power of two above; 33 to 48 and 65 to 96 rows take those of 48 and 96 before it.
+rows, else that of the power of two above; 17 to 24 rows, 33 to 48 and so on take that of 24, 48, 96 or 192
+before it.
 `python -m bench.decode.tune_products` makes the repository's tables; a worker's start keeps what it measures
 in a file of the same form, beside the compiled kernels.
 """
@@ -227,8 +228,8 @@ def _default_of_quantized(key: ProductKey) -> Choice:
 def _entries_for(rows: int) -> tuple[int, ...]:
     """The rows of the entries that serve a product of `rows` rows, the best first."""
     power = _row_tile(rows)
-    between = power * 3 // 4  # measured for 48 and 96
-    return (rows, between, power) if 32 < rows < between <= 96 else (rows, power)
+    between = power * 3 // 4
+    return (rows, between, power) if power // 2 < rows < between else (rows, power)
 
 
 def _row_tile(rows: int) -> int:

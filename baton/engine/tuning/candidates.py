@@ -23,8 +23,9 @@ from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
 
-# Rows that are measured. Other batch sizes take the entry of the next of these.
-BUCKETS = (1, 16, 32, 48, 64, 96, 128, 256)
+# Rows that are measured. Other batch sizes take the entry of the next of these. The library chooses by the
+# rows: what is best at 32 need not be good at 24.
+BUCKETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 _GEMV = (
     (8, 512, 4, 3), (4, 1024, 4, 1), (8, 512, 4, 1), (4, 512, 4, 4), (4, 512, 4, 1), (4, 2048, 4, 1),

@@ -35,7 +35,7 @@ _COMPILE_SHARE = 2 / 3
 # Of `time.monotonic()`: decades of seconds, and no infinity, which a wait does not take.
 _NEVER_S = 1e9
 # The order in which rows are measured, where time may not suffice for all.
-_IMPORTANCE = (1, 32, 64, 16, 128, 48, 96, 256)
+_IMPORTANCE = (1, 32, 64, 16, 128, 48, 24, 96, 192, 256)
 assert sorted(_IMPORTANCE) == sorted(BUCKETS)
 
 Progress = Callable[[str, int, int], None]

@@ -68,10 +68,28 @@ def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "serving"),
-    [(32, 32), (33, 48), (38, 48), (48, 48), (49, 64), (64, 64), (65, 96), (80, 96), (96, 96), (97, 128)],
+    [
+        (17, 24),
+        (24, 24),
+        (25, 32),
+        (32, 32),
+        (33, 48),
+        (48, 48),
+        (49, 64),
+        (64, 64),
+        (65, 96),
+        (96, 96),
+        (97, 128),
+        (128, 128),
+        (129, 192),
+        (193, 256),
+    ],
 )
-def test_rows_between_powers_of_two_take_the_entries_of_48_and_96_first(rows: int, serving: int) -> None:
-    entries = [entry_of(replace(KEY, rows=n), SkinnyTuning(stages=n), 1.0) for n in (32, 48, 64, 96, 128)]
+def test_rows_between_powers_of_two_take_the_entry_of_three_quarters_first(rows: int, serving: int) -> None:
+    entries = [
+        entry_of(replace(KEY, rows=n), SkinnyTuning(stages=n), 1.0)
+        for n in (24, 32, 48, 64, 96, 128, 192, 256)
+    ]
     key = replace(KEY, rows=rows)
     like_it = replace(key, n=key.n + 1024)
     for table in (ProductTable(entries), ProductTable(entries[::-1])):
