@@ -18,6 +18,8 @@ from services.router.workers.recent_work import PrefillShare
 
 # The share of a limit up to which it counts as met: predictions have errors.
 SAFETY = 0.95
+# The same where a request waits for room under its limit as long as it has time, and is placed in any case.
+WAITING_SAFETY = 0.98
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
@@ -176,14 +178,28 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
     return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
 
 
-def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
-    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit."""
+def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:
+    """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
+    rates = worker.described.load.rates
+    return rates.decode_step_s + _each_s(worker, context_tokens) <= WAITING_SAFETY * tpot_s
+
+
+def _each_s(worker: MeasuredWorker, context_tokens: int) -> float:
+    """By how many seconds one more sequence of so many tokens makes a step longer."""
+    rates = worker.described.load.rates
+    return rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+
+
+def sequences_within(
+    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, safety: float = SAFETY
+) -> int:
+    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit, of
+    which `safety` counts."""
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    rates = worker.described.load.rates
-    each = rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
-    left = SAFETY * tpot_s - step_s(worker, 0)
+    each = _each_s(worker, context_tokens)
+    left = safety * tpot_s - step_s(worker, 0)
     if left < 0:
         return 0
     return free if each <= 0 else min(free, int(left / each))

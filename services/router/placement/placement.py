@@ -6,6 +6,8 @@ there), so that no slot waits long for its first token.
 
 Decode workers on which a request, or one that runs there, would miss its limit of the time per output token
 come last, the least risk first. Where late requests are refused, one with a limit is placed on none of them.
+Elsewhere, if all that run have limits as tight, a request that has time until its first token waits for room
+under its limit: so bursts are smoothed, and fewer miss their limits.
 
 Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
 are not sent. Of prefill workers the one with the earliest predicted first token is chosen, by measured rates;
@@ -24,6 +26,7 @@ blocks need no network.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,9 +37,12 @@ from typing import NamedTuple
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
+    SAFETY,
+    WAITING_SAFETY,
     MissRisk,
     PromptAt,
     mean_context,
+    meets_alone,
     miss_risk,
     output_token_cost,
     prefill_delay_s,
@@ -139,6 +145,7 @@ class Placement:
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
+        may_wait: Callable[[], bool] = lambda: False,
     ) -> Claim | NoRoom:
         """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool; otherwise
         says which of both has no room.
@@ -147,13 +154,17 @@ class Placement:
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
         token, `left_s`: the time left until its first token is due, `behind`: how many requests wait behind
         it. `returning`: it has been placed before, and is not refused any more. `by_order`: whether
-        prompts that a prefill worker computes after this one do not count as queued there.
+        prompts that a prefill worker computes after this one do not count as queued there. `may_wait`:
+        whether it may still wait for a decode worker on which it meets `tpot_s`.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
-        if self.refuse_late and tpot_s is not None and not returning:
-            may_use = partial(_in_time, may_use, tpot_s, context)
+        if tpot_s is not None and not returning:
+            if self.refuse_late:
+                may_use = partial(_in_time, may_use, tpot_s, context, SAFETY)
+            elif may_wait() and _smoothed(hits, tpot_s, context):
+                may_use = partial(_in_time, may_use, tpot_s, context, WAITING_SAFETY)
         has_room = partial(_has_room, may_use=may_use)
         due_s = left_s()
         # Once a worker: it takes longer than all else where many prompts are queued.
@@ -281,9 +292,17 @@ def _has_room(decode: Worker, may_use: MayUse) -> bool:
     return decode.decodes and decode.has_free_slot and may_use(decode)
 
 
-def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit."""
-    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
+def _smoothed(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
+    """Whether a request waits for room under its limit: some decode worker would meet it, and all that run
+    have limits as tight. Sequences with looser ones would take the room of those that wait."""
+    decodes = [worker for worker in workers if worker.decodes]
+    as_tight = all(bisect.bisect_right(one.tpot_limits, tpot_s) == one.claimed_slots for one in decodes)
+    return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
+
+
+def _in_time(may_use: MayUse, tpot_s: float, context: int, safety: float, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit; `safety` of it counts."""
+    return may_use(decode) and sequences_within(decode, tpot_s, context, safety) > 0
 
 
 def _prefill_order(

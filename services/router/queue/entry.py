@@ -25,6 +25,8 @@ class QueueEntry:
     # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
     slo: Slo | None = None
     first_token_by: float | None = None
+    # Until when it may wait for room under its limit of the time per output token, on the same clock.
+    waits_until: float = 0.0
     # When its client's call ends in any case, on the same clock.
     deadline: float | None = None
     tokens: float = 0.0
@@ -44,6 +46,15 @@ class QueueEntry:
         if self.first_token_by is None:
             return None
         return self.first_token_by - asyncio.get_running_loop().time()
+
+    def may_wait(self) -> bool:
+        """Whether it has time to wait for room under its limit of the time per output token."""
+        return not self.returning and asyncio.get_running_loop().time() < self.waits_until
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Its limit of the time per output token."""
+        return None if self.slo is None else self.slo.tpot_s
 
     @property
     def tenant(self) -> str:

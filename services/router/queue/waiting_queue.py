@@ -41,6 +41,11 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
+# The share of its time to the first token for which a request waits at most for room under its limit of the
+# time per output token; the rest is for its prompt.
+_WAITING_SHARE = 0.5
+# A timer may fire by its clock's resolution too early.
+_TICK_S = 1e-3
 
 
 @dataclass(eq=False)
@@ -101,6 +106,8 @@ class WaitingQueue:
         entry = QueueEntry(call, self._order.arrival(call), slo, deadline=deadline)
         if slo is not None and slo.ttft_s is not None:
             entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
+            if slo.tpot_s is not None and not self._placement.refuse_late:
+                entry.waits_until = entry.first_token_by - (1 - _WAITING_SHARE) * slo.ttft_s
         if deadline is not None and self._placement.refuse_late:
             entry.first_token_by = min(deadline, entry.first_token_by or deadline)
         return entry
@@ -119,11 +126,10 @@ class WaitingQueue:
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
         entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
-        tpot_s = entry.slo.tpot_s if entry.slo is not None else None
         pick = partial(
-            self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, tpot_s,
+            self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
             left_s=entry.left_s, behind=self._behind, returning=entry.returning,
-            by_order=partial(may_pass, self._placement, self._order),
+            by_order=partial(may_pass, self._placement, self._order), may_wait=entry.may_wait,
         )  # fmt: skip
         if entry.returning:
             return await self._wait(entry, pick, until)
@@ -158,7 +164,7 @@ class WaitingQueue:
 
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        limited = self._placement.refuse_late and entry.slo is not None and entry.slo.tpot_s is not None
+        limited = self._placement.refuse_late and entry.tpot_s is not None
         waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
@@ -195,6 +201,9 @@ class WaitingQueue:
         claimed = waiter.claim
         if claimed.done():
             return claimed.result()
+        timer = None
+        if entry.may_wait():
+            timer = asyncio.get_running_loop().call_at(entry.waits_until + _TICK_S, self.place_waiting)
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.shield(claimed)
@@ -204,15 +213,21 @@ class WaitingQueue:
         except asyncio.CancelledError:
             self._leave(entry, claimed)
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def place_waiting(self) -> None:
         """Places requests in order; call it whenever a worker may take more.
 
         A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
         reserved for it. One that its own limits may keep from being placed blocks only those of its tenant
-        and priority, where others wait too.
+        and priority, where others wait too; while it may still wait for room under them, it blocks only those
+        that need as much room.
         """
         blocked: set[str | None] = set()
+        # By pool, the loosest limit of the time per output token under which no worker has room.
+        full: dict[str | None, float] = {}
         pools = self._placement.pools
         now = asyncio.get_running_loop().time()
         passing = Passing(now) if may_pass(self._placement, self._order) else None
@@ -227,9 +242,14 @@ class WaitingQueue:
                 return
             if passing is not None and not passing.may_try(entry.prompt):
                 continue
+            limit = entry.tpot_s if entry.may_wait() else None
+            if limit is not None and limit <= full.get(pool, 0.0):
+                continue
             placed = waiter.pick()
             if not isinstance(placed, NoRoom):
                 self._place(entry, placed)
+            elif limit is not None and placed is NoRoom.DECODE:
+                full[pool] = limit
             elif waiter.limited and not entry.returning and self._order.flows > 1:
                 self._order.pass_flow(entry)
             elif self._blocks.holds(entry.number):

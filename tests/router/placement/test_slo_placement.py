@@ -3,15 +3,26 @@ one is round robin before the same workers."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
 
 from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom, Placement
+from services.router.queue import waiting_queue
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
-from tests.router.placement.modelled_cluster import Machine, Machines, Make, Traffic, attained, simulate
+from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_cluster import (
+    Cluster,
+    Machine,
+    Machines,
+    Make,
+    Traffic,
+    attained,
+    simulate,
+)
 from tests.router.workers.bare_workers import Found, pools_of
 
 AHEAD = 2048
@@ -130,6 +141,49 @@ def test_goodput_survives_twice_the_sustainable_rate(machines: Machines, slo: Sl
     refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
     assert refused[int(0.98 * len(refused))] == 0, "at once"
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
+
+
+def test_bursts_are_smoothed_while_requests_have_time_until_their_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a rate that one decode worker sustains on average, and not in every burst."""
+    slo = Slo(0.5, 0.006)
+
+    def share() -> float:
+        served = [one for seed in range(3) for one in simulate(apart, aware(), Traffic(15, 12, (slo,), seed))]
+        assert all(one.ttft_s is not None and one.ttft_s <= 0.5 for _, one in served)
+        return attained(served) / len(served)
+
+    assert share() >= 0.96
+    monkeypatch.setattr(waiting_queue, "_WAITING_SHARE", 0.0)
+    assert share() <= 0.92
+
+
+def test_a_request_waits_for_room_under_its_limit_for_half_of_its_time() -> None:
+    """Beside 50 sequences, with which a step takes 7 ms, and whose limits are as tight. Not where no worker
+    could meet the limit, and no longer once a sequence with a looser one runs, which did not wait."""
+
+    async def main() -> None:
+        cluster = Cluster(apart(), aware())
+        others = [asyncio.create_task(cluster.serve(0, Slo(None, 0.005))) for _ in range(50)]
+        await asyncio.sleep(1.3)
+        unmeetable = asyncio.create_task(cluster.serve(0, Slo(0.5, 0.003)))
+        waiting = [asyncio.create_task(cluster.serve(0, Slo(0.5, tpot_s))) for tpot_s in (0.0055, 0.006)]
+        await asyncio.sleep(0.3)
+        loose, beside_loose = (
+            asyncio.create_task(cluster.serve(0, Slo(0.5, tpot_s))) for tpot_s in (0.02, 0.006)
+        )
+        for request, least, most in (
+            (unmeetable, 0.02, 0.1), (waiting[0], 0.25, 0.4), (waiting[1], 0.25, 0.4), (loose, 0.02, 0.1),
+            (beside_loose, 0.02, 0.1),
+        ):  # fmt: skip
+            ttft_s = (await request).ttft_s
+            assert ttft_s is not None
+            assert least < ttft_s < most
+        await asyncio.gather(*others)
+        assert (await cluster.serve(0, Slo(0.5, 0.006))).meets(Slo(0.03, 0.006))
+
+    run_virtual(main())
 
 
 def test_all_is_well_again_soon_after_an_overload() -> None:
