@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,9 +25,10 @@ _REPLAYS = 8
 
 
 def measure(
-    product: Product, rows: int, dtype: torch.dtype, device: torch.device
+    product: Product, rows: int, dtype: torch.dtype, device: torch.device, deadline_s: float
 ) -> list[tuple[float, Choice]]:
-    """(microseconds, choice) of each candidate that this GPU can run, fastest first.
+    """(microseconds, choice) of each candidate that this GPU can run, fastest first; empty where
+    `time.monotonic()` reaches `deadline_s` before all were tried.
 
     `product` has shapes, epilogue and norms; its weights are not read and may be on the meta device. The norm
     of a product's result is the same whatever computes the product, and is left out.
@@ -54,6 +56,8 @@ def measure(
     rotated = [drawn() for _ in range(copies)]
     results: list[tuple[float, Choice]] = []
     for choice in candidates(product, rows):
+        if time.monotonic() > deadline_s:
+            return []
         space = space_needed(rows, product, choice)
         scratch = Scratch(rows, k, 2 * rows * product.outputs, space, device, dtype, codes=2 * k)
 

@@ -96,7 +96,7 @@ def measured(
         if time.monotonic() > deadline_s:
             return
         progress("measuring", number, len(wanted))
-        results = measure(product, rows, dtype, device)
+        results = measure(product, rows, dtype, device, deadline_s)
         if results:
             microseconds, choice = results[0]
             yield entry_of(ProductKey.of(product, rows, dtype), choice, microseconds)

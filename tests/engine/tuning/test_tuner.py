@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -98,9 +99,29 @@ def test_a_measurement_reads_more_weights_than_a_cache_holds_by_a_bounded_number
     monkeypatch.setattr(measurement, "candidates", lambda *_: [Library()])
     monkeypatch.setattr(measurement, "run_product", lambda _out, _x, product, *_: launched.append(product))
     monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: (launch(), 1.0)[1])
-    measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"))
+    assert measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"), math.inf)
     assert len(launched) == launches
     assert len({id(product.linear.weight) for product in launched}) == launches
+
+
+def test_a_product_whose_kernels_were_not_all_tried_in_time_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a start is as long as its limit, however long each kernel takes to compile."""
+    tried: list[Choice] = []
+
+    def slow(choice: Choice) -> float:
+        tried.append(choice)
+        time.sleep(0.05)
+        return 1.0
+
+    monkeypatch.setattr(measurement, "_ROTATED_BYTES", 0)
+    monkeypatch.setattr(measurement, "candidates", lambda *_: [Library(), SkinnyTuning(), GemvTuning()])
+    monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: slow(launch.__defaults__[0]))
+    product, cpu = _product(n=16, k=32), torch.device("cpu")
+    assert measurement.measure(product, 1, BF16, cpu, time.monotonic() + 0.07) == []
+    assert len(tried) == 2
+    assert len(measurement.measure(product, 1, BF16, cpu, math.inf)) == 3
 
 
 def test_results_are_kept_beside_the_kernels_and_go_before_the_table(
