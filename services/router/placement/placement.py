@@ -163,7 +163,7 @@ class Placement:
         if tpot_s is not None and not returning:
             if self.refuse_late:
                 may_use = partial(_in_time, may_use, tpot_s, context, SAFETY)
-            elif may_wait() and _smoothed(hits, tpot_s, context):
+            elif may_wait() and _worth_waiting(hits, tpot_s, context):
                 may_use = partial(_in_time, may_use, tpot_s, context, WAITING_SAFETY)
         has_room = partial(_has_room, may_use=may_use)
         due_s = left_s()
@@ -292,7 +292,7 @@ def _has_room(decode: Worker, may_use: MayUse) -> bool:
     return decode.decodes and decode.has_free_slot and may_use(decode)
 
 
-def _smoothed(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
+def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
     """Whether a request waits for room under its limit: some decode worker would meet it, and all that run
     have limits as tight. Sequences with looser ones would take the room of those that wait."""
     decodes = [worker for worker in workers if worker.decodes]
