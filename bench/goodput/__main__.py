@@ -36,10 +36,11 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,7 +108,8 @@ def main() -> None:
             arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, Path(folder),
             arguments.vllm_site, arguments.protocol,
         )  # fmt: skip
-        asyncio.run(compare(plan, arguments.arm, setup, comparison, gpus_of(arguments), arguments.at_once))
+        work = compare(plan, arguments.arm, setup, comparison, gpus_of(arguments), arguments.at_once)
+        asyncio.run(until_terminated(work))
     comparison.write(out, Path(arguments.images) if arguments.images else None)
     print(comparison.table())
 
@@ -176,6 +178,17 @@ def about(arguments: argparse.Namespace) -> dict[str, Any]:
         "limits": f"TTFT {arguments.ttft:g} ms, {arguments.attainment:.0%} of requests",
         "command": shlex.join(["python", "-m", "bench.goodput", *sys.argv[1:]]),
     }
+
+
+async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, which SIGTERM cancels: servers have sessions of their own, and would outlive this program
+    with all the memory of their GPUs."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        sys.exit("bench.goodput: terminated")
 
 
 async def compare(

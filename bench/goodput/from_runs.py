@@ -82,13 +82,15 @@ def compared(folders: Sequence[Path], limits: Sequence[Limits], ideal: Rates | N
 
 
 def runs_of(folder: Path, arm: Arm) -> list[tuple[float, Run]]:
-    """An arm's runs with their rates, of all its GPUs; those that ended."""
+    """An arm's runs with their rates, of all its GPUs; those that ended by themselves."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         try:
-            found.append((float(path.name) * arm.gpus, run_folder.load(path)))
+            rate, run = float(path.name) * arm.gpus, run_folder.load(path)
         except (LoadgenError, ValueError):  # not a rate, or cut off
             continue
+        if not run.about["stopped"]:
+            found.append((rate, run))
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from baton.process_stat import is_running
 from bench.cluster.baton_up import write_model
 from bench.goodput.arms import Arm, parse_arm
 from bench.goodput.gpus import GpuPool, visible_gpus
@@ -82,6 +86,30 @@ async def test_an_arm_whose_server_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotServedError, match="it ended with 1 before it was ready"):
         async with serve(parse_arm("vllm"), false, ["0"]):
             pass
+
+
+def test_a_comparison_that_is_terminated_leaves_no_server(tmp_path: Path) -> None:
+    """vLLM in place of itself: a program that never answers."""
+    started, server = tmp_path / "started", tmp_path / "vllm"
+    server.write_text(f"#!/bin/sh\necho $$ > {started}.new; mv {started}.new {started}; exec sleep 60\n")
+    server.chmod(0o755)
+    command = [
+        sys.executable, "-m", "bench.goodput", "--arm", "vllm", "--vllm", str(server), "--shape", "tiny",
+        "--device", "cpu", "--rates", "1", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        deadline = time.monotonic() + 60
+        while not started.exists():
+            assert time.monotonic() < deadline
+            assert program.poll() is None
+            time.sleep(0.05)
+        pid = int(started.read_text())
+        assert is_running(pid)
+        program.terminate()
+        _, said = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert said.endswith("bench.goodput: terminated\n")
+    assert not is_running(pid)
 
 
 def test_token_i_is_word_i_for_every_server(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ async def test_arms_beside_one_another(
 async def test_the_table_is_made_again_of_what_two_commands_left(
     tmp_path: Path, fakes: list[tuple[str, float, int]]
 ) -> None:
-    """The second was cut off in its last run."""
+    """The second was interrupted in one run, which loadgen then wrote as far as it was, and cut off in its
+    last."""
     rates = read_rates("8b-h200")
     setup = Setup("tiny", "fp32", "cpu", 64, "vllm", tmp_path)
     tables = []
@@ -139,6 +140,11 @@ async def test_the_table_is_made_again_of_what_two_commands_left(
     found = compared([tmp_path / "0", tmp_path / "1"], LIMITS, rates)
     assert found.curves == tables[0].curves + tables[1].curves
     assert found.about == {"hardware": "none", "command": "both; 1p1d"}
+    about = tmp_path / "1" / "1p1d" / "4" / "about.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"stopped": True}))
+    stopped = compared([tmp_path / "1"], LIMITS, None)
+    assert [[probe.rate for probe in curve.probes] for curve in stopped.curves] == [[16.0], [16.0]]
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"stopped": False}))
     (tmp_path / "1" / "1p1d" / "8" / "settings.json").unlink()
     cut = compared([tmp_path / "1"], LIMITS, None)
     assert [len(curve.probes) for curve in cut.curves] == [1, 1]
