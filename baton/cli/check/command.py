@@ -50,14 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _until(name: str, step: Step, deadline: float) -> str:
-    """The step's result; tries again until the deadline."""
+    """The step's result; tries again until the deadline. Raises BatonError with why the last attempt failed,
+    or the one before it where the last was cut off: that says more."""
+    why = ""
     while True:
         began = time.monotonic()
         try:
             return step(min(deadline, began + _ATTEMPT_S))
         except BatonError as error:
-            if time.monotonic() + _RETRY_S >= deadline:
-                raise BatonError(ErrorKind.UNAVAILABLE, f"{name}: {error.message}") from None
+            ended = time.monotonic()
+            if not why or ended < deadline:
+                why = error.message
+            if ended + _RETRY_S >= deadline:
+                raise BatonError(ErrorKind.UNAVAILABLE, f"{name}: {why}") from None
         time.sleep(_RETRY_S)
 
 

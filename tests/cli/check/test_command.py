@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from baton.cli.check import command
 from baton.cli.main import main
+from baton.errors import BatonError, ErrorKind
 from services.common.config.tls import Auth
 from tests.router.conftest import MODEL, Site, SiteMaker, model_folder, site
 
@@ -133,3 +136,20 @@ def test_a_wrong_file_is_refused(
     assert len(lines) == 1
     assert message in lines[0]
     assert "word" not in lines[0]
+
+
+@pytest.mark.parametrize("failures", [["it is not served"], []])
+def test_an_attempt_that_is_cut_off_does_not_hide_why_those_before_it_failed(
+    failures: list[str],
+) -> None:
+    left = iter(failures)
+
+    def step(deadline: float) -> str:
+        if why := next(left, None):
+            raise BatonError(ErrorKind.NOT_FOUND, why)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        raise BatonError(ErrorKind.UNAVAILABLE, "no answer in time")
+
+    expected = f"a step: {failures[0] if failures else 'no answer in time'}"
+    with pytest.raises(BatonError, match=expected):
+        command._until("a step", step, time.monotonic() + 0.3)
