@@ -130,7 +130,7 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     `context_tokens`: of its sequence, on average."""
     prompt_token_s, rates = prefill.described.load.rates.prefill_token_s, decode.described.load.rates
     shared_s = rates.decode_step_s / max(1, decode.described.load.slots)
-    token_s = shared_s + rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+    token_s = shared_s + _each_s(decode, context_tokens)
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 

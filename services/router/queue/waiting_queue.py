@@ -41,8 +41,8 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# The share of its time to the first token for which a request waits at most for room under its limit of the
-# time per output token; the rest is for its prompt.
+# The share of the time left until its first token is due for which a request waits at most for room under its
+# limit of the time per output token; the rest is for its prompt.
 _WAITING_SHARE = 0.5
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
@@ -106,8 +106,6 @@ class WaitingQueue:
         entry = QueueEntry(call, self._order.arrival(call), slo, deadline=deadline)
         if slo is not None and slo.ttft_s is not None:
             entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
-            if slo.tpot_s is not None and not self._placement.refuse_late:
-                entry.waits_until = entry.first_token_by - (1 - _WAITING_SHARE) * slo.ttft_s
         if deadline is not None and self._placement.refuse_late:
             entry.first_token_by = min(deadline, entry.first_token_by or deadline)
         return entry
@@ -126,6 +124,7 @@ class WaitingQueue:
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
         entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
+        entry.waits_until = self._waits_until(entry, max_tokens, until)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
             left_s=entry.left_s, behind=self._behind, returning=entry.returning,
@@ -141,6 +140,18 @@ class WaitingQueue:
             if timed_out and late_at < until and error.kind is ErrorKind.OVERLOADED:
                 raise self._check.too_late(entry) from error
             raise
+
+    def _waits_until(self, entry: QueueEntry, max_tokens: int, until: float) -> float:
+        """Until when a request may wait for room under its limit of the time per output token, 0 where it may
+        not: for a share of what is left until its first token is due, and so that it ends before its deadline
+        and is placed before `until`."""
+        if self._placement.refuse_late or entry.tpot_s is None or entry.first_token_by is None:
+            return 0.0
+        due = min(entry.first_token_by, until)
+        if entry.deadline is not None:
+            due = min(due, entry.deadline - max_tokens * entry.tpot_s)
+        now = asyncio.get_running_loop().time()
+        return now + _WAITING_SHARE * (due - now)
 
     def _behind(self) -> int:
         """How many requests wait behind the one that is placed."""

@@ -11,6 +11,7 @@ import pytest
 from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.queue import waiting_queue
+from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
@@ -182,6 +183,26 @@ def test_a_request_waits_for_room_under_its_limit_for_half_of_its_time() -> None
             assert least < ttft_s < most
         await asyncio.gather(*others)
         assert (await cluster.serve(0, Slo(0.5, 0.006))).meets(Slo(0.03, 0.006))
+
+    run_virtual(main())
+
+
+def test_no_request_waits_for_room_under_its_limit_until_it_is_too_late() -> None:
+    """Its place in the queue ends long before its first token is due, or its output takes 1.5 s more."""
+
+    async def main() -> None:
+        cluster, loop = Cluster(apart(), aware()), asyncio.get_running_loop()
+        others = [asyncio.create_task(cluster.serve(0, Slo(None, 0.005))) for _ in range(50)]
+        await asyncio.sleep(1.3)
+        slo = Slo(100.0, 0.006)
+        queue, began = cluster.queues[0], loop.time()
+        entry = queue.enter(ClientCall(), slo)
+        (await queue.claim(entry, 1024, 256, began + 0.4, lambda worker: 0)).release()
+        assert loop.time() - began == pytest.approx(0.2, abs=0.01)
+        hurried = await cluster.serve(0, slo, deadline=loop.time() + 1.6)
+        assert hurried.ttft_s is not None
+        assert hurried.ttft_s < 0.1
+        await asyncio.gather(*others)
 
     run_virtual(main())
 
