@@ -9,9 +9,8 @@
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
 there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
 rows, else that of the power of two above; 17 to 24 rows, 33 to 48 and so on take that of 24, 48, 96 or 192
-before it.
-`python -m bench.decode.tune_products` makes the repository's tables; a worker's start keeps what it measures
-in a file of the same form, beside the compiled kernels.
+before it. `python -m bench.decode.tune_products` makes the repository's tables; a worker's start keeps what
+it measures in a file of the same form, beside the compiled kernels.
 """
 
 from __future__ import annotations

@@ -78,6 +78,7 @@ def _compile(variant: Variant, device: int) -> None:
     """Runs the kernel once on small operands."""
     import torch
 
+    from baton.engine.forward.code_products import library_sums
     from baton.engine.forward.gemm import run_product, space_needed
     from baton.engine.forward.scratch import Scratch
     from baton.engine.kernels.fusion import Norm
@@ -100,11 +101,12 @@ def _compile(variant: Variant, device: int) -> None:
     norm = Norm(torch.ones(variant.depth, device=place, dtype=dtype), 1e-5) if variant.norm else None
     product = Product("", Linear(weight, bias), variant.epilogue, norm)
     space = space_needed(rows, product, variant.choice)
+    sums = library_sums(rows, product, dtype)
     run_product(
         out,
         x,
         product,
         variant.choice,
-        Scratch(rows, variant.depth, 2 * rows * _ROWS, space, place, dtype, codes=2 * variant.depth),
+        Scratch(rows, variant.depth, sums, space, place, dtype, codes=2 * variant.depth),
     )
     torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from baton.engine.forward.choice import Choice
+from baton.engine.forward.code_products import library_sums
 from baton.engine.forward.gemm import run_product, space_needed
 from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Norm
@@ -59,7 +60,8 @@ def measure(
         if time.monotonic() > deadline_s:
             return []
         space = space_needed(rows, product, choice)
-        scratch = Scratch(rows, k, 2 * rows * product.outputs, space, device, dtype, codes=2 * k)
+        sums = library_sums(rows, product, dtype)
+        scratch = Scratch(rows, k, sums, space, device, dtype, codes=2 * k)
 
         def launch(choice: Choice = choice, scratch: Scratch = scratch) -> None:
             for one in rotated:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 # When two tiles on their way are better than three (`AttentionTuning.of`).
 _MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
+# Programs a multiprocessor that are many where the cache is in fp8.
+_MANY_PROGRAMS_OF_CODES = 3.8
 # Query heads that are one tile of the matrix units.
 _ONE_TILE_GROUP = 16
-_MANY_PROGRAMS_OF_CODES = 3.8
 # Of a thread, where four programs of four warps share a multiprocessor's 65,536.
 _FOUR_PROGRAMS_REGISTERS = 128
 # Programs a multiprocessor of few rows whose cache is in fp8.
