@@ -161,7 +161,12 @@ class RequestLifecycle:
         hashes = self._block_hashes(claim)
         calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
         attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
-        return await attempt.run()
+        result = await attempt.run()
+        tokens = self._output.usage.completion_tokens
+        tpot_s = self._timeline.latencies_s(tokens).get("tpot")
+        if isinstance(result, Finish) and tpot_s is not None and self._output.attempt == 1:
+            claim.decoded(tokens, tpot_s)
+        return result
 
     async def _run_prompt(self, until: float) -> None:
         """Makes an attempt at a prompt without output: prefill computes its logprobs, and there is no

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import bisect
 
+from services.router.placement.forecast import uncorrected_step_s
 from services.router.workers.worker import Worker
+
+# Fewer output tokens say little of a worker's pace: the first gap, which a handoff is in, is one of them.
+_LEAST_TOKENS = 16
 
 
 class PrefillClaim:
@@ -60,6 +64,7 @@ class Claim(PrefillClaim):
     ) -> None:
         """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
         this prefill worker, where decode could compute the prompt too."""
+        self._step_s = uncorrected_step_s(decode, 1, context)
         super().__init__(prefill, tokens, seconds, cost, left_s)
         self.decode = decode
         self.reason = reason
@@ -82,6 +87,14 @@ class Claim(PrefillClaim):
     def has_certain_room(self) -> bool:
         """Whether prefill may start before decode has reserved the slot."""
         return not self.prefills_itself and self.decode.has_certain_room
+
+    def decoded(self, tokens: int, tpot_s: float) -> None:
+        """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
+        corrects what is predicted for later ones. To be called right before or after `release`."""
+        now_s = uncorrected_step_s(self.decode, int(self._released), self._context * self._released)
+        if tokens >= _LEAST_TOKENS and min(self._step_s, now_s) > 0:
+            # The load changes steadily between its first and last token, on average over many requests.
+            self.decode.tpot_ratio.observe(tpot_s, (self._step_s + now_s) / 2)
 
     def release(self) -> None:
         """Releases everything, the slot too."""

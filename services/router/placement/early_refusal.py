@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from baton.prefill_defaults import MARGIN
-from services.router.placement.forecast import SAFETY, prompt_at, sequences_within, step_s
+from services.router.placement.forecast import TTFT_SAFETY, prompt_at, sequences_within, step_s
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Prompt, Queued
 from services.router.workers.worker import Worker
@@ -99,7 +99,7 @@ def check_in_time(
         predicted = predicted_ttft_s(demand, left_s, prefills, decodes, queued)
         if math.isinf(predicted):
             raise too_late("no decode worker can meet the time per output token", _LONGEST_RETRY_S)
-        if predicted > SAFETY * left_s:
+        if predicted > TTFT_SAFETY * left_s:
             why = f"time to first token would be {predicted * 1e3:.0f} ms"
             raise too_late(why, predicted - left_s, demand.late)
     elif not any(sequences_within(worker, demand.slo.tpot_s, demand.context) for worker in decodes):

@@ -2,7 +2,8 @@
 
 Rates come with heartbeats and change slowly. What a router has sent since the last heartbeat it knows from
 its own claims, so a prediction is never older than they are, except for the work of other routers. Everything
-that is not known yet counts as 0: a worker that was never measured gets work, and is measured.
+that is not known yet counts as 0: a worker that was never measured gets work, and is measured. Times per
+output token are corrected by what requests of late have had at the worker (`tpot_ratio`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from typing import NamedTuple, Protocol
 from baton.v1.worker_pb2 import DescribeResponse
 from services.router.workers.backlog import Backlog, Prompt, Turn
 from services.router.workers.recent_work import PrefillShare
+from services.router.workers.tpot_ratio import TpotRatio
 
-# The share of a limit up to which it counts as met: predictions have errors.
-SAFETY = 0.95
-# The same where a request waits for room under its limit as long as it has time, and is placed in any case.
-WAITING_SAFETY = 0.98
+# The share of a limit up to which it counts as met, since predictions have errors: of the time to the first
+# token, and of the time per output token, whose errors on average `tpot_ratio` corrects.
+TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
+# A sequence whose step takes at most this share of its limit has time to spare: a second of delay counts so
+# much to it, beside one to any other request. Chosen in virtual time, see
+# docs/decisions/0037-spare-time-counts-less.md: with a weight of 1 requests wait for a busy prefill worker
+# until their first token is late, though decode has time; with less than these, prompts take time of decode
+# that its streams need.
+_AMPLE_SHARE, _AMPLE_WEIGHT = 0.85, 0.25
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
@@ -40,6 +47,8 @@ class MeasuredWorker(Protocol):
     @property
     def prefill_share(self) -> PrefillShare: ...
     @property
+    def tpot_ratio(self) -> TpotRatio: ...
+    @property
     def tpot_limits(self) -> Sequence[float]: ...
     @property
     def decodes(self) -> bool: ...
@@ -47,6 +56,8 @@ class MeasuredWorker(Protocol):
     def exchanges(self) -> bool: ...
     @property
     def free_slots(self) -> int: ...
+    @property
+    def claimed_slots(self) -> int: ...
     @property
     def used_slots(self) -> int: ...
     @property
@@ -92,18 +103,27 @@ def prompt_at(
     left_s: float | None = None,
     queued: Sequence[Prompt] = (),
 ) -> PromptAt:
-    """Predicts a prompt that is sent to a worker now, and is due in `left_s`, of which `SAFETY` counts;
+    """Predicts a prompt that is sent to a worker now, and is due in `left_s`, of which `TTFT_SAFETY` counts;
     beside `queued`, which will be sent there too. Takes time in proportion to the prompts that are there."""
     own_s = prefill_s(worker, tokens, cached)
-    return PromptAt(own_s, worker.backlog.turn(own_s, None if left_s is None else SAFETY * left_s, queued))
+    return PromptAt(
+        own_s, worker.backlog.turn(own_s, None if left_s is None else TTFT_SAFETY * left_s, queued)
+    )
 
 
 def step_s(
     worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
 ) -> float:
-    """Seconds of a decode step with all sequences that the worker runs or has reserved slots for, and so many
-    more, which have that many tokens together; while it computes prompts as much as lately, and one more
-    that takes `more_prefill_s`."""
+    """Seconds from one token to the next of all sequences that the worker runs or has reserved slots for, and
+    of so many more, which have that many tokens together; while it computes prompts as much as lately, and
+    one more that takes `more_prefill_s`."""
+    return worker.tpot_ratio.value * uncorrected_step_s(worker, sequences, context_tokens, more_prefill_s)
+
+
+def uncorrected_step_s(
+    worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
+) -> float:
+    """`step_s` by the worker's own rates alone; 0 where they are not known."""
     rates = worker.described.load.rates
     beside = rates.decode_beside_prefill_s
     return (
@@ -144,11 +164,11 @@ def miss_risk(
         return MissRisk()
     limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens, more_prefill_s)
     own_s = math.inf if tpot_s is None else tpot_s
-    missed = bisect.bisect_left(limits, after_s / SAFETY)
-    misses = missed - bisect.bisect_left(limits, step_s(worker, 0, 0, more_prefill_s) / SAFETY)
+    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
+    misses = missed - bisect.bisect_left(limits, step_s(worker, 0, 0, more_prefill_s) / TPOT_SAFETY)
     tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
     pressure = after_s / tightest
-    return MissRisk(misses + (own_s < after_s / SAFETY), pressure if pressure > _NEAR else 0.0)
+    return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)
 
 
 def prefill_delay_s(prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int) -> float:
@@ -162,44 +182,49 @@ def prefill_delay_s(prefill: MeasuredWorker, decode: MeasuredWorker, prompt: Pro
             delay_s += behind * own_s
     beside = prefill.described.load.rates.decode_beside_prefill_s
     if beside and prefill.decodes:
-        alone = step_s(prefill, 0) - prefill.prefill_share.after() * beside
-        delay_s += prefill.used_slots * own_s * beside / (alone + beside)
+        alone = uncorrected_step_s(prefill, 0) - prefill.prefill_share.after() * beside
+        delay_s += _delayed(prefill, own_s) * own_s * beside / (alone + beside)
     return delay_s
+
+
+def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
+    """How many sequences a prompt more delays where they are decoded; those count `_AMPLE_WEIGHT` that have
+    time to spare. Those of other routers are taken to be like this router's."""
+    limits, after_s = worker.tpot_limits, step_s(worker, 0, 0, more_prefill_s)
+    ample = len(limits) - bisect.bisect_left(limits, after_s / _AMPLE_SHARE)
+    return worker.used_slots * (1 - (1 - _AMPLE_WEIGHT) * ample / max(1, worker.claimed_slots))
 
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes."""
-    late = left_s is not None and prompt.first_token_s > SAFETY * left_s
+    late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
     if not prefill.tpot_limits or not prefill.described.load.rates.decode_beside_prefill_s:
         return int(late)
-    before, after = (step_s(prefill, 0, 0, more) / SAFETY for more in (0.0, prompt.own_s))
+    before, after = (step_s(prefill, 0, 0, more) / TPOT_SAFETY for more in (0.0, prompt.own_s))
     limits = prefill.tpot_limits
     return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
 
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:
     """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
-    rates = worker.described.load.rates
-    return rates.decode_step_s + _each_s(worker, context_tokens) <= WAITING_SAFETY * tpot_s
+    alone_s = worker.described.load.rates.decode_step_s + _each_s(worker, context_tokens)
+    return worker.tpot_ratio.value * alone_s <= TPOT_SAFETY * tpot_s
 
 
 def _each_s(worker: MeasuredWorker, context_tokens: int) -> float:
-    """By how many seconds one more sequence of so many tokens makes a step longer."""
+    """By how many seconds one more sequence of so many tokens makes a step longer, by the worker's rates."""
     rates = worker.described.load.rates
     return rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
 
 
-def sequences_within(
-    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, safety: float = SAFETY
-) -> int:
-    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit, of
-    which `safety` counts."""
+def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
+    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit."""
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    each = _each_s(worker, context_tokens)
-    left = safety * tpot_s - step_s(worker, 0)
+    each = worker.tpot_ratio.value * _each_s(worker, context_tokens)
+    left = TPOT_SAFETY * tpot_s - step_s(worker, 0)
     if left < 0:
         return 0
     return free if each <= 0 else min(free, int(left / each))

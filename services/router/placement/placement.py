@@ -37,8 +37,6 @@ from typing import NamedTuple
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
-    SAFETY,
-    WAITING_SAFETY,
     MissRisk,
     PromptAt,
     mean_context,
@@ -161,10 +159,9 @@ class Placement:
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         if tpot_s is not None and not returning:
-            if self.refuse_late:
-                may_use = partial(_in_time, may_use, tpot_s, context, SAFETY)
-            elif may_wait() and _worth_waiting(hits, tpot_s, context):
-                may_use = partial(_in_time, may_use, tpot_s, context, WAITING_SAFETY)
+            waits = may_wait() and _worth_waiting(hits, tpot_s, context)
+            if self.refuse_late or waits:
+                may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
         due_s = left_s()
         # Once a worker: it takes longer than all else where many prompts are queued.
@@ -300,9 +297,9 @@ def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bo
     return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
 
 
-def _in_time(may_use: MayUse, tpot_s: float, context: int, safety: float, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit; `safety` of it counts."""
-    return may_use(decode) and sequences_within(decode, tpot_s, context, safety) > 0
+def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit."""
+    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
 
 
 def _prefill_order(

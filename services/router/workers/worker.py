@@ -24,6 +24,7 @@ from services.router.workers.liveness import LivenessTimer
 from services.router.workers.other_claims import OtherClaims, SiblingCounts
 from services.router.workers.peer import Peer
 from services.router.workers.recent_work import PrefillShare, Turnover
+from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker_error import WorkerError
 
 # A worker that had no room gets no new work for so long,
@@ -127,6 +128,7 @@ class Worker:
         self.backlog = Backlog()
         self.turnover = Turnover()
         self.prefill_share = PrefillShare()
+        self.tpot_ratio = TpotRatio()
         # This router's requests at decode: the sum of the tokens that they have on average while they run,
         # and their limits of the time per output token, in ascending order.
         self.claimed_context = 0

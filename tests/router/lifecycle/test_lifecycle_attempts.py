@@ -8,7 +8,7 @@ import structlog
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
-from baton.v1.types_pb2 import Attempt, WorkerRole
+from baton.v1.types_pb2 import Attempt, FinishReason, WorkerRole
 from services.router.placement.claim import Claim
 from services.router.request.request import Finish
 from tests.router.lifecycle.scripted_router import (
@@ -160,6 +160,32 @@ async def test_an_output_may_be_complete_without_a_workers_report(
             assert (delta.text, delta.finish) == (text, finish)
             assert delta.trace is not None
             assert (delta.trace.attempts, delta.trace.kv_bytes_shipped) == (1, KV_BYTES)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_the_time_per_output_token_corrects_predictions_of_the_worker_that_had_all(
+    router: ScriptedRouter, moved: bool
+) -> None:
+    """A token every 7 ms, where the workers report steps of 5 ms."""
+    pairs = [a_pair(str(number)) for number in range(1 + moved)]
+    async with router.running(request_of(max_tokens=20)):
+        for number, pair in enumerate(pairs):
+            pair.decode.described.load.rates.decode_step_s = 0.005
+            prefill = await router.prefilling(pair)
+            router.clock.ms = 100
+            prefill.emit(first_token=FirstToken(number=number, token_id=97))
+            prefill.emit(handed_off=HandedOff())
+            prefill.end()
+            await quiesced()
+            if pair is not pairs[-1]:
+                pair.output(1, 1, [], finish_reason=PREEMPTED)
+                await quiesced()
+        router.clock.ms = 100 + 19 * 7
+        first = len(pairs)
+        pairs[-1].output(first, first, [98] * (20 - first), finish_reason=FinishReason.FINISH_REASON_LENGTH)
+        await quiesced()
+    ratios = [pair.decode.tpot_ratio.value for pair in pairs]
+    assert ratios == [1.0, 1.0] if moved else [pytest.approx(1 + 0.25 / 17)]
 
 
 async def test_a_stop_string_may_come_before_the_reservation_fails(router: ScriptedRouter) -> None:

@@ -58,11 +58,13 @@ class Decoding:
 
 @dataclass(eq=False)
 class Machine:
-    """One worker's hardware. `slower`: how many times as long as `RATES` it takes."""
+    """One worker's hardware. `slower`: how many times as long as `RATES` it takes; `unreported`: how many
+    times as long as it reports a client waits for a token."""
 
     role: str
     slower: float = 1.0
     slots: int = 256
+    unreported: float = 1.0
     prompts: asyncio.Lock = field(default_factory=asyncio.Lock)
     exchanges: bool = False
     by_slack: bool = False
@@ -97,11 +99,15 @@ class Machine:
 
     def step_s(self) -> float:
         sequences, context = len(self.running), self.context
-        return self.slower * (
-            RATES.decode_step_s
-            + sequences * RATES.decode_sequence_s
-            + context * RATES.decode_context_token_s
-            + (BESIDE_PREFILL_S if self.prefilling else 0.0)
+        return (
+            self.unreported
+            * self.slower
+            * (
+                RATES.decode_step_s
+                + sequences * RATES.decode_sequence_s
+                + context * RATES.decode_context_token_s
+                + (BESIDE_PREFILL_S if self.prefilling else 0.0)
+            )
         )
 
     @property
@@ -239,7 +245,9 @@ class Cluster:
         claim.prefill_ended()
         first = loop.time()
         await decode.decode(prompt, output - 1)
-        return Served(first - arrived, (loop.time() - first) / (output - 1), arrived_s=arrived)
+        tpot_s = (loop.time() - first) / (output - 1)
+        claim.decoded(output, tpot_s)
+        return Served(first - arrived, tpot_s, arrived_s=arrived)
 
 
 @dataclass(frozen=True)

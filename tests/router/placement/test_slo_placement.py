@@ -8,11 +8,13 @@ import itertools
 
 import pytest
 
+from services.router.placement import forecast
 from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.queue import waiting_queue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
+from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import (
@@ -246,6 +248,48 @@ def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arr
     assert share(apart, aware(), 42, 12) < 0.9
     assert share(conditional, InTurn, 42, 12) < 0.5
     assert share(conditional, aware(), 44, 20) >= 0.97 * share(combined, aware(), 44, 20)
+
+
+def test_decode_with_time_to_spare_computes_prompts_before_requests_are_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More prompts than one prefill worker can compute, at a limit that the combined one meets with prompts
+    of its own. If a delay of its streams counted as much as one of requests that wait, they would wait until
+    their first tokens are late."""
+
+    def share(rate: float, tpot_ms: float) -> float:
+        served = simulate(conditional, aware(), Traffic(rate, 8, (Slo(0.5, tpot_ms / 1e3),), 1))
+        return attained(served) / len(served)
+
+    assert share(45, 12) >= 0.95
+    assert share(50, 20) >= 0.95
+    monkeypatch.setattr(forecast, "_AMPLE_WEIGHT", 1.0)
+    assert share(45, 12) <= 0.7
+    assert share(50, 20) <= 0.7
+
+
+def test_predictions_learn_what_workers_do_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens take 4 % longer, or 10 % less, than the worker reports. Without correction more are let in than
+    can be served in time, or fewer than could be."""
+    slo = Slo(0.5, 0.006)
+
+    def served(unreported: float) -> tuple[float, float]:
+        """Requests a second that meet the limit, of 28; and their share of those not refused."""
+
+        def machines() -> list[Machine]:
+            return [Machine("prefill"), Machine("decode", unreported=unreported)]
+
+        found = [one for _, one in simulate(machines, aware(refuse_late=True), Traffic(28, 12, (slo,)))]
+        met = sum(one.meets(slo) for one in found)
+        return met / 12, met / sum(one.refused_s is None for one in found)
+
+    corrected = [served(unreported) for unreported in (1.04, 0.9)]
+    assert min(share for _, share in corrected) >= 0.95
+    monkeypatch.setattr(TpotRatio, "observe", lambda ratio, measured_s, predicted_s: None)
+    slower, faster = (served(unreported) for unreported in (1.04, 0.9))
+    assert slower[0] < 0.8 * corrected[0][0]
+    assert slower[1] < 0.7
+    assert faster[0] < 0.85 * corrected[1][0]
 
 
 def test_what_no_worker_can_meet_is_refused_at_once() -> None:

@@ -1,0 +1,61 @@
+"""The ratio by which predictions of the time per output token are corrected."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.placement.claim import Claim
+from services.router.placement.forecast import step_s, uncorrected_step_s
+from services.router.workers.tpot_ratio import TpotRatio
+from services.router.workers.worker import Worker
+from tests.router.workers.bare_workers import bare_worker, workers_of
+
+
+def observed(*ratios: float) -> float:
+    ratio = TpotRatio()
+    for one in ratios:
+        ratio.observe(one * 0.005, 0.005)
+    return ratio.value
+
+
+def test_it_approaches_what_requests_have() -> None:
+    assert observed() == 1.0
+    assert 1.001 < observed(1.04) < 1.004, "a single one says little"
+    assert observed(*[1.04] * 500) == pytest.approx(1.04, abs=1e-3)
+    assert observed(*[1.04] * 500, *[0.97] * 500) == pytest.approx(0.97, abs=2e-3)
+
+
+def test_a_request_that_is_stalled_says_no_more_than_a_bound() -> None:
+    assert observed(*[1.0] * 500, 1000.0) < 1.003
+    assert observed(*[1.0] * 500, 1e-6) > 0.997
+
+
+def measured() -> Worker:
+    worker = bare_worker("decode-0", slots=100)
+    rates = worker.described.load.rates
+    rates.decode_step_s, rates.decode_sequence_s = 0.005, 0.0001
+    return worker
+
+
+def test_a_request_is_compared_with_the_mean_of_its_first_and_last_prediction() -> None:
+    """5.1 ms by the worker's rates when it is placed alone, 5.3 when it ends beside two others."""
+    (prefill,), decode = workers_of("prefill-0"), measured()
+    claim = Claim(prefill, decode, 10, 20)
+    others = [Claim(prefill, decode, 10, 20) for _ in range(2)]
+    claim.decoded(100, 0.0052)
+    assert decode.tpot_ratio.value == pytest.approx(1.0)
+    claim.release()
+    claim.decoded(100, 0.0052 * 1.2)
+    assert decode.tpot_ratio.value > 1.01
+    for other in others:
+        other.release()
+    assert step_s(decode) == decode.tpot_ratio.value * uncorrected_step_s(decode) > 0.0051
+
+
+@pytest.mark.parametrize(("tokens", "known"), [(15, True), (100, False)])
+def test_short_outputs_and_workers_without_rates_say_nothing(tokens: int, known: bool) -> None:
+    (prefill,), decode = workers_of("prefill-0"), measured()
+    if not known:
+        decode.described.load.rates.Clear()
+    Claim(prefill, decode, 10, 20).decoded(tokens, 0.1)
+    assert decode.tpot_ratio.value == 1.0
