@@ -3,11 +3,12 @@
     python -m bench.goodput --arm vllm --arm 'vllm-8k=vllm --max-num-batched-tokens 8192' --arm 2both
         --arm 1p1d --workload 1k-256 --rates 4,8,12,16,20 [--tpot 6,8,12,20,30] [--ttft 500]
         [--attainment 0.9] [--seconds 60] [--ideal 8b-h200] [--at-once] [--seed 0] [--shape llama-3.1-8b]
-        [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers MS]
+        [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers]
         [--overload RATE] [--protocol http|grpc] [--images DIR] [--out DIR]
 
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
 `loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
+Rates in tables and plots are of the requests that did arrive.
 Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
@@ -20,7 +21,8 @@ makes the table anew, of several commands together or of one that was cut off.
     --ideal RATES   adds, for each arm of Baton, what the same arrivals would get from
                     the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them
-    --slo-headers   requests state --ttft and this TPOT as their limits
+    --slo-headers   requests state --ttft and --tpot, which is one limit then, as theirs. `from_runs` joins
+                    such runs of an arm into one curve a limit
     --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
                     goodput before and during, time until latencies are as before, refusals
     --vllm-site     folder with vLLM's packages, where PYTHON has them not
@@ -48,6 +50,7 @@ from typing import Any
 
 from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
 from bench.goodput.from_runs import write_arms
+from bench.goodput.gpu_clocks import clocks_between, gpu_samples
 from bench.goodput.gpus import GpuPool, visible_gpus
 from bench.goodput.overload import Overload, overload
 from bench.goodput.report import Comparison, Curve, curves_of
@@ -65,6 +68,8 @@ from loadgen.sizing.rates import Rates, read_rates
 
 # Prompts are of ids below it, which every tokenizer has.
 _VOCAB = 256
+# In the folder of the results.
+_GPU_SAMPLES = "gpus.csv"
 # Between the seeds of two rates: loadgen derives others from each.
 _SEED_STEP = 1000
 
@@ -92,7 +97,9 @@ def main() -> None:
     except LoadgenError as error:
         sys.exit(f"bench.goodput: {error}")
     limits = tuple(Limits(arguments.ttft, tpot, arguments.attainment) for tpot in arguments.tpot)
-    slo = None if arguments.slo_headers is None else Limits(arguments.ttft, arguments.slo_headers, 0.9)
+    if arguments.slo_headers and len(limits) != 1:
+        sys.exit("bench.goodput: --slo-headers states one limit: --tpot has several")
+    slo = limits[0] if arguments.slo_headers else None
     out = Path(arguments.out or f"goodput-{datetime.now():%Y%m%d-%H%M%S}")
     out.mkdir(parents=True, exist_ok=True)
     workload = WORKLOADS[arguments.workload]
@@ -101,7 +108,7 @@ def main() -> None:
         arguments.overload, arguments.overload_seconds,
     )  # fmt: skip
     comparison = Comparison(workload.name, about(arguments))
-    write_arms(out, comparison, arguments.arm)
+    write_arms(out, comparison, arguments.arm, slo)
     with tempfile.TemporaryDirectory() as folder:
         tokens = workload.tokens + 2
         setup = Setup(
@@ -130,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--ideal", metavar="RATES", help="file, or name of shipped rates")
     parser.add_argument("--at-once", action="store_true", help="several arms at the same time")
-    parser.add_argument("--slo-headers", type=float, metavar="MS", help="requests state --ttft and this TPOT")
+    parser.add_argument("--slo-headers", action="store_true", help="requests state --ttft and --tpot")
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -195,6 +202,21 @@ async def compare(
     plan: Plan, arms: Sequence[Arm], setup: Setup, comparison: Comparison, gpus: list[str], at_once: bool
 ) -> None:
     """Measures every arm; results are added in the arms' order."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    async with gpu_samples(plan.out / _GPU_SAMPLES):
+        results = await _results(plan, arms, setup, gpus, at_once)
+    for arm, result in zip(arms, results, strict=True):
+        if isinstance(result, str):
+            print(f"bench.goodput: {arm.name} skipped: {result}", file=sys.stderr)
+            comparison.skip(arm, plan.limits, result)
+        else:
+            comparison.curves += result
+
+
+async def _results(
+    plan: Plan, arms: Sequence[Arm], setup: Setup, gpus: list[str], at_once: bool
+) -> list[list[Curve] | str]:
+    """Of each arm its curves, or why it was skipped."""
     pool = GpuPool(gpus)
 
     async def one(arm: Arm) -> list[Curve] | str:
@@ -207,15 +229,8 @@ async def compare(
                 return str(error)
 
     if at_once:
-        results = await asyncio.gather(*map(one, arms))
-    else:
-        results = [await one(arm) for arm in arms]
-    for arm, result in zip(arms, results, strict=True):
-        if isinstance(result, str):
-            print(f"bench.goodput: {arm.name} skipped: {result}", file=sys.stderr)
-            comparison.skip(arm, plan.limits, result)
-        else:
-            comparison.curves += result
+        return await asyncio.gather(*map(one, arms))
+    return [await one(arm) for arm in arms]
 
 
 async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -> list[Curve]:
@@ -228,8 +243,11 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
         for number, each in enumerate(plan.rates):
             rate = each * arm.gpus
             load = Load(plan.workload, rate, plan.seconds, plan.seed + _SEED_STEP * number, plan.slo)
+            begun = datetime.now()
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
+            if clocks := clocks_between(plan.out / _GPU_SAMPLES, gpus, begun, datetime.now()):
+                _say(f"{arm.name} at {each:g}/s/GPU: {clocks}")
             shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
             figures = stream_figures(run.records)
             _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {figures or 'no streams'}")

@@ -4,7 +4,8 @@
         [--attainment 0.9] [--ideal RATES] [--images DIR]
 
 Each DIR is the --out of a `python -m bench.goodput`, all of one workload. Runs that did not end are left out,
-and so are arms without any.
+and so are arms without any. Where requests stated their limits, they are judged under these alone; such runs
+of one arm are one curve a limit.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from loadgen.sizing.rates import Rates, read_rates
 _ARMS = "arms.json"
 
 
-def write_arms(out: Path, comparison: Comparison, arms: Sequence[Arm]) -> None:
-    """Writes what is needed beside the runs' folders to compare them later."""
+def write_arms(out: Path, comparison: Comparison, arms: Sequence[Arm], stated: Limits | None = None) -> None:
+    """Writes what is needed beside the runs' folders to compare them later. `stated`: by the requests."""
     document = {
-        "workload": comparison.workload, "about": comparison.about, "arms": [asdict(arm) for arm in arms]
-    }  # fmt: skip
+        "workload": comparison.workload,
+        "about": comparison.about,
+        "arms": [asdict(arm) for arm in arms],
+        "stated_tpot_ms": None if stated is None else stated.tpot_ms,
+    }
     (out / _ARMS).write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -74,10 +78,12 @@ def compared(folders: Sequence[Path], limits: Sequence[Limits], ideal: Rates | N
                 values.append(value)
     comparison = Comparison(workloads.pop(), {name: "; ".join(values) for name, values in about.items()})
     for folder, document in documents:
+        stated = document["stated_tpot_ms"]
+        judges = [one for one in limits if stated in (None, one.tpot_ms)]
         for fields in document["arms"]:
             arm = Arm(**(fields | {"flags": tuple(fields["flags"])}))
             if runs := runs_of(folder / arm.name, arm):
-                comparison.curves += curves_of(arm, runs, limits, ideal)
+                comparison.curves += curves_of(arm, runs, judges, ideal)
     return comparison
 
 

@@ -48,9 +48,9 @@ class Curve:
         if not self.probes:
             return f"skipped: {self.skipped}"
         if not any(probe.verdict is Verdict.PASS for probe in self.probes):
-            return f"below {min(probe.rate for probe in self.probes) / self.gpus:.3g}"
+            return f"below {min(probe.offered for probe in self.probes) / self.gpus:.3g}"
         if all(probe.verdict is Verdict.PASS for probe in self.probes):
-            return f"above {max(probe.rate for probe in self.probes) / self.gpus:.3g}"
+            return f"above {max(probe.offered for probe in self.probes) / self.gpus:.3g}"
         found = find_crossing(self.probes, self.limits.goal)
         rate, low, high = (value / self.gpus for value in (found.rate, found.low, found.high))
         return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
@@ -93,7 +93,7 @@ class Comparison:
         cells = {(curve.arm, curve.limits.tpot_ms): curve.goodput for curve in self.curves}
         limits = sorted({curve.limits.tpot_ms for curve in self.curves})
         head = ["TPOT limit", *(f"{arm} ({gpus[arm]} GPU{'s' * (gpus[arm] != 1)})" for arm in arms)]
-        rows = [[f"{limit:g} ms", *(cells[arm, limit] for arm in arms)] for limit in limits]
+        rows = [[f"{limit:g} ms", *(cells.get((arm, limit), "") for arm in arms)] for limit in limits]
         lines = [head, ["---"] * len(head), *rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -103,7 +103,7 @@ class Comparison:
 
     def _chart(self, tpot_ms: float) -> Chart:
         curves = [curve for curve in self.curves if curve.limits.tpot_ms == tpot_ms and curve.probes]
-        rates = [probe.rate / curve.gpus for curve in curves for probe in curve.probes]
+        rates = [probe.offered / curve.gpus for curve in curves for probe in curve.probes]
         title = f"Attainment, TPOT of {tpot_ms:g} ms or less"
         axis = Scale(0.0, 1.05 * max(rates, default=1.0))
         chart = Chart(title, axis, Scale(0.0, 1.0), "requests a second and GPU", "share")
@@ -111,7 +111,7 @@ class Comparison:
             goal = curves[0].limits.goal
             chart.level(goal, "grey", f"goal {goal:.0%}")
         for number, curve in enumerate(curves):
-            points = [(probe.rate / curve.gpus, probe.attainment) for probe in curve.probes]
+            points = [(probe.offered / curve.gpus, probe.attainment) for probe in curve.probes]
             style = _STYLES[number % len(_STYLES)]
             chart.line(points, style)
             chart.dots(points, style, curve.arm, radius=3.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import xml.etree.ElementTree
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -148,6 +149,13 @@ async def test_the_table_is_made_again_of_what_two_commands_left(
     (tmp_path / "1" / "1p1d" / "8" / "settings.json").unlink()
     cut = compared([tmp_path / "1"], LIMITS, None)
     assert [len(curve.probes) for curve in cut.curves] == [1, 1]
+    (tmp_path / "2").mkdir()
+    write_arms(tmp_path / "2", Comparison("1k-256", {}), [parse_arm("1p1d")], LIMITS[1])
+    shutil.copytree(tmp_path / "1" / "1p1d" / "4", tmp_path / "2" / "1p1d" / "4")
+    one = compared([tmp_path / "0", tmp_path / "2"], LIMITS, None)
+    curves = [(curve.arm, curve.limits.tpot_ms) for curve in one.curves]
+    assert curves == [("both", 6), ("both", 12), ("1p1d", 12)]
+    assert one.table().splitlines()[2].endswith("|  |")
     write_arms(tmp_path / "1", Comparison("chat", {}), [])
     with pytest.raises(ValueError, match="different workloads: 1k-256, chat"):
         compared([tmp_path / "0", tmp_path / "1"], LIMITS, None)
