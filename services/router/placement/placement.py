@@ -233,6 +233,13 @@ class Placement:
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
+    def first_token_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
+        """Predicted seconds to the first token of a prompt that is placed now; 0 where no worker computes it.
+        `cached`: see `pick`."""
+        prefills = [worker for worker in self._admitted(call) if worker.alive and worker.prefills]
+        prompts = (prompt_at(worker, tokens, cached(worker)) for worker in prefills)
+        return min((prompt.first_token_s for prompt in prompts), default=0.0)
+
     def least(self, tokens: int, call: ClientCall) -> tuple[int, float]:
         """The slots of all decode workers that may serve a call, and predicted seconds of its prompt; 0 where
         it may be cached, or rates are not known."""

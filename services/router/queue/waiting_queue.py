@@ -41,9 +41,9 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# The share of the time left until its first token is due for which a request waits at most for room under its
-# limit of the time per output token; the rest is for its prompt.
-_WAITING_SHARE = 0.5
+# A request waits for room under its limit of the time per output token at most for this share of the time
+# left until its first token is due, and so that so many times the predicted seconds of its prompt are left.
+_WAITING_SHARE, _PROMPTS_LEFT = 0.7, 2.0
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
 
@@ -124,7 +124,7 @@ class WaitingQueue:
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
         entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
-        entry.waits_until = self._waits_until(entry, max_tokens, until)
+        entry.waits_until = self._waits_until(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
             left_s=entry.left_s, behind=self._behind, returning=entry.returning,
@@ -141,17 +141,20 @@ class WaitingQueue:
                 raise self._check.too_late(entry) from error
             raise
 
-    def _waits_until(self, entry: QueueEntry, max_tokens: int, until: float) -> float:
+    def _waits_until(
+        self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
+    ) -> float:
         """Until when a request may wait for room under its limit of the time per output token, 0 where it may
-        not: for a share of what is left until its first token is due, and so that it ends before its deadline
-        and is placed before `until`."""
+        not: as long as its first token can be in time, and so that it ends before its deadline and is placed
+        before `until`. The arguments are those of `claim`."""
         if self._placement.refuse_late or entry.tpot_s is None or entry.first_token_by is None:
             return 0.0
         due = min(entry.first_token_by, until)
         if entry.deadline is not None:
             due = min(due, entry.deadline - max_tokens * entry.tpot_s)
         now = asyncio.get_running_loop().time()
-        return now + _WAITING_SHARE * (due - now)
+        prompt_s = self._placement.first_token_s(tokens, cached, entry.call)
+        return min(now + _WAITING_SHARE * (due - now), due - _PROMPTS_LEFT * prompt_s)
 
     def _behind(self) -> int:
         """How many requests wait behind the one that is placed."""
