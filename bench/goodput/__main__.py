@@ -4,7 +4,7 @@
         --arm 1p1d --workload 1k-256 --rates 4,8,12,16,20 [--tpot 6,8,12,20,30] [--ttft 500]
         [--attainment 0.9] [--seconds 60] [--ideal 8b-h200] [--at-once] [--seed 0] [--shape llama-3.1-8b]
         [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers]
-        [--overload RATE] [--protocol http|grpc] [--images DIR] [--out DIR]
+        [--overload RATE] [--protocol http|grpc] [--processes 1] [--images DIR] [--out DIR]
 
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
 `loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
@@ -25,6 +25,8 @@ makes the table anew, of several commands together or of one that was cut off.
                     such runs of an arm into one curve a limit
     --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
                     goodput before and during, time until latencies are as before, refusals
+    --processes     of loadgen. Where some percent of tokens come with the one before, one core is too few
+                    for loadgen, or for the router (`--router-processes` of `baton up`)
     --vllm-site     folder with vLLM's packages, where PYTHON has them not
     --images        writes each plot as an SVG file into this folder too
 
@@ -88,6 +90,7 @@ class Plan:
     out: Path
     overload: float | None = None
     overload_s: float = 60.0
+    processes: int = 1
 
 
 def main() -> None:
@@ -105,7 +108,7 @@ def main() -> None:
     workload = WORKLOADS[arguments.workload]
     plan = Plan(
         workload, tuple(arguments.rates), arguments.seconds, arguments.seed, limits, slo, ideal, out,
-        arguments.overload, arguments.overload_seconds,
+        arguments.overload, arguments.overload_seconds, arguments.processes,
     )  # fmt: skip
     comparison = Comparison(workload.name, about(arguments))
     write_arms(out, comparison, arguments.arm, slo)
@@ -149,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--overload", type=float, metavar="RATE", help="rate a GPU that is doubled for a while"
     )
     parser.add_argument("--overload-seconds", type=float, default=60.0)
+    parser.add_argument("--processes", type=int, default=1, help="of loadgen")
     parser.add_argument("--images", metavar="DIR", help="for the plots as SVG files")
     parser.add_argument("--out", metavar="DIR")
     return parser
@@ -242,7 +246,8 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
     async with serve(arm, setup, gpus) as target:
         for number, each in enumerate(plan.rates):
             rate = each * arm.gpus
-            load = Load(plan.workload, rate, plan.seconds, plan.seed + _SEED_STEP * number, plan.slo)
+            seed = plan.seed + _SEED_STEP * number
+            load = Load(plan.workload, rate, plan.seconds, seed, plan.slo, plan.processes)
             begun = datetime.now()
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
@@ -267,7 +272,7 @@ async def _overloads(plan: Plan, arm: Arm, target: Target) -> list[Overload]:
     if plan.overload is None:
         return []
     seed = plan.seed + _SEED_STEP * len(plan.rates)
-    load = Load(plan.workload, plan.overload * arm.gpus, plan.overload_s, seed, plan.slo)
+    load = Load(plan.workload, plan.overload * arm.gpus, plan.overload_s, seed, plan.slo, plan.processes)
     seen = await overload(load, target, plan.out / arm.name / "overload", _VOCAB)
     found = [seen.judged(limits) for limits in plan.limits]
     for one in found:

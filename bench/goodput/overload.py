@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,8 +65,8 @@ class Overloaded:
 
 async def overload(load: Load, target: Target, folder: Path, vocab: int) -> Overloaded:
     """Runs it; `load.seconds` is how long the overload lasts. Raises NotServedError."""
-    whole = Load(load.workload, load.rate, BEFORE_S + load.seconds + AFTER_S, load.seed, load.slo)
-    more = Load(load.workload, load.rate, load.seconds, load.seed + 500, load.slo)
+    whole = replace(load, seconds=BEFORE_S + load.seconds + AFTER_S)
+    more = replace(load, seed=load.seed + 500)
 
     async def later() -> Run:
         await asyncio.sleep(BEFORE_S)

@@ -39,13 +39,14 @@ def numbers(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run: `rate` requests a second of the whole arm for `seconds`."""
+    """One run: `rate` requests a second of the whole arm for `seconds`, by so many processes of loadgen."""
 
     workload: Workload
     rate: float
     seconds: float
     seed: int
     slo: Limits | None = None
+    processes: int = 1
 
     def words(self, target: Target, folder: Path, vocab: int) -> list[str]:
         """The arguments of `loadgen`. With `slo`, requests state these limits."""
@@ -56,7 +57,7 @@ class Load:
         return [
             "run", target.url, *admin, "--model", MODEL, "--rate", f"{self.rate / self.workload.requests:g}",
             "--duration", f"{self.seconds:g}", "--seed", str(self.seed), "--vocab-size", str(vocab),
-            *self.workload.flags, *slo, "--out", str(folder), "--json",
+            "--processes", str(self.processes), *self.workload.flags, *slo, "--out", str(folder), "--json",
         ]  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from loadgen.common.record import Outcome, Record
 
 # Gaps of a request after its first that say how long a step was then.
 _NEXT = 8
+# Tokens that come within so many ms of the one before came in one message with it, or in one read.
+_TOGETHER_MS = 0.2
 # Stages of the router that a first gap consists of; loadgen knows them over gRPC.
 _GAP_PARTS = ("transfer", "first_step")
 
@@ -21,7 +23,9 @@ class StreamFigures:
     """In ms; `step`: the median inter-token latency. `first_gap`: between first and second token; `itl`:
     between all others. `first_over_two_p99`: of first gaps less two steps of that time, which is what is lost
     beside the wait for the next step and that step; a step of that time is the median of the request's next
-    gaps. The batch changes, and steps with it, so that two median steps are less than two of the longest."""
+    gaps. The batch changes, and steps with it, so that two median steps are less than two of the longest.
+    `together`: the share of later tokens that came with the one before; much of it means that the router or
+    the client has not kept up."""
 
     step: float
     first_gap_p50: float
@@ -29,6 +33,7 @@ class StreamFigures:
     first_over_two_p99: float
     itl_p99: float
     itl_p999: float
+    together: float
     # p50 and p99 of two stages of first gaps, as the router reports them over gRPC: from the first token to
     # the end of the handoff (`transfer`), and from there to the first token of decode (`first_step`).
     gap_parts: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -41,7 +46,7 @@ class StreamFigures:
             f"step {self.step:.2f} ms; first gap p50 and p99 {first}, {in_steps[0]} and {in_steps[1]} steps, "
             f"p99 over two steps of its time {self.first_over_two_p99:+.1f} ms; "
             f"ITL p99 and p99.9 {self.itl_p99:.1f} and {self.itl_p999:.1f} ms, {in_steps[2]} and "
-            f"{in_steps[3]} steps{self._parts()}"
+            f"{in_steps[3]} steps; {self.together:.1%} of tokens with the one before{self._parts()}"
         )
 
     def _parts(self) -> str:
@@ -76,6 +81,7 @@ def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
         first_over_two_p99=float(np.percentile(over, 99)),
         itl_p99=itl_p99,
         itl_p999=itl_p999,
+        together=float((itl < _TOGETHER_MS).mean()),
         gap_parts={part: _percentiles(found, 50, 99) for part, found in parts.items() if found},
     )
 

@@ -27,8 +27,13 @@ def test_the_first_gap_is_told_apart() -> None:
     assert found.itl_p999 == pytest.approx(10)
     assert found.first_over_two_p99 == pytest.approx(19.8)
     assert "3.00 and 3.98 steps, p99 over two steps of its time +19.8 ms; ITL p99" in str(found)
-    assert str(found).endswith("ITL p99 and p99.9 10.0 and 10.0 ms, 1.00 and 1.00 steps")
-    assert stream_figures(records[-1:]) is None
+    said = "ITL p99 and p99.9 10.0 and 10.0 ms, 1.00 and 1.00 steps; 0.0% of tokens with the one before"
+    assert str(found).endswith(said)
+    records.append(record(0.0, [0.1, 0.13, 0.14, 0.1401, 0.15]))
+    found = stream_figures(records)
+    assert found is not None
+    assert found.together == pytest.approx(1 / 9)
+    assert stream_figures(records[3:4]) is None
 
 
 def test_what_the_router_saw_of_first_gaps_is_shown_where_it_told() -> None:
