@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
-from baton.engine.kernels.gpu.gemm.narrow_product import NarrowTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
@@ -77,7 +76,6 @@ Choice = (
     GemvTuning
     | SkinnyTuning
     | WideTuning
-    | NarrowTuning
     | StreamedTuning
     | Library
     | W8A8Tuning

@@ -34,7 +34,6 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.dequantize import dequantized
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
-from baton.engine.kernels.gpu.gemm.narrow_product import NarrowTuning, narrow_product
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits, quantized_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.streamed_product import (
@@ -100,8 +99,8 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; what a product in CUDA C++ cannot do goes to
-    the library.
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide or streamed product cannot do goes to the
+    library.
 
     A quantised weight that the kernel has no code for is dequantised first.
     """
@@ -146,9 +145,6 @@ def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scra
         return
     if isinstance(choice, WideTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
         wide_product(out, x, weight, epilogue, choice, scratch.space)
-        return
-    if isinstance(choice, NarrowTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
-        narrow_product(out, x, weight, epilogue, choice)
         return
     _by_library(out, x, weight.t(), product, scratch)
 

@@ -38,7 +38,6 @@ from baton.engine.forward.choice import (
     W8A8Tuning,
 )
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
-from baton.engine.kernels.gpu.gemm.narrow_product import NarrowTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
@@ -48,7 +47,6 @@ _KINDS: dict[str, type[Choice]] = {
     "gemv": GemvTuning,
     "skinny": SkinnyTuning,
     "wide": WideTuning,
-    "narrow": NarrowTuning,
     "streamed": StreamedTuning,
     "library": Library,
     "w8a8": W8A8Tuning,
@@ -57,7 +55,7 @@ _KINDS: dict[str, type[Choice]] = {
     "w8a8-rows": RowCodesTuning,
 }
 # Those in CUDA C++, for Hopper.
-_IN_CUDA = ("wide", "narrow", "streamed")
+_IN_CUDA = ("wide", "streamed")
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)

@@ -15,7 +15,6 @@ from baton.engine.forward.choice import Choice, DigitsTuning, Library, RowCodesT
 from baton.engine.forward.code_products import has_digits, has_row_codes, has_w8a8
 from baton.engine.forward.gemm import has_gemv
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
-from baton.engine.kernels.gpu.gemm.narrow_product import NarrowTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning, streamed_fits
@@ -105,11 +104,6 @@ _STREAMED = (
     (1, 7, 2, 1, 1, 1, 3), (1, 8, 2, 1, 1, 1, 3), (1, 8, 2, 1, 4, 3, 3), (1, 4, 2, 1, 4, 2, 2),
     (1, 4, 1, 1, 4, 2, 3), (1, 8, 1, 1, 1, 3, 3), (1, 4, 2, 1, 2, 2, 3), (1, 8, 2, 1, 2, 3, 3),
 )  # fmt: skip
-# groups, halves, splits, stages; of SwiGLU those with two halves and one split
-_NARROW = (
-    (1, 2, 1, 5), (1, 2, 1, 4), (2, 2, 1, 5), (2, 2, 1, 4), (1, 1, 1, 7), (1, 1, 2, 7), (1, 1, 4, 7),
-    (2, 1, 2, 8), (2, 1, 4, 8), (1, 2, 2, 5), (1, 2, 4, 5), (2, 1, 1, 8),
-)  # fmt: skip
 # columns of results, tiles of x and of W on their way
 _WIDE = ((96, 4, 6), (112, 3, 6), (128, 3, 5))
 _WIDE_UNGATED = (
@@ -129,8 +123,6 @@ def candidates(product: Product, rows: int) -> list[Choice]:
     found += [SkinnyTuning(tile, *shape) for tile in tiles for shape in _SKINNY.get(tile, ())]
     if rows > 128 and runs_here():
         found += _wide(product)
-    if 1 < rows <= 128 and runs_here():
-        found += _narrow(product, rows)
     return found
 
 
@@ -158,16 +150,6 @@ def _of_quantized(weight: QuantizedWeight, rows: int) -> list[Choice]:
 def _tile(rows: int) -> int:
     """The rows of a tile of x: the power of two that holds them, 16 at least."""
     return max(16, 1 << (rows - 1).bit_length())
-
-
-def _narrow(product: Product, rows: int) -> Iterator[Choice]:
-    if product.linear.bias is not None or product.epilogue not in WIDE_EPILOGUES:
-        return
-    for shape in _NARROW:
-        tuning = NarrowTuning(rows, *shape)
-        gated = (tuning.halves, tuning.splits) == (2, 1)
-        if tuning.fits and (gated or not product.epilogue.gated):
-            yield tuning
 
 
 def _wide(product: Product) -> Iterator[Choice]:

@@ -22,7 +22,6 @@ import torch
 
 from baton.engine.forward.choice import Choice, Library, ProductKey, W8A8Library, dtype_name
 from baton.engine.forward.gemm_table import ProductTable, entry_of, key_of, read_entries, tuned_file
-from baton.engine.kernels.gpu.gemm.narrow_product import NarrowTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.model.modules import Product
@@ -106,7 +105,7 @@ def measured(
 def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iterator[Variant]:
     for product, rows in wanted:
         for choice in candidates(product, rows):
-            if not isinstance(choice, Library | WideTuning | NarrowTuning | W8A8Library):
+            if not isinstance(choice, Library | WideTuning | W8A8Library):
                 yield _variant(product, choice, dtype)
 
 

@@ -36,7 +36,7 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
 _SOURCE = Path(__file__).with_suffix(".cu")
-KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
 _MOST_W_ROWS = 256
 _GROUPS = 4  # of a tile's 256 rows, each of which adds up its own
@@ -101,7 +101,7 @@ def wide_product(
     (m, k), n = x.shape, weight.shape[0]
     if epilogue is Epilogue.SWIGLU:
         n //= 2
-    refuse_tensors(out, x, weight, (m, n, k), epilogue)
+    _refuse_tensors(out, x, weight, (m, n, k), epilogue)
     _refuse_tuning(tuning, epilogue, k)
     elements, tiles = wide_space_needed(m, n, tuning)
     if tiles and (space is None or not space.holds(elements, tiles)):
@@ -123,16 +123,15 @@ def _units(m: int, n: int, tuning: WideTuning) -> int:
     return -(-n // tuning.columns) * -(-m // (2 * _ROWS))
 
 
-def refuse_tensors(
+def _refuse_tensors(
     out: Tensor, x: Tensor, weight: Tensor, shape: tuple[int, int, int], epilogue: Epilogue
 ) -> None:
-    """Raises ValueError for tensors that are not those of a product [M, N, K] = `shape`."""
     m, n, k = shape
     rows = 2 * n if epilogue is Epilogue.SWIGLU else n
     if tuple(weight.shape) != (rows, k) or tuple(out.shape) != (m, n) or k % 8 or n % 2:
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")
     kinds = {t.dtype for t in (x, weight, out)}
-    if x.dtype not in KINDS or len(kinds) > 1:
+    if x.dtype not in _KINDS or len(kinds) > 1:
         raise ValueError(f"dtypes {kinds}, not bfloat16 or float16 alone")
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
         raise ValueError("x, weight and out must be contiguous")
@@ -164,23 +163,23 @@ def _source(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype) -> str:
         "SPLITS": tuning.splits,
         "X_STAGES": tuning.x_stages,
         "W_STAGES": tuning.w_stages,
-        "KIND": f'"{KINDS[dtype]}"',
+        "KIND": f'"{_KINDS[dtype]}"',
     }
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + _SOURCE.read_text().replace("// MULTIPLY", multiply_source(tuning.w_rows(epilogue)))
+    return head + _SOURCE.read_text().replace("// MULTIPLY", _multiply(tuning.w_rows(epilogue)))
 
 
-def multiply_source(columns: int) -> str:
-    """The matrix units' instruction names each register of its sums: 64 rows by `columns` are half as many a
+def _multiply(w_rows: int) -> str:
+    """The matrix units' instruction names each register of its sums: 64 rows by `w_rows` are half as many a
     thread."""
-    count = columns // 2
+    count = w_rows // 2
     names = ", ".join(f"%{i}" for i in range(count))
     sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""
 __device__ __forceinline__ void multiply(float (&d)[{count}], u64 a, u64 b, int add) {{
   asm volatile(
       "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." KIND "." KIND
+      "wgmma.mma_async.sync.aligned.m64n{w_rows}k16.f32." KIND "." KIND
       " {{{names}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}"
       : {sums} : "l"(a), "l"(b), "r"(add));
 }}
