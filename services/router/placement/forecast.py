@@ -23,12 +23,11 @@ from services.router.workers.tpot_ratio import TpotRatio
 TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
-# A sequence whose step takes at most this share of its limit has time to spare: a second of delay counts so
-# much to it, beside one to any other request. Chosen in virtual time, see
-# docs/decisions/0037-spare-time-counts-less.md: with a weight of 1 requests wait for a busy prefill worker
-# until their first token is late, though decode has time; with less than these, prompts take time of decode
-# that its streams need.
-_AMPLE_SHARE, _AMPLE_WEIGHT = 0.85, 0.25
+# A second of delay counts (step / limit) to this power to a sequence that has a limit, beside one to any
+# other request. Chosen in virtual time, see docs/decisions/0037-spare-time-counts-less.md: with 0 requests
+# wait for a busy prefill worker until their first token is late, though decode has time to spare; with 6 and
+# more, prompts take time of decode that its streams need.
+_URGENCY = 4
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
@@ -188,11 +187,11 @@ def prefill_delay_s(prefill: MeasuredWorker, decode: MeasuredWorker, prompt: Pro
 
 
 def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
-    """How many sequences a prompt more delays where they are decoded; those count `_AMPLE_WEIGHT` that have
-    time to spare. Those of other routers are taken to be like this router's."""
-    limits, after_s = worker.tpot_limits, step_s(worker, 0, 0, more_prefill_s)
-    ample = len(limits) - bisect.bisect_left(limits, after_s / _AMPLE_SHARE)
-    return worker.used_slots * (1 - (1 - _AMPLE_WEIGHT) * ample / max(1, worker.claimed_slots))
+    """How many sequences a prompt more delays where they are decoded, those with limits by their urgency.
+    Those of other routers are taken to be like this router's."""
+    after_s = step_s(worker, 0, 0, more_prefill_s)
+    spared = sum(1 - min(1.0, after_s / limit) ** _URGENCY for limit in worker.tpot_limits)
+    return worker.used_slots * (1 - spared / max(1, worker.claimed_slots))
 
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:
