@@ -30,7 +30,6 @@ from tests.e2e.support.cluster import (
     starting_up,
 )
 from tests.e2e.support.completions import complete
-from tests.support.checkpoints import make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
 
 STOP_S = 30.0
@@ -55,11 +54,6 @@ def to_everyone(process: subprocess.Popen[str], number: int) -> None:
             os.kill(pid, number)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=5)
-
-
 @pytest.fixture
 def cluster(model: Path) -> Iterator[Cluster]:
     """One for each test; of one worker, where that is enough, since it starts sooner."""
@@ -68,14 +62,8 @@ def cluster(model: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def pair(model: Path) -> Iterator[Cluster]:
-    with baton_up(model, "--dtype", "float64") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lasting(model: Path) -> Iterator[Cluster]:
-    """One for the tests that leave it serving, and the last, which kills it."""
+def own(model: Path) -> Iterator[Cluster]:
+    """A worker of each role."""
     with baton_up(model, "--dtype", "float64") as running:
         yield running
 
@@ -101,14 +89,21 @@ SLOW = pytest.mark.slow
         pytest.param(to_everyone, signal.SIGINT, marks=SLOW),
     ],
 )
-def test_while_idle(pair: Cluster, send: Send, number: int) -> None:
-    children = descendants(pair.process.pid)
+def test_while_idle(own: Cluster, send: Send, number: int) -> None:
+    children = descendants(own.process.pid)
     assert len(children) == 7
-    send(pair.process, number)
-    assert ends(pair.process, children, STOP_S) == 0
+    send(own.process, number)
+    assert ends(own.process, children, STOP_S) == 0
 
 
-@pytest.mark.parametrize("children", [1, 5, 7], ids=["first-child", "fronts", "engines"])
+@pytest.mark.parametrize(
+    "children",
+    [
+        pytest.param(1, id="first-child"),
+        pytest.param(5, id="fronts", marks=SLOW),
+        pytest.param(7, id="engines"),
+    ],
+)
 @pytest.mark.parametrize("send", [pytest.param(to_parent, marks=SLOW), to_group])
 async def test_while_starting(model: Path, send: Send, children: int) -> None:
     with starting_up(model) as (process, _):
@@ -118,22 +113,22 @@ async def test_while_starting(model: Path, send: Send, children: int) -> None:
         assert await asyncio.to_thread(ends, process, started, STOP_S) == 0
 
 
-async def test_running_streams_are_let_to_end(pair: Cluster, model: Path) -> None:
+async def test_running_streams_are_let_to_end(own: Cluster, model: Path) -> None:
     """Though Ctrl-C reaches all of the group."""
-    children = descendants(pair.process.pid)
-    async with pair.stub() as stub, pair.http() as client:
+    children = descendants(own.process.pid)
+    async with own.stub() as stub, own.http() as client:
         over_grpc = [
-            asyncio.create_task(pair.generate(stub, PROMPT, max_tokens=500, **GREEDY)) for _ in range(2)
+            asyncio.create_task(own.generate(stub, PROMPT, max_tokens=500, **GREEDY)) for _ in range(2)
         ]
         over_http = [
             asyncio.create_task(complete(client, PROMPT, stream=stream, max_tokens=500, **GREEDY))
             for stream in (True, False)
         ]
-        await all_decode(pair, 4)
-        to_group(pair.process, signal.SIGINT)
+        await all_decode(own, 4)
+        to_group(own.process, signal.SIGINT)
         outputs = [(await answer).token_ids for answer in over_grpc]
         outputs += [(await completion).only.token_ids for completion in over_http]
-    assert await asyncio.to_thread(ends, pair.process, children, STOP_S) == 0
+    assert await asyncio.to_thread(ends, own.process, children, STOP_S) == 0
     assert [len(output) for output in outputs] == [500] * 4
     assert outputs.count(outputs[0]) == 4
     greedy_matches(load_reference(model), PROMPT, outputs[0])
@@ -192,27 +187,27 @@ async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
     ],
 )
 async def test_half_a_worker_takes_the_other_along_and_is_started_again(
-    lasting: Cluster, name: str, part: str
+    pair: Cluster, name: str, part: str
 ) -> None:
-    logged = len(lasting.log.read_text())
-    async with lasting.stub() as stub:
-        audit = (await lasting.audits())[name]
+    logged = len(pair.log.read_text())
+    async with pair.stub() as stub:
+        audit = (await pair.audits())[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
         await eventually(lambda: not (is_running(audit.engine_pid) or is_running(audit.front_pid)), 3)
-        await serves_again(lasting, stub, PROMPT, within_s=30)
-        assert (await lasting.audits())[name].front_pid != audit.front_pid
+        await serves_again(pair, stub, PROMPT, within_s=30)
+        assert (await pair.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
-        line for line in lasting.log.read_text()[logged:].splitlines() if "event='worker_exited'" in line
+        line for line in pair.log.read_text()[logged:].splitlines() if "event='worker_exited'" in line
     )
 
 
-async def test_a_killed_parent_takes_everyone_along(lasting: Cluster) -> None:
-    """The last of those that share a cluster: it ends it."""
-    children = [pid for pid in descendants(lasting.process.pid) if is_running(pid)]
-    assert len(children) == 7
-    lasting.process.kill()
+async def test_a_killed_parent_takes_everyone_along(pair: Cluster) -> None:
+    """The last of this folder: it ends the cluster that they share."""
+    children = [pid for pid in descendants(pair.process.pid) if is_running(pid)]
+    assert len(children) >= 7, "and those that the router has started for long texts"
+    pair.process.kill()
     await eventually(lambda: not any(is_running(pid) for pid in children), 5)
-    lasting.process.wait(5)  # its children may be gone before it is
+    pair.process.wait(5)  # its children may be gone before it is
 
 
 async def all_decode(cluster: Cluster, count: int) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.worker_pb2 import Audit
+from tests.e2e.faults.one_pair.conftest import FLAGS, SLOTS
 from tests.e2e.faults.victims import Victim, Way
 from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
-from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
-SLOTS = 4
-FLAGS = ("--dtype", "float64", "--slots", str(SLOTS), "--chunk-tokens", "16", "--block-tokens", "16")
 WAVE = 30
 SURVIVORS = 6
 LAST = 3 * SLOTS
@@ -39,18 +37,6 @@ TOPOLOGIES = {
     "2+2": ("--prefill", "2", "--decode", "2"),
     "both": ("--both", "1"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=11)
-
-
-@pytest.fixture(scope="module")
-def pair(model: Path) -> Iterator[Cluster]:
-    """One worker of each role."""
-    with baton_up(model, *FLAGS, *TOPOLOGIES["1+1"]) as cluster:
-        yield cluster
 
 
 @dataclass(slots=True)
@@ -206,7 +192,7 @@ async def test_a_small_cache_makes_requests_wait_their_turn(model: Path) -> None
         greedy_matches(reference, prompt, answer.token_ids)
 
 
-QUEUE = "router: {max_waiting: 2, queue_timeout_s: 3}"
+QUEUE = "router: {max_waiting: 2, queue_timeout_s: 2}"
 
 
 async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
@@ -217,19 +203,19 @@ async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
             request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=[1, 2]), max_tokens=1900, **GREEDY)
             running = stub.Generate(request, timeout=60)
             await until_full(cluster)
-            waiting = [stub.Generate(request, timeout=60) for _ in range(2)]
+            late_call = stub.Generate(request, timeout=60)
+            late_post = asyncio.create_task(client.post("/v1/completions", json=body))
             await until_waiting(cluster, 2)
             with pytest.raises(grpc.aio.AioRpcError) as full:
                 await stub.Generate(request, timeout=60).read()
             assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert full.value.details() == "2 requests wait already"
             refused(await client.post("/v1/completions", json=body), "wait already")
-            for call in waiting:
-                with pytest.raises(grpc.aio.AioRpcError) as late:
-                    await call.read()
-                assert late.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert late.value.details() == "no slot became free within 3 s"
-            refused(await client.post("/v1/completions", json=body), "no slot became free")
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await late_call.read()
+            assert late.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert late.value.details() == "no slot became free within 2 s"
+            refused(await late_post, "no slot became free")
             running.cancel()
             await assert_all_free(cluster, 1.0)
             assert (await client.post("/v1/completions", json=body)).status_code == 200
