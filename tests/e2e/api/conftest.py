@@ -28,7 +28,7 @@ def small(
     """One worker of each role, which traces only the requests whose clients wish it."""
     headers = tmp_path_factory.mktemp("secret") / "headers"
     headers.write_text("Authorization: Bearer of-the-collector\n")
-    traced = ("--otlp-endpoint", collector.url, "--otlp-headers-file", str(headers))
-    traced += ("--trace-sample-ratio", "0", "--transport", "grpc")
+    traced = ["--otlp-endpoint", collector.url, "--otlp-headers-file", str(headers)]
+    traced += ["--trace-sample-ratio", "0", "--transport", "grpc"]
     with baton_up(model, *FLAGS, *traced) as running:
         yield running
