@@ -64,7 +64,7 @@ class Size:
 
 
 FULL = Size(requests=1000, every=60, least_kills=5, stages=frozenset(STAGES))
-REDUCED = Size(requests=40, every=16, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
+REDUCED = Size(requests=40, every=25, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
 
 
 @pytest.fixture(scope="module")
