@@ -92,7 +92,7 @@ def measure(
     """Runs loadgen against such a server and compares."""
     with serve(behaviour) as served:
         url = getattr(served, protocol)
-        done = loadgen("run", url, "--model", "m", *flags, "--json", "--out", str(out), timeout_s=600)
+        done = loadgen("run", url, "--model", "m", *flags, "--json", "--out", str(out))
         if done.code == 2:
             raise AssertionError(done.err)
     report = done.json

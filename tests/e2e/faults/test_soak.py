@@ -177,7 +177,7 @@ async def prove(cluster: Cluster, model: Path, size: Size) -> None:
 
 
 async def test_clients_leave_and_workers_die(model: Path) -> None:
-    with baton_up(model, *FLAGS, *TOPOLOGIES["2+2"]) as cluster:
+    with baton_up(model, *FLAGS, *TOPOLOGIES["both"]) as cluster:
         await prove(cluster, model, REDUCED)
 
 
