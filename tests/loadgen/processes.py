@@ -87,3 +87,10 @@ def loadgen(*arguments: str) -> Done:
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def loadgen_process(*arguments: str, timeout_s: float) -> Done:
+    """The same in a process of its own, for programs that measure."""
+    command = [sys.executable, "-m", "loadgen", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    return Done(done.returncode, done.stdout, done.stderr)
