@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-import httpx
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
@@ -190,40 +187,3 @@ async def test_a_small_cache_makes_requests_wait_their_turn(model: Path) -> None
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == 60
         greedy_matches(reference, prompt, answer.token_ids)
-
-
-QUEUE = "router: {max_waiting: 2, queue_timeout_s: 2}"
-
-
-async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
-    flags = ("--dtype", "float64", "--slots", "1", "--both", "1")
-    body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4}
-    with baton_up(model, *flags, config=QUEUE) as cluster:
-        async with cluster.stub() as stub, cluster.http() as client:
-            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=[1, 2]), max_tokens=1900, **GREEDY)
-            running = stub.Generate(request, timeout=60)
-            await until_full(cluster)
-            late_call = stub.Generate(request, timeout=60)
-            late_post = asyncio.create_task(client.post("/v1/completions", json=body))
-            await until_waiting(cluster, 2)
-            with pytest.raises(grpc.aio.AioRpcError) as full:
-                await stub.Generate(request, timeout=60).read()
-            assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert full.value.details() == "2 requests wait already"
-            refused(await client.post("/v1/completions", json=body), "wait already")
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                await late_call.read()
-            assert late.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert late.value.details() == "no slot became free within 2 s"
-            refused(await late_post, "no slot became free")
-            running.cancel()
-            await assert_all_free(cluster, 1.0)
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
-
-
-def refused(response: httpx.Response, why: str) -> None:
-    assert response.status_code == 503
-    assert response.headers["retry-after"]
-    error = response.json()["error"]
-    assert error["type"] == "overloaded_error"
-    assert why in error["message"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -111,32 +110,6 @@ async def test_while_starting(model: Path, send: Send, children: int) -> None:
         started = descendants(process.pid)
         send(process, signal.SIGINT if send is to_group else signal.SIGTERM)
         assert await asyncio.to_thread(ends, process, started, STOP_S) == 0
-
-
-async def test_streams_that_outlive_the_drain_end_with_an_error(model: Path) -> None:
-    with baton_up(model, "--both", "1", config="drain_s: 0.2") as cluster:
-        children = descendants(cluster.process.pid)
-        async with cluster.stub() as stub, cluster.http() as client:
-            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=1900, **GREEDY)
-            call = stub.Generate(request, timeout=60)
-            body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1900, "stream": True, **GREEDY}
-            events = asyncio.create_task(_events(client, body))
-            await all_decode(cluster, 2)
-            cluster.process.send_signal(signal.SIGINT)
-            with pytest.raises(grpc.aio.AioRpcError) as cut:
-                async for _ in call:
-                    pass
-            assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert cut.value.details()
-            error = json.loads((await events)[-1])["error"]
-            assert error["code"] == "unavailable"
-            assert error["message"]
-        assert await asyncio.to_thread(ends, cluster.process, children, STOP_S) == 0
-
-
-async def _events(client: Any, body: dict[str, Any]) -> list[str]:
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
 
 
 async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:

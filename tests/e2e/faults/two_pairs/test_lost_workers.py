@@ -55,17 +55,24 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Lo
 
 async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
     """Its sender has all back within 3 s; the request goes on at the other."""
-    prefill, *decodes = (one for one in loose.workers.values() if one.front.poll() is None)
-    before = await prefill.audit()
+    alive = [one for one in loose.workers.values() if one.front.poll() is None]
+    prefills, decodes = (
+        [one for one in alive if one.name.startswith(role)] for role in ("prefill", "decode")
+    )
+    audits = [await one.audit() for one in prefills]
+    before = {audit.engine_pid: audit for audit in audits}
     async with loose.cluster.stub() as stub:
         answering = asyncio.create_task(loose.cluster.generate(stub, OTHER, max_tokens=5, **GREEDY))
-        await prefill.until(lambda audit: audit.bytes_shipped > before.bytes_shipped)
+        prefill, sender = await working(
+            prefills, lambda audit: audit.bytes_shipped > before[audit.engine_pid].bytes_shipped
+        )
         victim, engine = await working(decodes, lambda audit: audit.live_tickets > 0)
         os.kill(engine, signal.SIGSTOP)
         held = await prefill.audit()
         assert any(link.live_transfers for link in held.links), "it froze too late"
-        freed = await prefill.until(lambda audit: audit.links_broken > before.links_broken, 3.0)
-        assert freed.links_broken == before.links_broken + 1
+        broken = before[sender].links_broken
+        freed = await prefill.until(lambda audit: audit.links_broken > broken, 3.0)
+        assert freed.links_broken == broken + 1
         await ended(model, OTHER, await answering, victim, engine)
         await all_free([worker for worker in (prefill, *decodes) if worker is not victim], 1.0)
 
