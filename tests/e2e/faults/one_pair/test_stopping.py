@@ -99,13 +99,13 @@ def test_while_idle(own_pair: Cluster, send: Send, number: int) -> None:
     "children",
     [
         pytest.param(1, id="first-child"),
-        pytest.param(5, id="fronts", marks=SLOW),
-        pytest.param(7, id="engines"),
+        pytest.param(4, id="front", marks=SLOW),
+        pytest.param(5, id="engine"),
     ],
 )
 @pytest.mark.parametrize("send", [pytest.param(to_parent, marks=SLOW), to_group])
 async def test_while_starting(model: Path, send: Send, children: int) -> None:
-    with starting_up(model) as (process, _):
+    with starting_up(model, "--both", "1") as (process, _):
         await eventually(lambda: len(descendants(process.pid)) >= children, START_S)
         started = descendants(process.pid)
         send(process, signal.SIGINT if send is to_group else signal.SIGTERM)
