@@ -1,5 +1,4 @@
-"""One small cluster for the modules of this folder whose requests are short. The first of them is
-test_metrics.py, which counts all that the cluster was asked."""
+"""One small cluster for the modules of this folder whose requests are short."""
 
 from __future__ import annotations
 
