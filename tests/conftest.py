@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +26,16 @@ E2E = "tests/e2e/"
 # Where something is due within a time. The rest of e2e may run beside a cluster of another test, and shares
 # that of tests/e2e/conftest.py, so that one process alone starts it.
 FAULTS = f"{E2E}faults/"
+
+
+def shares_cluster(item: pytest.Item) -> bool:
+    """Whether it uses the cluster of tests/e2e/conftest.py, and not one of its module."""
+    module = getattr(item, "module", None)
+    return item.nodeid.startswith(E2E) and "cluster" in _fixtures(item) and not hasattr(module, "cluster")
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def process_of(nodeid: str) -> str:
@@ -78,13 +88,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Proofs at full size have a timeout of their own. Among several processes e2e is started first, since it
-    takes longest."""
+    takes longest; there the modules that share one cluster are last, since it takes processor time as long as
+    it is there."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if hasattr(config, "workerinput"):
         rank = {FAULTS: 0, E2E: 1}
-        items.sort(key=lambda item: rank.get(process_of(item.nodeid), 2))
+        sharing = {item.path for item in items if shares_cluster(item)}
+        items.sort(key=lambda item: (rank.get(process_of(item.nodeid), 2), item.path in sharing))
 
 
 def pytest_unconfigure() -> None:

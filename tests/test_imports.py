@@ -23,14 +23,11 @@ sys.meta_path.insert(0, Blocker())
 @pytest.mark.parametrize(
     "module",
     [
-        "services.router.__main__",
-        "services.router.process",
-        "loadgen.cli",
-        "loadgen.__main__",
-        "baton.cli.main; baton.cli.main._parser()",  # all commands
-        "baton.cli.up.command, baton.cli.demo.command",
-        "kvtransfer.receiver.receiver",
-        "kvtransfer.sender.sender",
+        "services.router.__main__, services.router.process",
+        "loadgen.__main__, loadgen.cli",
+        # All commands.
+        "baton.cli.main, baton.cli.up.command, baton.cli.demo.command; baton.cli.main._parser()",
+        "kvtransfer.receiver.receiver, kvtransfer.sender.sender",
     ],
 )
 def test_starts_without_torch(module: str) -> None:

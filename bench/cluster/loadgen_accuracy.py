@@ -39,7 +39,7 @@ from bench.cluster.highest_rate import highest
 from bench.machine import spread_out
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.goodput.queues import MG1, goodput
-from tests.loadgen.processes import loadgen, served
+from tests.loadgen.processes import loadgen_process, served
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)
@@ -170,7 +170,7 @@ def search(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             with served(Behaviour(service_s=(SERVICE_S,)), path) as server:
                 began = time.monotonic()
                 url, out = getattr(server, protocol), str(path / "out")
-                done = loadgen("search", url, *flags, "--out", out, timeout_s=2 * arguments.budget)
+                done = loadgen_process("search", url, *flags, "--out", out, timeout_s=2 * arguments.budget)
                 took = time.monotonic() - began
         print(done.err, file=sys.stderr, flush=True)
         found = done.json

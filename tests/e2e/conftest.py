@@ -1,4 +1,4 @@
-"""One cluster for all modules that need no other: they leave it as they found it, idle and serving."""
+"""One cluster for all tests that need no other: they leave it as they found it, idle and serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(model: Path) -> Iterator[Cluster]:
     """One worker of each role, and stored responses. What its workers count goes on between modules."""
     config = model.parent / "baton.yaml"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from loadgen.cli import main
 from tests.loadgen.fake_server import Behaviour
 
 
@@ -78,8 +81,16 @@ class Done:
 MAY_LAG = ("--max-lag-ms", "60000", "--max-read-lag-ms", "60000")
 
 
-def loadgen(*arguments: str, timeout_s: float = 120.0) -> Done:
-    """Runs it to its end."""
+def loadgen(*arguments: str) -> Done:
+    """Runs it to its end, in this process, which has loaded it; its generator has processes of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def loadgen_process(*arguments: str, timeout_s: float) -> Done:
+    """The same in a process of its own, for programs that measure."""
     command = [sys.executable, "-m", "loadgen", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     return Done(done.returncode, done.stdout, done.stderr)

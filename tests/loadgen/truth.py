@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.loadgen.fake_server import Behaviour
-from tests.loadgen.processes import Serve, loadgen
+from tests.loadgen.processes import Serve, loadgen_process
 
 Floats = NDArray[np.float64]
 TO_P99 = (50.0, 90.0, 95.0, 99.0)
@@ -92,7 +92,7 @@ def measure(
     """Runs loadgen against such a server and compares."""
     with serve(behaviour) as served:
         url = getattr(served, protocol)
-        done = loadgen("run", url, "--model", "m", *flags, "--json", "--out", str(out), timeout_s=600)
+        done = loadgen_process("run", url, "--model", "m", *flags, "--json", "--out", str(out), timeout_s=600)
         if done.code == 2:
             raise AssertionError(done.err)
     report = done.json

@@ -19,7 +19,6 @@ from baton.errors import BatonError
 _NAME = "demo-baton"
 _MODEL = "baton-demo"
 _ANSWER_S = 60.0
-_PAUSE_S = 0.2
 _APIS = ("grpc", "http")
 _ASKED = (
     ("What is Baton?", 8),
@@ -64,6 +63,7 @@ class Load:
 
     endpoint: Endpoint
     expected: dict[tuple[str, int], str]
+    pause_s: float
     answered: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     _over: bool = False
@@ -81,7 +81,7 @@ class Load:
                         self.answered[api] += 1
                     else:
                         self.failed.append(f"{api}: another answer: {text!r}")
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(self.pause_s)
 
     async def over_grpc(self) -> None:
         async with self.endpoint.grpc_client() as client:
@@ -141,10 +141,10 @@ async def answers(endpoint: Endpoint) -> dict[tuple[str, int], str]:
 
 
 @contextlib.asynccontextmanager
-async def steady_load(endpoint: Endpoint, clients: int) -> AsyncIterator[Load]:
-    """Runs beside the block, with so many clients of each API. At its end no request has failed, and each API
-    has answered some."""
-    load = Load(endpoint, await answers(endpoint))
+async def steady_load(endpoint: Endpoint, clients: int, pause_s: float) -> AsyncIterator[Load]:
+    """Runs beside the block, with so many clients of each API, which pause between two requests. At its end
+    no request has failed, and each API has answered some."""
+    load = Load(endpoint, await answers(endpoint), pause_s)
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(load.over_grpc())

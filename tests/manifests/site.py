@@ -180,11 +180,11 @@ class Site:
         return await asyncio.to_thread(served_certificate, pod, port, self.authority, client, self._folder)
 
     async def replaced_under_load(
-        self, *roles: str, times: int, clients: int, codes: Mapping[str, int] = {}
+        self, *roles: str, times: int, clients: int, pause_s: float = 0.2, codes: Mapping[str, int] = {}
     ) -> None:
         """Rollouts of the Deployments, one after the other: no request fails, answers stay what they were,
         and each old pod ends with exit code 0, or that in `codes`, within its grace period."""
-        async with steady_load(self.endpoint, clients) as load:
+        async with steady_load(self.endpoint, clients, pause_s) as load:
             for role in roles * times:
                 deployment = self.cluster.deployments[f"{NAME}-{role}"]
                 for ended in await self.cluster.replace(deployment.name):

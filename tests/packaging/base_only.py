@@ -1,22 +1,24 @@
 """Runs commands as if `pip install baton-serve`, or one of its extras, were all that was ever installed.
 
     python -m tests.packaging.base_only < '[["baton", "up"], …]'
-    python -m tests.packaging.base_only router services.router …
+    python -m tests.packaging.base_only extras < '[["router", "services.router", …], …]'
 
 The first writes `[[exit code, stdout, stderr], …]` as JSON; the second does what check_install.py does, with
-an extra. Modules of packages that the install does not bring cannot be imported here, and their metadata is
-not found.
+an extra and modules each time, and writes what it prints as JSON: `["", …]`. Modules of packages that the
+install does not bring cannot be imported here, and their metadata is not found.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import json
+import os
 import sys
 import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -47,12 +49,18 @@ def base_packages(extra: str = "") -> set[str]:
     return found
 
 
+@functools.cache
+def packages_of_modules() -> Mapping[str, list[str]]:
+    """The distributions that bring each top-level module of this environment."""
+    return importlib.metadata.packages_distributions()
+
+
 def take_away(extra: str = "") -> None:
     """Makes this process one of an install with this extra, or with none."""
     base = base_packages(extra)
     gone = {
         module
-        for module, packages in importlib.metadata.packages_distributions().items()
+        for module, packages in packages_of_modules().items()
         if not any(canonicalize_name(package) in base for package in packages)
     }
     find, known = PathFinder.find_spec, importlib.metadata.distribution
@@ -100,10 +108,27 @@ def run(program: str, arguments: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def failures_with(extra: str, modules: Sequence[str]) -> str:
+    """A line for each failure of an install with this extra: of a process that is forked from this one, which
+    has loaded nothing but what every environment has."""
+    packages_of_modules()
+    reader, writer = os.pipe()
+    if child := os.fork():
+        os.close(writer)
+        with open(reader, encoding="utf-8") as found:
+            lines = found.read()
+        _, status = os.waitpid(child, 0)
+        return lines if status == 0 else f"{lines}\nit ended with status {status}"
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as out:
+        take_away(extra)
+        out.write("\n".join([*import_failures(modules), *help_failures()]))
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    if extra := sys.argv[1:2]:
-        take_away(*extra)
-        print("\n".join([*import_failures(sys.argv[2:]), *help_failures()]), end="")
+    if sys.argv[1:] == ["extras"]:
+        print(json.dumps([failures_with(extra, modules) for extra, *modules in json.load(sys.stdin)]))
         sys.exit()
     take_away()
     connect_quickly()

@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.call_trace import CallTrace
 from services.router.request.slo import Slo
-from services.router.tenants.account import TenantAccount
 from services.router.tools.output_parser import OutputStructure
 from services.router.tools.tool_use import ToolUse
+
+if TYPE_CHECKING:  # it brings the client of Redis along, which helper processes need not load
+    from services.router.tenants.account import TenantAccount
 
 
 @dataclass(frozen=True)

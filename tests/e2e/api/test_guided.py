@@ -149,7 +149,7 @@ async def prove(cluster: Cluster, cases: Sequence[Schema], temperature: float) -
 async def test_a_killed_mask_process_costs_no_output(cluster: Cluster) -> None:
     """What it guided goes on with another attempt, from the token it had; free outputs do not notice."""
     async with cluster.stub() as stub:
-        common: dict[str, Any] = {"seed": 4, "max_tokens": 160}
+        common: dict[str, Any] = {"seed": 4, "max_tokens": 100}
         guided = {**common, "grammar": Grammar(regex="[a-z ]{600}")}
         prompts = [[*PROMPT, number] for number in range(4)]
 

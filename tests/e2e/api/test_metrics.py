@@ -10,7 +10,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,27 +18,47 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.router.observability.metrics import FAMILIES as ROUTER_METRICS
-from tests.e2e.support.cluster import BATON, Answer, Cluster, baton_up
+from tests.e2e.support.cluster import BATON, Answer, Cluster
 from tests.e2e.support.prometheus_names import (
     exported,
     group_page,
     named_in_legends,
     named_in_rendered_charts,
 )
-from tests.support.checkpoints import FAMILIES
 
 PROMPTS = [(5, 9), (40, 20), (17, 33), (64, 1), (3, 12)]  # (prompt tokens, output tokens)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    model = FAMILIES[0].make(tmp_path_factory.mktemp("model"))
-    with baton_up(model, "--prefill", "1", "--decode", "1", "--slots", "4", "--kv-blocks", "65") as running:
-        yield running
+def cluster(small: Cluster) -> Cluster:
+    return small
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was counted before this module asked anything: values by process and name; length of the log."""
+
+    values: dict[str, dict[str, float]]
+    logged: int
 
 
 @pytest.fixture(scope="module")
-def answers(cluster: Cluster) -> list[Answer]:
+def before(cluster: Cluster) -> Before:
+    texts = asyncio.run(pages(cluster))
+    return Before({name: samples(text) for name, text in texts.items()}, len(cluster.log.read_text()))
+
+
+async def pages(cluster: Cluster) -> dict[str, str]:
+    """The metrics of the router, and of each worker by name."""
+    async with httpx.AsyncClient(timeout=10) as client:
+        status = await cluster.status(window_s=60)
+        addresses = {worker.worker.identity.name: worker.metrics_address for worker in status.workers}
+        urls = {"router": cluster.url} | {name: f"http://{address}" for name, address in addresses.items()}
+        return {name: (await client.get(f"{url}/metrics")).text for name, url in urls.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster, before: Before) -> list[Answer]:
     """All prompts at once, answered to their ends."""
     rng = random.Random(0)
 
@@ -64,28 +84,31 @@ def samples(text: str) -> dict[str, float]:
     return found
 
 
-async def test_metrics_agree_with_audits_and_client(cluster: Cluster, answers: list[Answer]) -> None:
-    async with httpx.AsyncClient(timeout=10) as client:
-        status = await cluster.status(window_s=60)
-        addresses = {worker.worker.identity.name: worker.metrics_address for worker in status.workers}
-        texts = {
-            name: (await client.get(f"http://{address}/metrics")).text for name, address in addresses.items()
-        }
-        router = samples((await client.get(f"{cluster.url}/metrics")).text)
-        audits = await cluster.audits()
+async def test_metrics_agree_with_audits_and_client(
+    cluster: Cluster, answers: list[Answer], before: Before
+) -> None:
+    texts = await pages(cluster)
+    audits = await cluster.audits()
+    prefill, decode = samples(texts["prefill-0"]), samples(texts["decode-0"])
+
+    def counted(process: str, name: str) -> float:
+        return samples(texts[process])[name] - before.values[process].get(name, 0.0)
+
     tokens_in = sum(count for count, _ in PROMPTS)
     tokens_out = sum(len(answer.token_ids) for answer in answers)
-    assert router["baton_router_requests_total"] == len(PROMPTS) == router["baton_router_ttft_seconds_count"]
-    assert router["baton_router_prompt_tokens_total"] == tokens_in
-    assert router["baton_router_output_tokens_total"] == tokens_out == sum(out for _, out in PROMPTS)
-    assert router["baton_router_token_messages_total"] <= tokens_out
-    prefill, decode = samples(texts["prefill-0"]), samples(texts["decode-0"])
+    assert counted("router", "baton_router_requests_total") == len(PROMPTS)
+    assert counted("router", "baton_router_ttft_seconds_count") == len(PROMPTS)
+    assert counted("router", "baton_router_prompt_tokens_total") == tokens_in
+    assert counted("router", "baton_router_output_tokens_total") == tokens_out
+    assert tokens_out == sum(out for _, out in PROMPTS)
+    assert 0 < counted("router", "baton_router_token_messages_total") <= tokens_out
     assert 'role="prefill"' in texts["prefill-0"]
     assert 'worker="decode-0"' in texts["decode-0"]
-    assert prefill["baton_worker_prompt_tokens_total"] == tokens_in
+    assert counted("prefill-0", "baton_worker_prompt_tokens_total") == tokens_in
     # Token 0 is prefill's.
-    assert decode["baton_worker_decoded_tokens_total"] == tokens_out - len(PROMPTS)
-    assert decode["baton_worker_handoffs_total"] == len(PROMPTS) - 1  # one needed a single token
+    assert counted("decode-0", "baton_worker_decoded_tokens_total") == tokens_out - len(PROMPTS)
+    # One needed a single token.
+    assert counted("decode-0", "baton_worker_handoffs_total") == len(PROMPTS) - 1
     assert prefill["baton_worker_shipped_bytes_total"] == decode["baton_worker_received_bytes_total"] > 0
     for name, seen in (("prefill-0", prefill), ("decode-0", decode)):
         audit = audits[name]
@@ -105,8 +128,8 @@ async def test_metrics_agree_with_audits_and_client(cluster: Cluster, answers: l
     assert 0 < busy == pytest.approx(audits["decode-0"].decode_busy_ns / 1e9)
 
 
-def test_one_log_line_a_request(cluster: Cluster, answers: list[Answer]) -> None:
-    log = cluster.log.read_text()
+def test_one_log_line_a_request(cluster: Cluster, answers: list[Answer], before: Before) -> None:
+    log = cluster.log.read_text()[before.logged :]
     ended = [line for line in log.splitlines() if "event='request_ended'" in line]
     ids = {answer.last.request_id.hex() for answer in answers if answer.last is not None}
     assert {re.findall(r"request='(\w+)'", line)[0] for line in ended} == ids

@@ -43,7 +43,7 @@ def known(model: Path) -> Known:
     """An output in which the end token comes, and not at once."""
     reference = load_reference(model)
     generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(VOCAB_SIZE, (512, 20), generator=generator)
+    prompts = torch.randint(VOCAB_SIZE, (256, 20), generator=generator)
     rows, fresh, cache = prompts, prompts, None
     with torch.inference_mode():
         for _ in range(30):  # all side by side, since most never come to the end token

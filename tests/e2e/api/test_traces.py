@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest
-from tests.e2e.support.cluster import MODEL, Cluster, baton_up
-from tests.support.otlp_collector import OtlpCollector, ReceivedSpan, otlp_collector
+from tests.e2e.support.cluster import MODEL, Cluster
+from tests.support.otlp_collector import OtlpCollector, ReceivedSpan
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
 TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -33,22 +31,9 @@ COUNT = sum(map(len, SPANS.values()))
 SLACK_NS = 5_000_000
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[OtlpCollector]:
-    with otlp_collector() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def cluster(
-    model: Path, collector: OtlpCollector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    headers = tmp_path_factory.mktemp("secret") / "headers"
-    headers.write_text("Authorization: Bearer of-the-collector\n")
-    flags = ["--otlp-endpoint", collector.url, "--otlp-headers-file", str(headers)]
-    flags += ["--trace-sample-ratio", "0", "--transport", "grpc"]
-    with baton_up(model, "--slots", "4", "--kv-blocks", "65", *flags) as running:
-        yield running
+@pytest.fixture
+def cluster(small: Cluster) -> Cluster:
+    return small
 
 
 def by_name(spans: list[ReceivedSpan]) -> dict[str, ReceivedSpan]:

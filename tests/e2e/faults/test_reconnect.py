@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.interrupted import all_go_on, losses, right, streaming
-from tests.e2e.faults.test_lost_workers import all_free
+from tests.e2e.faults.two_pairs.test_lost_workers import all_free
 from tests.e2e.support import small_messages
 from tests.e2e.support.workers import loose_workers
 from tests.support.checkpoints import make_checkpoint

@@ -224,7 +224,7 @@ async def test_no_request_notices(
     """Away for so long, and until all know it and a request has come and been served meanwhile."""
     async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
-        async with under_load(cluster, truth, pause_s=0.8) as load:
+        async with under_load(cluster, truth, clients=2, pause_s=0.5) as load:
             await asyncio.sleep(1.0)
             await load.until_some_run()
             gone = time.monotonic()

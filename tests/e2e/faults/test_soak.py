@@ -64,7 +64,7 @@ class Size:
 
 
 FULL = Size(requests=1000, every=60, least_kills=5, stages=frozenset(STAGES))
-REDUCED = Size(requests=60, every=25, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
+REDUCED = Size(requests=40, every=25, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ async def prove(cluster: Cluster, model: Path, size: Size) -> None:
 
 
 async def test_clients_leave_and_workers_die(model: Path) -> None:
-    with baton_up(model, *FLAGS, *TOPOLOGIES["2+2"]) as cluster:
+    with baton_up(model, *FLAGS, *TOPOLOGIES["both"]) as cluster:
         await prove(cluster, model, REDUCED)
 
 

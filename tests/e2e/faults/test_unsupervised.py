@@ -2,9 +2,9 @@
 
 Injected one at a time, by `Strikes.strike`: SIGKILL and SIGSTOP of a front or an engine, a proxy between
 router and worker that swallows bytes while its sockets stay open, and stalls under a second, which must be
-ridden out. The reduced run is one of `test_detection.py`, whose workers it shares. Clients stream meanwhile.
-Every token is compared with the truth, no request is lost, the longest gap of a stream is bounded, and what
-router and workers hold afterwards is what they held before.
+ridden out. The reduced run is one of `two_pairs/test_detection.py`, whose workers it shares. Clients stream
+meanwhile. Every token is compared with the truth, no request is lost, the longest gap of a stream is bounded,
+and what router and workers hold afterwards is what they held before.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_unknown_and_absurd_flags(model: Path) -> None:
 
 def test_a_port_in_use(taken: str, model: Path) -> None:
     asked: list[tuple[str, ...]]
-    asked = [(*command, flag, taken) for command in (UP, DEMO) for flag in ("--http-port", "--grpc-port")]
+    asked = [(*UP, "--http-port", taken), (*DEMO, "--grpc-port", taken)]
     asked.append((*WORKER, "--port", taken))
     for command in asked:
         error = refused_at_once(*command, "--model", str(model), by=baton)

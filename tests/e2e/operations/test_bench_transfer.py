@@ -26,7 +26,7 @@ def cases(*arguments: str, transport: str = "grpc") -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("transport", ["grpc", "ipc"])
+@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.slow), "ipc"])
 def test_between_two_processes(transport: str) -> None:
     small, larger = cases("--mb", "1,8", "--rounds", "1", transport=transport)
     for case, megabytes in ((small, 1), (larger, 8)):

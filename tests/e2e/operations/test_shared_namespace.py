@@ -70,7 +70,7 @@ def judge(answers: list[Answer | Exception]) -> None:
 async def test_with_one_secret_they_share_their_workers(model: Path) -> None:
     """Each of the four links is between two workers of which others have the same names."""
     async with two_clusters(model, 4) as clusters:
-        answers = await ask(clusters, 120, 8)
+        answers = await ask(clusters, 48, 8)
         lines = [line for cluster in clusters for line in cluster.log.read_text().splitlines()]
         assert [line for line in lines if "attempt_failed" in line or "newer link" in line] == []
         judge(answers)

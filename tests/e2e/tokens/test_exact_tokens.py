@@ -105,10 +105,10 @@ class Ask:
     ignore_eos: bool
 
 
-# The families that have clusters in `make test`, of one combined worker and of one worker of each role:
-# caches of two shapes and lifetimes. All else about a family is within an engine (tests/engine); two workers
-# of each role answer with exact tokens in test_soak.py.
-FEW = (6, 9)
+# The families that have clusters, of one combined worker and of one worker of each role: caches of two shapes
+# and lifetimes. All else about a family is within an engine (tests/engine); one combined worker answers with
+# exact tokens in test_combined_workers.py too, and two workers of each role in faults/two_pairs.
+FEW = (pytest.param(6, marks=pytest.mark.slow), 9)
 
 
 @pytest.mark.parametrize("number", FEW, ids=lambda number: str(FAMILIES[number]))

@@ -14,7 +14,7 @@ from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
 
 # 3,000 tokens of prompt on busy cores: slow is not dead.
 LONG_TIMEOUTS = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
-REDUCED = {"retrieve-1000": 2}
+REDUCED = {"retrieve-1000": 1}
 FULL = {"retrieve-1000": 200, "retrieve-3000": 60}
 BLOCK_TOKENS = 16
 

@@ -14,13 +14,13 @@ from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Grammar
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
-from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
-REQUESTS, TOKENS = 8, 100
+REQUESTS, TOKENS = 8, 70
 FLAGS = ("--dtype", "float64", "--slots", str(REQUESTS), "--block-tokens", "4", "--chunk-tokens", "16")
 # Four tokens of output are provided for, and the cache holds two whole sequences.
-SHORT = ("--kv-blocks", "64")
+SHORT = ("--kv-blocks", "44")
 CONFIG = "engine: {{reserve_output_tokens: 4, host_kv_mb: {}}}\n"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 DRAWN: dict[str, Any] = {
@@ -34,11 +34,6 @@ DRAWN: dict[str, Any] = {
 GUIDED: dict[str, Any] = {"temperature": 0.9, "grammar": Grammar(regex="[a-z ]{400}")}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=9)
-
-
 # Two blocks that all prompts begin with: where prefill is another worker, decode's slots share them.
 BEGIN = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -48,10 +43,9 @@ def prompt(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
+def expected(cluster: Cluster) -> list[list[int]]:
     """What each must answer, wherever it runs: drawn where there is room for all."""
-    with baton_up(model, *FLAGS, "--both", "1") as roomy:
-        return [answer.token_ids for answer in asyncio.run(answers_of(roomy))]
+    return [answer.token_ids for answer in asyncio.run(answers_of(cluster))]
 
 
 async def answers_of(cluster: Cluster) -> list[Answer]:

@@ -62,60 +62,74 @@ async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, 
     await prove(setting, 12, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [ONE_AND_ONE, *(pytest.param(more, marks=pytest.mark.slow) for more in (TWO_AND_TWO, ("--both", "2")))],
-    ids=str,
-)
 async def test_a_conversation_goes_on_where_it_was_and_finds_its_earlier_turns(
-    workers: tuple[str, ...], tmp_path: Path
+    cluster: Cluster, model: Path
 ) -> None:
+    await converse(cluster, model, ONE_AND_ONE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [TWO_AND_TWO, ("--both", "2")], ids=str)
+async def test_so_it_does_where_there_are_more_workers(workers: tuple[str, ...], tmp_path: Path) -> None:
+    FAMILIES[0].make(tmp_path, seed=11)
+    with baton_up(tmp_path, *Setting(workers, 5, 17).flags) as cluster:
+        await converse(cluster, tmp_path, workers)
+
+
+async def converse(cluster: Cluster, model: Path, workers: tuple[str, ...]) -> None:
     """Each turn is the one before, its answer and a few words more; then another conversation. Prefill finds
     what it has computed; decode has cached the answers too, and is sent only the rest."""
-    block = 5
-    FAMILIES[0].make(tmp_path, seed=11)
-    draw = random.Random(3)
     both = workers == ("--both", "2")
-    with baton_up(tmp_path, *Setting(workers, block, 17).flags) as cluster:
-        async with cluster.stub() as stub:
-
-            async def converse() -> list[tuple[list[int], Answer]]:
-                turns: list[tuple[list[int], Answer]] = []
-                conversation: list[int] = []
-                for _ in range(4):
-                    conversation = conversation + [draw.randrange(VOCAB_SIZE) for _ in range(13)]
-                    answer = await cluster.generate(
-                        stub, conversation, temperature=0.0, max_tokens=9, ignore_eos=True
-                    )
-                    turns.append((conversation, answer))
-                    conversation = conversation + answer.token_ids
-                    # The report of its output is on its way to the engine.
-                    await assert_all_free(cluster, within_s=5)
-                return turns
-
-            conversations = [await converse(), await converse()]
-            await assert_all_free(cluster, within_s=5)
-            audits = await cluster.audits()
-    reference = load_reference(tmp_path)
-    block_bytes = sum(next(iter(audits.values())).block_bytes)
+    before = (await cluster.audits()).values()
+    conversations = await talk_twice(cluster)
+    audits = (await cluster.audits()).values()
+    (block,) = {audit.load.block_tokens for audit in audits}
+    reference = load_reference(model)
+    block_bytes = sum(next(iter(audits)).block_bytes)
     stayed = 0
     for turns in conversations:
         for prompt, answer in turns:
             greedy_matches(reference, prompt, answer.token_ids)
-        for (before, last), (prompt, answer) in itertools.pairwise(turns):
+        for (earlier, last), (prompt, answer) in itertools.pairwise(turns):
             if workers_of(answer) != workers_of(last):
                 continue  # where it was seemed busier: on a machine that is
             stayed += 1
-            written = len(before) + len(last.token_ids) - 1
-            known = written if both else len(before)
+            written = len(earlier) + len(last.token_ids) - 1
+            known = written if both else len(earlier)
             assert usage_of(answer).cached_tokens == known // block * block
             new = -(-len(prompt) // block) - written // block
             assert trace_of(answer).kv_bytes_shipped == (0 if both else new * block_bytes)
     assert stayed == 6 if workers == ONE_AND_ONE else stayed >= 4
+
+    def grown(count: str) -> int:
+        then, now = (sum(int(getattr(audit, count)) for audit in of) for of in (before, audits))
+        return now - then
+
     shipped = sum(trace_of(answer).kv_bytes_shipped for turns in conversations for _, answer in turns)
-    assert shipped == sum(audit.bytes_shipped for audit in audits.values())
-    assert shipped == sum(audit.bytes_received for audit in audits.values())
-    assert (sum(audit.bytes_resident for audit in audits.values()) > 0) == (not both)
+    assert shipped == grown("bytes_shipped") == grown("bytes_received")
+    assert (grown("bytes_resident") > 0) == (not both)
+
+
+async def talk_twice(cluster: Cluster) -> list[list[tuple[list[int], Answer]]]:
+    """Two conversations of four turns: the prompt and the answer of each."""
+    draw = random.Random(3)
+    async with cluster.stub() as stub:
+
+        async def talk() -> list[tuple[list[int], Answer]]:
+            turns: list[tuple[list[int], Answer]] = []
+            conversation: list[int] = []
+            for _ in range(4):
+                conversation = conversation + [draw.randrange(VOCAB_SIZE) for _ in range(13)]
+                answer = await cluster.generate(
+                    stub, conversation, temperature=0.0, max_tokens=9, ignore_eos=True
+                )
+                turns.append((conversation, answer))
+                conversation = conversation + answer.token_ids
+                # The report of its output is on its way to the engine.
+                await assert_all_free(cluster, within_s=5)
+            return turns
+
+        return [await talk(), await talk()]
 
 
 def workers_of(answer: Answer) -> tuple[str, str]:

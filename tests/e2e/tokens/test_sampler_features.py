@@ -90,7 +90,7 @@ def judge(model: Path) -> Judge:
 
 @pytest.fixture(scope="module")
 def known(cluster: Cluster, judge: Judge) -> Known:
-    asks = make_asks("pair", combinations=24, longest=40)
+    asks = make_asks("pair", combinations=16, longest=40)
     answers, audits = answered(cluster, judge, asks)
     outputs = [judge.outputs(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
     return Known(asks, answers, outputs, audits)

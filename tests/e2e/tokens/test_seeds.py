@@ -138,8 +138,10 @@ async def test_another_seed_draws_other_tokens(cluster: Cluster) -> None:
     seeds = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
     prompt = make_prompt(random.Random(6))
     async with cluster.stub() as stub:
-        outputs = tokens(await run(cluster, stub, [Ask(prompt, Draw(1.0), seed) for seed in seeds], AT_ONCE))
-        greedy = tokens(await run(cluster, stub, [Ask(prompt, Draw(0.0), seed) for seed in seeds], AT_ONCE))
+        outputs, greedy = [
+            tokens(await run(cluster, stub, [Ask(prompt, draw, seed, 8) for seed in seeds], AT_ONCE))
+            for draw in (Draw(1.0), Draw(0.0))
+        ]
     assert len({tuple(output) for output in outputs}) == len(seeds)
     assert len({tuple(output) for output in greedy}) == 1
 

@@ -25,7 +25,7 @@ MAKER = RowMaker(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")))
 FP8 = torch.float8_e4m3fn
 Sizes = tuple[tuple[int, int], tuple[int, int]]
 # Short and long conversations, and the tokens of each.
-REDUCED, FULL = ((1, 256), (1, 512)), ((40, 1024), (12, 3072))
+REDUCED, FULL = ((1, 192), (1, 256)), ((40, 1024), (12, 3072))
 SIZES = pytest.mark.parametrize(
     "sizes", [REDUCED, pytest.param(FULL, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )

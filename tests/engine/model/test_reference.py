@@ -52,9 +52,9 @@ def test_greedy_text_equals_transformers_and_varies(case: Case, checkpoint: Chec
     passes, reference = Passes(folder, torch.float64, block_tokens=8), load_reference(folder)
     for sequence, length in enumerate((1, 63, 64, 65, 150)):
         prompt = prompt_of(length, seed=length)
-        output = passes.greedy(sequence, prompt, 24, chunk=32)
+        output = passes.greedy(sequence, prompt, 15, chunk=32)
         greedy_matches(reference, prompt, output)
-        assert len(set(output)) > 8
+        assert len(set(output)) > 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -71,7 +71,7 @@ def test_chunks_and_steps_equal_the_whole_bitwise(
     case: Case, dtype: torch.dtype, checkpoint: Checkpoint
 ) -> None:
     folder = checkpoint(case)
-    prompt = prompt_of(150)
+    prompt = prompt_of(90)
     (whole,) = Passes(folder, dtype).run([(0, 0, prompt)])
     for block_tokens, chunk in ((16, 1), (8, 37), (64, 64), (5, 16)):
         passes = Passes(folder, dtype, block_tokens=block_tokens)

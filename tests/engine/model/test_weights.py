@@ -204,7 +204,7 @@ def test_rows_are_put_in_the_order_of_rotation_whether_stored_fused_or_apart(tmp
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("piece_bytes", [8, 1000, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [56, 1000, 1 << 20])
 def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, sharded=True)
     config = load_config(folder)

@@ -30,5 +30,5 @@ async def test_strangers_get_nothing(release: Site) -> None:
 
 async def test_each_role_is_replaced_under_load(release: Site) -> None:
     release.renew_certificates()
-    await release.replaced_under_load("router", "workers", times=1, clients=1)
+    await release.replaced_under_load("router", "workers", times=1, clients=1, pause_s=0.5)
     await release.helm_test()

@@ -43,7 +43,7 @@ def audit(stepped: SteppedEngine) -> PrefixAudit:
     return stepped.ask(audit=GetAuditRequest()).audit.prefixes
 
 
-@pytest.mark.parametrize("chunk", [3, 8, 64])
+@pytest.mark.parametrize("chunk", [3, pytest.param(8, marks=pytest.mark.slow), 64])
 def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: SteppedEngine, chunk: int) -> None:
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk)
     prompt = [(7 * i) % 60 + 3 for i in range(40)]
@@ -71,8 +71,14 @@ def conversation(length: int, seed: int) -> list[int]:
     return [draw.randrange(3, 60) for _ in range(length)]
 
 
-@pytest.mark.parametrize("chunk", [3, 64])
-@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize(
+    ("disk", "chunk"),
+    [
+        (False, 3),
+        (True, 64),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 64), (True, 3))),
+    ],
+)
 def test_evicted_blocks_come_back_from_the_tiers_behind(
     tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
 ) -> None:

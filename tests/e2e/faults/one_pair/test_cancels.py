@@ -10,25 +10,20 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-import httpx
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.worker_pb2 import Audit
+from tests.e2e.faults.one_pair.conftest import FLAGS, SLOTS
 from tests.e2e.faults.victims import Victim, Way
 from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
-from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
-SLOTS = 4
-FLAGS = ("--dtype", "float64", "--slots", str(SLOTS), "--chunk-tokens", "16", "--block-tokens", "16")
 WAVE = 30
 SURVIVORS = 6
 LAST = 3 * SLOTS
@@ -39,18 +34,6 @@ TOPOLOGIES = {
     "2+2": ("--prefill", "2", "--decode", "2"),
     "both": ("--both", "1"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=11)
-
-
-@pytest.fixture(scope="module")
-def pair(model: Path) -> Iterator[Cluster]:
-    """One worker of each role."""
-    with baton_up(model, *FLAGS, *TOPOLOGIES["1+1"]) as cluster:
-        yield cluster
 
 
 @dataclass(slots=True)
@@ -204,40 +187,3 @@ async def test_a_small_cache_makes_requests_wait_their_turn(model: Path) -> None
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == 60
         greedy_matches(reference, prompt, answer.token_ids)
-
-
-QUEUE = "router: {max_waiting: 2, queue_timeout_s: 3}"
-
-
-async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
-    flags = ("--dtype", "float64", "--slots", "1", "--both", "1")
-    body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4}
-    with baton_up(model, *flags, config=QUEUE) as cluster:
-        async with cluster.stub() as stub, cluster.http() as client:
-            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=[1, 2]), max_tokens=1900, **GREEDY)
-            running = stub.Generate(request, timeout=60)
-            await until_full(cluster)
-            waiting = [stub.Generate(request, timeout=60) for _ in range(2)]
-            await until_waiting(cluster, 2)
-            with pytest.raises(grpc.aio.AioRpcError) as full:
-                await stub.Generate(request, timeout=60).read()
-            assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert full.value.details() == "2 requests wait already"
-            refused(await client.post("/v1/completions", json=body), "wait already")
-            for call in waiting:
-                with pytest.raises(grpc.aio.AioRpcError) as late:
-                    await call.read()
-                assert late.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert late.value.details() == "no slot became free within 3 s"
-            refused(await client.post("/v1/completions", json=body), "no slot became free")
-            running.cancel()
-            await assert_all_free(cluster, 1.0)
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
-
-
-def refused(response: httpx.Response, why: str) -> None:
-    assert response.status_code == 503
-    assert response.headers["retry-after"]
-    error = response.json()["error"]
-    assert error["type"] == "overloaded_error"
-    assert why in error["message"]

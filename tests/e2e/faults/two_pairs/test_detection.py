@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.process_stat import is_running
-from services.common.config.types import Role
 from tests.e2e.faults.interrupted import (
     ANSWERS_SWALLOWED,
     BOTH_SWALLOWED,
@@ -39,34 +37,18 @@ from tests.e2e.faults.interrupted import (
     state_of,
     streaming,
 )
-from tests.e2e.faults.test_lost_workers import all_free
 from tests.e2e.faults.test_unsupervised import REDUCED, prove
+from tests.e2e.faults.two_pairs.test_lost_workers import all_free
 from tests.e2e.support.cluster import eventually
-from tests.e2e.support.workers import Loose, Worker, loose_workers
-from tests.support.checkpoints import make_checkpoint
+from tests.e2e.support.workers import Loose, Worker
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-ENGINE = {"dtype": "float64", "chunk_tokens": 16, "slots": 8}
-TRANSFER = {"piece_bytes": 4096, "window_pieces": 4}
 NOTICED_S = 3.0
 # The longest gap in a stream: 3 s, and half a second to prefill it elsewhere.
 LONGEST_GAP_S = 3.5
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", seed=8)
-
-
-@pytest.fixture(scope="module")
-def loose(model: Path) -> Iterator[Loose]:
-    """For faults that a worker survives."""
-    roles: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
-    with loose_workers(model, *roles, proxied=True, engine=ENGINE, transfer=TRANSFER) as running:
-        yield running
 
 
 def slow(fault: Fault) -> object:

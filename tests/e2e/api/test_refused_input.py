@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,28 +13,22 @@ import grpc.aio
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
-from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up
+from tests.e2e.api.conftest import CONTEXT
+from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free
 from tests.e2e.support.completions import complete
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-CONTEXT = 128
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 GENERATE = "/baton.v1.RouterService/Generate"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES[0].make(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def cluster(model: Path) -> Iterator[Cluster]:
-    with baton_up(model, "--dtype", "float64", "--max-context-tokens", str(CONTEXT)) as running:
-        yield running
+@pytest.fixture
+def cluster(small: Cluster) -> Cluster:
+    return small
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +14,17 @@ import pytest
 
 from baton.process_stat import is_running
 from baton.v1.worker_pb2 import Audit
-from services.common.config.types import Role
 from tests.e2e.support.cluster import Answer, eventually, leaks
-from tests.e2e.support.workers import Loose, Worker, all_started_again, loose_workers
-from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.e2e.support.workers import Loose, Worker, all_started_again
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-ENGINE = {"dtype": "float64", "chunk_tokens": 16, "slots": 8}
-TRANSFER = {"piece_bytes": 4096, "window_pieces": 4}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 # Two prompts, since what decode has of one it is not sent.
 LONG, OTHER = ([(number * 7 + salt) % VOCAB_SIZE for number in range(1500)] for salt in (0, 1))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", seed=8)
-
-
-@pytest.fixture(scope="module")
-def pairs(model: Path) -> Iterator[Loose]:
-    """Two of each role; proxied, so that one that a test takes away can be started again."""
-    roles: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
-    with loose_workers(model, *roles, proxied=True, engine=ENGINE, transfer=TRANSFER) as loose:
-        yield loose
 
 
 def prompts(length: int, count: int) -> list[list[int]]:
@@ -55,11 +39,11 @@ async def all_free(workers: Collection[Worker], within_s: float) -> None:
 
 
 @pytest.mark.slow
-async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, pairs: Loose) -> None:
+async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
     """Decode has its staging back once that engine is proven dead; the request goes on at the other."""
-    workers = list(pairs.workers.values())
-    async with pairs.cluster.stub() as stub:
-        answering = asyncio.create_task(pairs.cluster.generate(stub, LONG, max_tokens=5, **GREEDY))
+    workers = list(loose.workers.values())
+    async with loose.cluster.stub() as stub:
+        answering = asyncio.create_task(loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY))
         victim, engine = await working(workers[:2], lambda audit: audit.bytes_shipped > 0)
         os.kill(engine, signal.SIGSTOP)
         held = [await decode.audit() for decode in workers[2:]]
@@ -69,19 +53,26 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, pairs: Lo
         await all_free([worker for worker in workers if worker is not victim], 3.0)
 
 
-async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, pairs: Loose) -> None:
+async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
     """Its sender has all back within 3 s; the request goes on at the other."""
-    prefill, *decodes = (one for one in pairs.workers.values() if one.front.poll() is None)
-    before = await prefill.audit()
-    async with pairs.cluster.stub() as stub:
-        answering = asyncio.create_task(pairs.cluster.generate(stub, OTHER, max_tokens=5, **GREEDY))
-        await prefill.until(lambda audit: audit.bytes_shipped > before.bytes_shipped)
+    alive = [one for one in loose.workers.values() if one.front.poll() is None]
+    prefills, decodes = (
+        [one for one in alive if one.name.startswith(role)] for role in ("prefill", "decode")
+    )
+    audits = [await one.audit() for one in prefills]
+    before = {audit.engine_pid: audit for audit in audits}
+    async with loose.cluster.stub() as stub:
+        answering = asyncio.create_task(loose.cluster.generate(stub, OTHER, max_tokens=5, **GREEDY))
+        prefill, sender = await working(
+            prefills, lambda audit: audit.bytes_shipped > before[audit.engine_pid].bytes_shipped
+        )
         victim, engine = await working(decodes, lambda audit: audit.live_tickets > 0)
         os.kill(engine, signal.SIGSTOP)
         held = await prefill.audit()
         assert any(link.live_transfers for link in held.links), "it froze too late"
-        freed = await prefill.until(lambda audit: audit.links_broken > before.links_broken, 3.0)
-        assert freed.links_broken == before.links_broken + 1
+        broken = before[sender].links_broken
+        freed = await prefill.until(lambda audit: audit.links_broken > broken, 3.0)
+        assert freed.links_broken == broken + 1
         await ended(model, OTHER, await answering, victim, engine)
         await all_free([worker for worker in (prefill, *decodes) if worker is not victim], 1.0)
 
@@ -134,21 +125,21 @@ def attempts(answers: list[Answer]) -> list[int]:
     return sorted(answer.last.trace.attempts for answer in answers if answer.last is not None)
 
 
-async def test_one_of_two_engines_of_each_role_dies(model: Path, pairs: Loose) -> None:
+async def test_one_of_two_engines_of_each_role_dies(model: Path, loose: Loose) -> None:
     """First one that computes prompts, which run again. Then one that decodes: its sequences go on at the
     next number, and clients see one stream without gap or repeat."""
     long, short = prompts(700, 6), prompts(40, 8)
-    await all_started_again(pairs)
-    logged = len(pairs.cluster.log.read_text())
-    first, prefill, second, decode = pairs.workers.values()
-    async with pairs.cluster.stub() as stub:
-        of_prefill = await run_through(pairs, stub, long, 20, first)
+    await all_started_again(loose)
+    logged = len(loose.cluster.log.read_text())
+    first, prefill, second, decode = loose.workers.values()
+    async with loose.cluster.stub() as stub:
+        of_prefill = await run_through(loose, stub, long, 20, first)
         await all_free((prefill, second, decode), 3.0)
-        of_prefill += await run_more(pairs, stub)
-        of_decode = await run_through(pairs, stub, short, 300, second)
+        of_prefill += await run_more(loose, stub)
+        of_decode = await run_through(loose, stub, short, 300, second)
         await all_free((prefill, decode), 3.0)
-        more = await run_more(pairs, stub)
-    log = pairs.cluster.log.read_text()[logged:]
+        more = await run_more(loose, stub)
+    log = loose.cluster.log.read_text()[logged:]
     all_right(model, [*long, *prompts(20, 8)], of_prefill, 20)
     assert attempts(of_prefill)[0] == 1
     assert attempts(of_prefill)[-1] == 2
