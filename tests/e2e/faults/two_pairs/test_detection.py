@@ -38,7 +38,7 @@ from tests.e2e.faults.interrupted import (
     streaming,
 )
 from tests.e2e.faults.test_unsupervised import REDUCED, prove
-from tests.e2e.faults.two_pairs.test_lost_workers import all_free
+from tests.e2e.faults.two_pairs.test_lost_workers import all_free, working
 from tests.e2e.support.cluster import eventually
 from tests.e2e.support.workers import Loose, Worker
 
@@ -89,15 +89,16 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
     """While it computes prompts: they are computed by the other.
 
     An engine behind a frozen front goes on with what it holds, and may end it. So most of the requests come
-    after the fault: the router has given the victim one prompt until then, and gives it some of these, too,
-    which can only be computed elsewhere.
+    after the fault: the router has given the victim, the first to compute one, a prompt until then, and gives
+    it some of these, too, which can only be computed elsewhere.
     """
-    victim = loose.workers["prefill-0"]
+    prefills = [worker for name, worker in loose.workers.items() if name.startswith("prefill")]
     async with loose.cluster.stub() as stub:
         streams = asked(6, 1500, seed=fault.name)
-        before = await victim.audit()
+        audits = [await worker.audit() for worker in prefills]
+        before = {audit.engine_pid: audit.prompt_tokens_run for audit in audits}
         runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:2]]
-        await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
+        victim, _ = await working(prefills, lambda audit: audit.prompt_tokens_run > before[audit.engine_pid])
         began_at = datetime.now(UTC)
         fault.begin(victim)
         runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[2:]]

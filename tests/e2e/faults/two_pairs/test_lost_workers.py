@@ -41,14 +41,22 @@ async def all_free(workers: Collection[Worker], within_s: float) -> None:
 @pytest.mark.slow
 async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
     """Decode has its staging back once that engine is proven dead; the request goes on at the other."""
+    await all_started_again(loose)
     workers = list(loose.workers.values())
+    prefills, decodes = (
+        [one for one in workers if one.name.startswith(role)] for role in ("prefill", "decode")
+    )
+    shipped = {audit.engine_pid: audit.bytes_shipped for audit in [await one.audit() for one in prefills]}
+    committed = [(await decode.audit()).handoffs_committed for decode in decodes]
     async with loose.cluster.stub() as stub:
         answering = asyncio.create_task(loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY))
-        victim, engine = await working(workers[:2], lambda audit: audit.bytes_shipped > 0)
+        victim, engine = await working(
+            prefills, lambda audit: audit.bytes_shipped > shipped[audit.engine_pid]
+        )
         os.kill(engine, signal.SIGSTOP)
-        held = [await decode.audit() for decode in workers[2:]]
+        held = [await decode.audit() for decode in decodes]
         assert [audit.live_tickets for audit in held].count(1) == 1
-        assert not any(audit.handoffs_committed for audit in held), "it froze too late"
+        assert [audit.handoffs_committed for audit in held] == committed, "it froze too late"
         await ended(model, LONG, await answering, victim, engine)
         await all_free([worker for worker in workers if worker is not victim], 3.0)
 
