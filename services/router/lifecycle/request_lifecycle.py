@@ -162,10 +162,10 @@ class RequestLifecycle:
         calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
         attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
         result = await attempt.run()
-        tokens = self._output.usage.completion_tokens
-        tpot_s = self._timeline.latencies_s(tokens).get("tpot")
-        if isinstance(result, Finish) and tpot_s is not None and self._output.attempt == 1:
-            claim.decoded(tokens, tpot_s)
+        if isinstance(result, Finish) and self._output.attempt == 1:
+            tokens = self._output.usage.completion_tokens
+            if (tpot_s := self._timeline.latencies_s(tokens).get("tpot")) is not None:
+                claim.decoded(tokens, tpot_s)
         return result
 
     async def _run_prompt(self, until: float) -> None:

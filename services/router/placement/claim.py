@@ -91,7 +91,8 @@ class Claim(PrefillClaim):
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
         corrects what is predicted for later ones. To be called right before or after `release`."""
-        now_s = uncorrected_step_s(self.decode, int(self._released), self._context * self._released)
+        itself = (1, self._context) if self._released else (0, 0)
+        now_s = uncorrected_step_s(self.decode, *itself)
         if tokens >= _LEAST_TOKENS and min(self._step_s, now_s) > 0:
             # The load changes steadily between its first and last token, on average over many requests.
             self.decode.tpot_ratio.observe(tpot_s, (self._step_s + now_s) / 2)

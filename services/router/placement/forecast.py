@@ -105,9 +105,8 @@ def prompt_at(
     """Predicts a prompt that is sent to a worker now, and is due in `left_s`, of which `TTFT_SAFETY` counts;
     beside `queued`, which will be sent there too. Takes time in proportion to the prompts that are there."""
     own_s = prefill_s(worker, tokens, cached)
-    return PromptAt(
-        own_s, worker.backlog.turn(own_s, None if left_s is None else TTFT_SAFETY * left_s, queued)
-    )
+    due_s = None if left_s is None else TTFT_SAFETY * left_s
+    return PromptAt(own_s, worker.backlog.turn(own_s, due_s, queued))
 
 
 def step_s(

@@ -149,6 +149,8 @@ class WaitingQueue:
         before `until`. The arguments are those of `claim`."""
         if self._placement.refuse_late or entry.tpot_s is None or entry.first_token_by is None:
             return 0.0
+        if entry.returning:  # it has waited before its first placement
+            return 0.0
         due = min(entry.first_token_by, until)
         if entry.deadline is not None:
             due = min(due, entry.deadline - max_tokens * entry.tpot_s)
