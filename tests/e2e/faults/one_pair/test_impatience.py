@@ -16,13 +16,11 @@ import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from tests.e2e.faults.one_pair.test_cancels import until_full, until_waiting
-from tests.e2e.faults.one_pair.test_stopping import STOP_S, all_decode, ends, handoffs
+from tests.e2e.faults.one_pair.test_stopping import GREEDY, PROMPT, STOP_S, all_decode, ends, handoffs
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
 
 SLOTS = 2
 CONFIG = "router: {max_waiting: 2, queue_timeout_s: 2}\ndrain_s: 0.2\n"
-GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-PROMPT = list(range(3, 60))
 LONG = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=1900, **GREEDY)
 
 

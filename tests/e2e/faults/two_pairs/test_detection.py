@@ -38,7 +38,7 @@ from tests.e2e.faults.interrupted import (
     streaming,
 )
 from tests.e2e.faults.test_unsupervised import REDUCED, prove
-from tests.e2e.faults.two_pairs.test_lost_workers import all_free, working
+from tests.e2e.faults.two_pairs.test_lost_workers import all_free, by_role, working
 from tests.e2e.support.cluster import eventually
 from tests.e2e.support.workers import Loose, Worker
 
@@ -92,7 +92,7 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
     after the fault: the router has given the victim, the first to compute one, a prompt until then, and gives
     it some of these, too, which can only be computed elsewhere.
     """
-    prefills = [worker for name, worker in loose.workers.items() if name.startswith("prefill")]
+    prefills, _ = by_role(loose.workers.values())
     async with loose.cluster.stub() as stub:
         streams = asked(6, 1500, seed=fault.name)
         audits = [await worker.audit() for worker in prefills]

@@ -43,9 +43,7 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Lo
     """Decode has its staging back once that engine is proven dead; the request goes on at the other."""
     await all_started_again(loose)
     workers = list(loose.workers.values())
-    prefills, decodes = (
-        [one for one in workers if one.name.startswith(role)] for role in ("prefill", "decode")
-    )
+    prefills, decodes = by_role(workers)
     shipped = {audit.engine_pid: audit.bytes_shipped for audit in [await one.audit() for one in prefills]}
     committed = [(await decode.audit()).handoffs_committed for decode in decodes]
     async with loose.cluster.stub() as stub:
@@ -64,9 +62,7 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Lo
 async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
     """Its sender has all back within 3 s; the request goes on at the other."""
     alive = [one for one in loose.workers.values() if one.front.poll() is None]
-    prefills, decodes = (
-        [one for one in alive if one.name.startswith(role)] for role in ("prefill", "decode")
-    )
+    prefills, decodes = by_role(alive)
     audits = [await one.audit() for one in prefills]
     before = {audit.engine_pid: audit for audit in audits}
     async with loose.cluster.stub() as stub:
@@ -83,6 +79,12 @@ async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loo
         assert freed.links_broken == broken + 1
         await ended(model, OTHER, await answering, victim, engine)
         await all_free([worker for worker in (prefill, *decodes) if worker is not victim], 1.0)
+
+
+def by_role(workers: Collection[Worker]) -> tuple[list[Worker], list[Worker]]:
+    """Those that prefill, and those that decode."""
+    prefills = [worker for worker in workers if worker.name.startswith("prefill")]
+    return prefills, [worker for worker in workers if worker not in prefills]
 
 
 async def working(workers: Collection[Worker], how: Callable[[Audit], bool]) -> tuple[Worker, int]:
