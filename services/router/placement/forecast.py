@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from baton.v1.worker_pb2 import DescribeResponse
+from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn
 from services.router.workers.recent_work import PrefillShare
 from services.router.workers.tpot_ratio import TpotRatio
@@ -23,11 +24,10 @@ from services.router.workers.tpot_ratio import TpotRatio
 TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
-# A second of delay counts (step / limit) to this power to a sequence that has a limit, beside one to any
-# other request. Chosen in virtual time, see docs/decisions/0037-spare-time-counts-less.md: with 0 requests
-# wait for a busy prefill worker until their first token is late, though decode has time to spare; with 6 and
-# more, prompts take time of decode that its streams need.
-_URGENCY = 4
+# What a second of delay counts at most to a sequence that has a limit, beside one to a request without.
+_MOST_URGENT = 10.0
+# The share of its limit from which on a prompt's delay counts more than that of a request without.
+_HURRY = 0.5
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
@@ -169,15 +169,18 @@ def miss_risk(
     return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)
 
 
-def prefill_delay_s(prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int) -> float:
-    """Seconds by which a prompt computed at `prefill` delays requests, all together: its own until its first
-    token, with the handoff where there is one, those that `prefill` decodes meanwhile, and `behind` others
-    that wait for prefill workers."""
+def prefill_delay_s(
+    prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int, due: Due | None = None
+) -> float:
+    """Seconds by which a prompt computed at `prefill` delays requests, all together, each by its urgency: its
+    own until its first token, with the handoff where there is one, those that `prefill` decodes meanwhile,
+    and `behind` others that wait for prefill workers, taken to be as urgent as itself."""
     own_s, delay_s = prompt.own_s, prompt.first_token_s
     if prefill is not decode:
         delay_s += _HANDOFF_S
         if decode.exchanges:
             delay_s += behind * own_s
+    delay_s *= _prompt_urgency(prompt.first_token_s, due)
     beside = prefill.described.load.rates.decode_beside_prefill_s
     if beside and prefill.decodes:
         alone = uncorrected_step_s(prefill, 0) - prefill.prefill_share.after() * beside
@@ -189,8 +192,30 @@ def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
     """How many sequences a prompt more delays where they are decoded, those with limits by their urgency.
     Those of other routers are taken to be like this router's."""
     after_s = step_s(worker, 0, 0, more_prefill_s)
-    spared = sum(1 - min(1.0, after_s / limit) ** _URGENCY for limit in worker.tpot_limits)
-    return worker.used_slots * (1 - spared / max(1, worker.claimed_slots))
+    limits = worker.tpot_limits
+    claimed = max(worker.claimed_slots, len(limits))
+    urgency = sum(_stream_urgency(after_s / limit) for limit in limits) + claimed - len(limits)
+    return worker.used_slots * urgency / max(1, claimed)
+
+
+def _stream_urgency(used: float) -> float:
+    """What a second of delay counts to a sequence whose steps take the share `used` of its limit: little while
+    it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
+
+    Chosen in virtual time with the one of prompts (docs/decisions/0037-spare-time-counts-less.md): where it is
+    more, requests wait for a busy prefill worker until their first token is late, though decode has time to
+    spare; where it is less, prompts take time of decode that its streams need.
+    """
+    return _MOST_URGENT if used >= 1 else min(_MOST_URGENT, used**4 / (4 * (1 - used)))
+
+
+def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
+    """What a second of delay counts to a request whose first token comes in `first_token_s`: 1 up to half of
+    its limit, and 16 at the limit."""
+    if due is None or not due.limit_s:
+        return 1.0
+    used = (due.limit_s - due.left_s + first_token_s) / due.limit_s
+    return max(1.0, used / _HURRY) ** 4
 
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:

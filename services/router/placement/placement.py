@@ -54,6 +54,7 @@ from services.router.placement.forecast import (
 from services.router.placement.pools import Pools, bind
 from services.router.placement.prefill_duty import DecodeChoice, choose_decode, may_decode
 from services.router.request.request import ClientCall
+from services.router.request.slo import Due
 from services.router.workers.backlog import Queued
 from services.router.workers.directory import Directory
 from services.router.workers.worker import Worker
@@ -139,7 +140,7 @@ class Placement:
         may_use: MayUse = lambda worker: True,
         tpot_s: float | None = None,
         *,
-        left_s: Callable[[], float | None] = lambda: None,
+        due: Callable[[], Due | None] = lambda: None,
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
@@ -150,7 +151,7 @@ class Placement:
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token, `left_s`: the time left until its first token is due, `behind`: how many requests wait behind
+        token, `due`: when its first token is due, `behind`: how many requests wait behind
         it. `returning`: it has been placed before, and is not refused any more. `by_order`: whether
         prompts that a prefill worker computes after this one do not count as queued there. `may_wait`:
         whether it may still wait for a decode worker on which it meets `tpot_s`.
@@ -163,12 +164,13 @@ class Placement:
             if self.refuse_late or waits:
                 may_use = partial(_in_time, may_use, tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
-        due_s = left_s()
+        first_due = due()
+        left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
-        prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], due_s))
+        prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
         soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
         choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
-        sort_key = partial(_prefill_order, prompt=prompt, hits=hits, left_s=due_s, behind=behind())
+        sort_key = partial(_prefill_order, prompt=prompt, hits=hits, due=first_due, behind=behind())
         pair = self._pair(choice, order, has_room, soon, sort_key)
         if isinstance(pair, NoRoom):
             return pair
@@ -187,7 +189,7 @@ class Placement:
             tpot_s=tpot_s,
             reason=pair.reason,
             cost=max(1, uncached) + output_cost,
-            left_s=due_s,
+            left_s=left_s,
         )
         self.on_claim()
         return claim
@@ -315,12 +317,12 @@ def _prefill_order(
     *,
     prompt: Callable[[Worker], PromptAt],
     hits: Mapping[Worker, int],
-    left_s: float | None,
+    due: Due | None,
     behind: int,
 ) -> PrefillOrder:
     """The sort key of a prefill worker; its delay is rounded to ms."""
-    misses = prefill_misses(prefill, prompt(prefill), left_s)
-    delay_s = round(prefill_delay_s(prefill, decode, prompt(prefill), behind), 3)
+    misses = prefill_misses(prefill, prompt(prefill), None if due is None else due.left_s)
+    delay_s = round(prefill_delay_s(prefill, decode, prompt(prefill), behind, due), 3)
     load = prefill.prefill_queue_tokens - hits[prefill]
     return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
 

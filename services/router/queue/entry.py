@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from services.router.queue.block_wait import PlacedNumber
 from services.router.request.request import ClientCall
-from services.router.request.slo import Slo
+from services.router.request.slo import Due, Slo
 
 _NOT_PLACED: PlacedNumber = sys.maxsize
 # Turn of its call, and order of arrival: lower ones go first among those of one tenant and priority.
@@ -46,6 +46,14 @@ class QueueEntry:
         if self.first_token_by is None:
             return None
         return self.first_token_by - asyncio.get_running_loop().time()
+
+    def due(self) -> Due | None:
+        """When its first token is due; None without such a limit."""
+        left_s, slo = self.left_s(), self.slo
+        if left_s is None:
+            return None
+        limited = slo is not None and self.first_token_by != self.deadline
+        return Due(left_s, slo.ttft_s if slo is not None and limited else None)
 
     def may_wait(self) -> bool:
         """Whether it has time to wait for room under its limit of the time per output token."""

@@ -127,7 +127,7 @@ class WaitingQueue:
         entry.waits_until = self._waits_until(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
-            left_s=entry.left_s, behind=self._behind, returning=entry.returning,
+            due=entry.due, behind=self._behind, returning=entry.returning,
             by_order=partial(may_pass, self._placement, self._order), may_wait=entry.may_wait,
         )  # fmt: skip
         if entry.returning:

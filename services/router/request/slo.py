@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.errors import FieldError
 
@@ -23,6 +24,14 @@ class Slo:
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+
+
+class Due(NamedTuple):
+    """When a first token is due: in `left_s`, of `limit_s` that there were at the request's arrival; None where
+    its deadline alone says so."""
+
+    left_s: float
+    limit_s: float | None = None
 
 
 def slo_of_headers(headers: Mapping[str, str]) -> Slo | None:

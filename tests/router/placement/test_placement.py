@@ -10,6 +10,7 @@ from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
 from services.router.request.request import ClientCall
+from services.router.request.slo import Due
 from services.router.workers.recent_work import PrefillShare
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import (
@@ -323,6 +324,28 @@ def test_a_combined_worker_computes_what_delays_less_there() -> None:
     both.tpot_limits = [0.0106]  # what 10 ms and a twentieth of the time with prefill exceed
     assert placed_by(1000, behind=12).startswith(other + "0 limits missed")
     assert placement.placed == {"own": 3, "other": 2, "spare": 0}
+
+
+def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
+    prefill = with_rates(bare_worker(PREFILL))
+    both = with_rates(bare_worker(BOTH, receives_handoffs=True, slots=64))
+    placement = placement_of([prefill, both], ahead=10**6)
+    both.claimed_slots = 20
+
+    def computed_by(tpot_limit_s: float, due: Due | None = None) -> str:
+        both.tpot_limits = [tpot_limit_s] * 20
+        claim = placement.pick(1000, 10, behind=lambda: 5, due=lambda: due)
+        assert not isinstance(claim, NoRoom)
+        claim.release()
+        both.prefill_share = PrefillShare()
+        return claim.prefill.name
+
+    # Steps of 10.5 ms: the streams' delay of 1 s beside 0.6 s of those that wait.
+    assert computed_by(1.0) == BOTH, "it costs streams next to nothing"
+    assert computed_by(0.0125) == PREFILL, "they are near their limit"
+    assert computed_by(0.0125, Due(1.8, limit_s=2.0)) == PREFILL, "nobody is in a hurry"
+    assert computed_by(0.0125, Due(0.5, limit_s=2.0)) == BOTH, "most of its time is gone"
+    assert computed_by(0.0125, Due(0.5)) == PREFILL, "a deadline says nothing of how long it has waited"
 
 
 def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:
