@@ -199,12 +199,12 @@ def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
 
 
 def _stream_urgency(used: float) -> float:
-    """What a second of delay counts to a sequence whose steps take the share `used` of its limit: little while
-    it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
+    """What a second of delay counts to a sequence whose steps take the share `used` of its limit: little
+    while it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
 
-    Chosen in virtual time with the one of prompts (docs/decisions/0037-spare-time-counts-less.md): where it is
-    more, requests wait for a busy prefill worker until their first token is late, though decode has time to
-    spare; where it is less, prompts take time of decode that its streams need.
+    Chosen in virtual time with the one of prompts (docs/decisions/0037-spare-time-counts-less.md): where it
+    is more, requests wait for a busy prefill worker until their first token is late, though decode has time
+    to spare; where it is less, prompts take time of decode that its streams need.
     """
     return _MOST_URGENT if used >= 1 else min(_MOST_URGENT, used**4 / (4 * (1 - used)))
 
@@ -215,7 +215,7 @@ def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
     if due is None or not due.limit_s:
         return 1.0
     used = (due.limit_s - due.left_s + first_token_s) / due.limit_s
-    return max(1.0, used / _HURRY) ** 4
+    return max(1.0, min(1.0, used) / _HURRY) ** 4
 
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:

@@ -151,10 +151,10 @@ class Placement:
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token, `due`: when its first token is due, `behind`: how many requests wait behind
-        it. `returning`: it has been placed before, and is not refused any more. `by_order`: whether
-        prompts that a prefill worker computes after this one do not count as queued there. `may_wait`:
-        whether it may still wait for a decode worker on which it meets `tpot_s`.
+        token, `due`: when its first token is due, `behind`: how many requests wait behind it. `returning`:
+        it has been placed before, and is not refused any more. `by_order`: whether prompts that a prefill
+        worker computes after this one do not count as queued there. `may_wait`: whether it may still wait
+        for a decode worker on which it meets `tpot_s`.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from dataclasses import dataclass
 
@@ -25,7 +26,11 @@ class QueueEntry:
     # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
     slo: Slo | None = None
     first_token_by: float | None = None
-    # Until when it may wait for room under its limit of the time per output token, on the same clock.
+    # From when on it is too late for its first token to be in time, on the same clock, and whether it is:
+    # then it waits behind those of its tenant and priority that are not.
+    late_at: float = math.inf
+    late: bool = False
+    # Until when it may wait for room under its limit of the time per output token, and behind others.
     waits_until: float = 0.0
     # When its client's call ends in any case, on the same clock.
     deadline: float | None = None
@@ -41,6 +46,11 @@ class QueueEntry:
         """Whether it was placed before. The queue's bound and its order apply to its first wait only."""
         return self.number != _NOT_PLACED
 
+    @property
+    def place(self) -> tuple[bool, Position]:
+        """Its place among those of its tenant and priority that wait; the lowest is first."""
+        return self.late, self.position
+
     def left_s(self) -> float | None:
         """Seconds until its first token is due; None without such a limit."""
         if self.first_token_by is None:
@@ -52,8 +62,9 @@ class QueueEntry:
         left_s, slo = self.left_s(), self.slo
         if left_s is None:
             return None
-        limited = slo is not None and self.first_token_by != self.deadline
-        return Due(left_s, slo.ttft_s if slo is not None and limited else None)
+        if slo is None or self.late or self.first_token_by == self.deadline:
+            return Due(left_s)
+        return Due(left_s, slo.ttft_s)
 
     def may_wait(self) -> bool:
         """Whether it has time to wait for room under its limit of the time per output token."""

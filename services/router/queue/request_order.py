@@ -17,7 +17,8 @@ is theirs, each priority in turn, so that none starves.
 
 Within a flow, client calls take turns, by the same rule with a cost of one for each request: those of one
 call get successive turns, from the turn that was served last, so that a call with a thousand choices and a
-later call with one take turns. Within a turn, first come, first served.
+later call with one take turns. Within a turn, first come, first served. Requests that are too late for their
+first token go last.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class RequestOrder:
     def add(self, entry: QueueEntry) -> None:
         """Begins to wait."""
         priority, flow = self._places(entry)
-        bisect.insort(flow.waiting, entry, key=lambda one: one.position)
+        bisect.insort(flow.waiting, entry, key=lambda one: one.place)
         flow.weight = entry.weight
         flow.tokens += entry.tokens
         flow.prefill_s += entry.prefill_s
@@ -155,6 +156,13 @@ class RequestOrder:
     def remove(self, entry: QueueEntry) -> None:
         """Waits no more."""
         self._remove(entry, *self._places(entry))
+
+    def set_late(self, entry: QueueEntry, late: bool) -> None:
+        """Moves a request that waits behind those of its flow that are not late, or back to its position."""
+        flow = self._places(entry)[1]
+        del flow.waiting[_index_of(entry, flow)]
+        entry.late = late
+        bisect.insort(flow.waiting, entry, key=lambda one: one.place)
 
     def placed(self, entry: QueueEntry, cost: float) -> None:
         """Is placed, and its flow charged."""
@@ -240,9 +248,7 @@ class RequestOrder:
         return priority
 
     def _remove(self, entry: QueueEntry, priority: _Priority, flow: _Flow) -> None:
-        index = bisect.bisect_left(flow.waiting, entry.position, key=lambda one: one.position)
-        assert flow.waiting[index] is entry
-        del flow.waiting[index]
+        del flow.waiting[_index_of(entry, flow)]
         flow.tokens -= entry.tokens
         flow.prefill_s -= entry.prefill_s
         self._count -= 1
@@ -251,3 +257,9 @@ class RequestOrder:
             priority.waiting.remove(flow)
             if not priority.waiting:
                 self._waiting.remove(priority)
+
+
+def _index_of(entry: QueueEntry, flow: _Flow) -> int:
+    index = bisect.bisect_left(flow.waiting, entry.place, key=lambda one: one.place)
+    assert flow.waiting[index] is entry
+    return index

@@ -41,9 +41,9 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# A request waits for room under its limit of the time per output token at most for this share of the time
-# left until its first token is due, and so that so many times the predicted seconds of its prompt are left.
-_WAITING_SHARE, _PROMPTS_LEFT = 0.7, 2.0
+# A request is late once fewer than so many times the predicted seconds of its prompt are left until its first
+# token is due. It waits behind others for this share of the time that it may wait at all.
+_PROMPTS_LEFT, _YIELDING_SHARE = 2.0, 0.5
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
 
@@ -124,7 +124,7 @@ class WaitingQueue:
         may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
         entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
-        entry.waits_until = self._waits_until(entry, tokens, max_tokens, until, cached)
+        self._set_limits(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
             due=entry.due, behind=self._behind, returning=entry.returning,
@@ -141,22 +141,22 @@ class WaitingQueue:
                 raise self._check.too_late(entry) from error
             raise
 
-    def _waits_until(
+    def _set_limits(
         self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
-    ) -> float:
-        """Until when a request may wait for room under its limit of the time per output token, 0 where it may
-        not: as long as its first token can be in time, and so that it ends before its deadline and is placed
-        before `until`. The arguments are those of `claim`."""
-        if self._placement.refuse_late or entry.tpot_s is None or entry.first_token_by is None:
-            return 0.0
-        if entry.returning:  # it has waited before its first placement
-            return 0.0
-        due = min(entry.first_token_by, until)
+    ) -> None:
+        """Sets when a request is late, and until when it waits behind others then, and for room under its
+        limit of the time per output token: so that it ends before its deadline and is placed before `until`.
+        It does neither where late requests are refused, or where it was late from the beginning. The
+        arguments are those of `claim`."""
+        if self._placement.refuse_late or entry.first_token_by is None or entry.returning:
+            return
         if entry.deadline is not None:
-            due = min(due, entry.deadline - max_tokens * entry.tpot_s)
-        now = asyncio.get_running_loop().time()
+            until = min(until, entry.deadline - max_tokens * (entry.tpot_s or 0.0))
         prompt_s = self._placement.first_token_s(tokens, cached, entry.call)
-        return min(now + _WAITING_SHARE * (due - now), due - _PROMPTS_LEFT * prompt_s)
+        late_at = min(entry.first_token_by, until) - _PROMPTS_LEFT * prompt_s
+        if late_at > asyncio.get_running_loop().time():
+            entry.late_at = late_at
+            entry.waits_until = late_at + _YIELDING_SHARE * (until - late_at)
 
     def _behind(self) -> int:
         """How many requests wait behind the one that is placed."""
@@ -217,9 +217,13 @@ class WaitingQueue:
         claimed = waiter.claim
         if claimed.done():
             return claimed.result()
-        timer = None
+        timers = []
         if entry.may_wait():
-            timer = asyncio.get_running_loop().call_at(entry.waits_until + _TICK_S, self.place_waiting)
+            call_at = asyncio.get_running_loop().call_at
+            timers = [
+                call_at(entry.late_at, self._set_late, entry, True),
+                call_at(entry.waits_until + _TICK_S, self._set_late, entry, False),
+            ]
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.shield(claimed)
@@ -230,8 +234,14 @@ class WaitingQueue:
             self._leave(entry, claimed)
             raise
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
+
+    def _set_late(self, entry: QueueEntry, late: bool) -> None:
+        """Has a request wait behind those that are not late, or no more."""
+        if entry in self._waiters:
+            self._order.set_late(entry, late)
+            self.place_waiting()
 
     def place_waiting(self) -> None:
         """Places requests in order; call it whenever a worker may take more.

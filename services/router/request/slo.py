@@ -27,8 +27,8 @@ class Slo:
 
 
 class Due(NamedTuple):
-    """When a first token is due: in `left_s`, of `limit_s` that there were at the request's arrival; None where
-    its deadline alone says so."""
+    """When a first token is due: in `left_s`, of `limit_s` that there were at the request's arrival, None
+    where its deadline alone says so."""
 
     left_s: float
     limit_s: float | None = None

@@ -83,7 +83,7 @@ def test_two_that_exchange_are_no_worse_than_any_arrangement() -> None:
             min(before, share(machines, make, traffic))
             for before, (machines, make) in zip(worst, others, strict=True)
         ]
-    assert max(worst) < 0.7, worst
+    assert max(worst) < 0.85, worst
 
 
 def test_under_overload_one_on_duty_decodes_nothing() -> None:

@@ -208,3 +208,21 @@ def test_flows_without_requests_do_not_pile_up() -> None:
         place(order)
     flows = order._priorities[0].flows
     assert len(flows) <= 4096
+
+
+def test_late_requests_go_last_in_their_flow_alone() -> None:
+    order = RequestOrder()
+    a, b = tenant("a"), tenant("b")
+    first, second, third = wait(order, a, 3)
+    (other,) = wait(order, b)
+    order.set_late(first, True)
+    order.set_late(second, True)
+    assert [*order.walk()] == [third, first, second, other]
+    order.set_late(second, False)
+    assert [*order.walk()] == [second, third, first, other]
+    order.remove(first)
+    assert place(order) is second
+    assert sorted(map(id, order.walk())) == sorted(map(id, (third, other)))
+    (fourth,) = wait(order, a)
+    order.set_late(third, True)
+    assert [one for one in order.walk() if one is not other] == [fourth, third]
