@@ -24,6 +24,9 @@ from services.router.workers.tpot_ratio import TpotRatio
 TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
 # Above this share of a limit a worker counts as near it.
 _NEAR = 0.8
+# Where steps take longer than so many times their limit, sequences are taken to miss it in any case: it is of
+# their mean, and predictions vary.
+_LOST = 1.1
 # What a second of delay counts at most to a sequence that has a limit, beside one to a request without.
 _MOST_URGENT = 10.0
 # The share of its limit from which on a prompt's delay counts more than that of a request without.
@@ -167,6 +170,15 @@ def miss_risk(
     tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
     pressure = after_s / tightest
     return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)
+
+
+def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int) -> bool:
+    """Whether the sequences that a worker decodes meet their limits beside one more of so many tokens, as far
+    as they may still meet them."""
+    before_s, after_s = step_s(worker, 0), step_s(worker, 1, context_tokens)
+    tightest = bisect.bisect_left(worker.tpot_limits, before_s / _LOST)
+    limits = worker.tpot_limits[tightest:]
+    return not limits or after_s <= TPOT_SAFETY * limits[0]
 
 
 def prefill_delay_s(

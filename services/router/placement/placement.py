@@ -39,6 +39,7 @@ from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
     MissRisk,
     PromptAt,
+    keeps_others_in_time,
     mean_context,
     meets_alone,
     miss_risk,
@@ -80,6 +81,15 @@ class NoRoom(Enum):
 
     DECODE = auto()
     PREFILL = auto()
+
+
+class Waits(Enum):
+    """What keeps a request from a decode worker that has a free slot: nothing, that it would miss its own
+    limit of the time per output token there, or, since it is late, that others would miss theirs."""
+
+    NOT = auto()
+    FOR_ITSELF = auto()
+    FOR_OTHERS = auto()
 
 
 class _Pair(NamedTuple):
@@ -144,7 +154,7 @@ class Placement:
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
-        may_wait: Callable[[], bool] = lambda: False,
+        waits: Callable[[], Waits] = lambda: Waits.NOT,
     ) -> Claim | NoRoom:
         """Claims the best pair with room for `tokens` to prefill, and binds the call to its pool; otherwise
         says which of both has no room.
@@ -153,16 +163,15 @@ class Placement:
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
         token, `due`: when its first token is due, `behind`: how many requests wait behind it. `returning`:
         it has been placed before, and is not refused any more. `by_order`: whether prompts that a prefill
-        worker computes after this one do not count as queued there. `may_wait`: whether it may still wait
-        for a decode worker on which it meets `tpot_s`.
+        worker computes after this one do not count as queued there. `waits`: what for, if it has `tpot_s`.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         if tpot_s is not None and not returning:
-            waits = may_wait() and _worth_waiting(hits, tpot_s, context)
-            if self.refuse_late or waits:
-                may_use = partial(_in_time, may_use, tpot_s, context)
+            why = waits()
+            if self.refuse_late or (why is not Waits.NOT and _worth_waiting(hits, tpot_s, context)):
+                may_use = partial(_in_time, may_use, None if why is Waits.FOR_OTHERS else tpot_s, context)
         has_room = partial(_has_room, may_use=may_use)
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
@@ -306,9 +315,14 @@ def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bo
     return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
 
 
-def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit."""
-    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
+def _in_time(may_use: MayUse, tpot_s: float | None, context: int, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit; None: on which the others
+    would meet theirs."""
+    if not may_use(decode):
+        return False
+    if tpot_s is None:
+        return keeps_others_in_time(decode, context)
+    return sequences_within(decode, tpot_s, context) > 0
 
 
 def _prefill_order(

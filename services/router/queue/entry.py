@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 
+from services.router.placement.placement import Waits
 from services.router.queue.block_wait import PlacedNumber
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due, Slo
@@ -30,7 +31,7 @@ class QueueEntry:
     # then it waits behind those of its tenant and priority that are not.
     late_at: float = math.inf
     late: bool = False
-    # Until when it may wait for room under its limit of the time per output token, and behind others.
+    # Until when it may wait behind others, and for room under limits of the time per output token.
     waits_until: float = 0.0
     # When its client's call ends in any case, on the same clock.
     deadline: float | None = None
@@ -67,8 +68,14 @@ class QueueEntry:
         return Due(left_s, slo.ttft_s)
 
     def may_wait(self) -> bool:
-        """Whether it has time to wait for room under its limit of the time per output token."""
+        """Whether it has time to wait for room under limits of the time per output token."""
         return not self.returning and asyncio.get_running_loop().time() < self.waits_until
+
+    def waits(self) -> Waits:
+        """What it waits for where a decode worker has a free slot."""
+        if not self.may_wait():
+            return Waits.NOT
+        return Waits.FOR_OTHERS if self.late else Waits.FOR_ITSELF
 
     @property
     def tpot_s(self) -> float | None:

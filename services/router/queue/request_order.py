@@ -18,7 +18,7 @@ is theirs, each priority in turn, so that none starves.
 Within a flow, client calls take turns, by the same rule with a cost of one for each request: those of one
 call get successive turns, from the turn that was served last, so that a call with a thousand choices and a
 later call with one take turns. Within a turn, first come, first served. Requests that are too late for their
-first token go last.
+first token go last, but for a part of what is placed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from services.router.request.request import ClientCall
 
 # Of what is placed while less urgent requests wait, one part in so many is theirs.
 _FLOOR_PARTS = 10
+# Of what is placed while requests of the same flow are late, one in so many is one of these.
+_LATE_PARTS = 30
 # What a tenant that used less than its share may have at once before it waits its turn, in prompt tokens.
 BURST_TOKENS = 65_536.0
 # Flows without requests are kept, for their start tags, until there are so many.
@@ -60,6 +62,8 @@ class _Flow:
     prefill_s: float = 0.0
     # The turn of the request that was placed last.
     turn: int = 0
+    # How many were placed while others were late, since one of those went first.
+    before_late: int = 0
 
 
 @dataclass(eq=False)
@@ -171,6 +175,7 @@ class RequestOrder:
         priority.time = max(priority.time, flow.start)
         flow.turn = max(flow.turn, entry.position[0])
         self._remove(entry, priority, flow)
+        self._recall_late(flow)
         if flow.waiting:
             priority.waiting.remove(flow)
         flow.start += cost / flow.weight
@@ -207,6 +212,17 @@ class RequestOrder:
                 tokens += part * flow.tokens
                 prefill_s += part * flow.prefill_s
         return Ahead(round(count), tokens, prefill_s)
+
+    def _recall_late(self, flow: _Flow) -> None:
+        """Has the oldest late request go first after so many others."""
+        index = bisect.bisect_left(flow.waiting, True, key=lambda one: one.late)
+        if index == len(flow.waiting):
+            flow.before_late = 0
+            return
+        flow.before_late += 1
+        if flow.before_late >= _LATE_PARTS - 1:
+            flow.before_late = 0
+            self.set_late(flow.waiting[index], False)
 
     def _next(self, passed: _Passed) -> QueueEntry | None:
         """The next request that was not passed over: of the most urgent priority, or of one to whose floor

@@ -74,6 +74,8 @@ class WaitingQueue:
         # Those that were placed before, the oldest first.
         self._returned: list[QueueEntry] = []
         self._placed = 0
+        # What the last request that could not be placed waits for.
+        self._lacking = NoRoom.DECODE
         self._blocks = BlockWait()
         self._places = Places(max_waiting, _PLACES, "requests wait already")
         self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
@@ -128,7 +130,7 @@ class WaitingQueue:
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
             due=entry.due, behind=self._behind, returning=entry.returning,
-            by_order=partial(may_pass, self._placement, self._order), may_wait=entry.may_wait,
+            by_order=partial(may_pass, self._placement, self._order), waits=entry.waits,
         )  # fmt: skip
         if entry.returning:
             return await self._wait(entry, pick, until)
@@ -159,8 +161,8 @@ class WaitingQueue:
             entry.waits_until = late_at + _YIELDING_SHARE * (until - late_at)
 
     def _behind(self) -> int:
-        """How many requests wait behind the one that is placed."""
-        return max(0, len(self._waiters) - 1)
+        """How many requests wait for a prefill worker behind the one that is placed."""
+        return max(0, len(self._waiters) - 1) if self._lacking is NoRoom.PREFILL else 0
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
@@ -274,7 +276,9 @@ class WaitingQueue:
             placed = waiter.pick()
             if not isinstance(placed, NoRoom):
                 self._place(entry, placed)
-            elif limit is not None and placed is NoRoom.DECODE:
+                continue
+            self._lacking = placed
+            if limit is not None and placed is NoRoom.DECODE:
                 full[pool] = limit
             elif waiter.limited and not entry.returning and self._order.flows > 1:
                 self._order.pass_flow(entry)

@@ -218,8 +218,8 @@ def test_a_request_waits_for_room_under_its_limit_while_its_first_token_has_time
 
 
 def test_no_request_waits_for_room_under_its_limit_until_it_is_too_late() -> None:
-    """Its place in the queue ends long before its first token is due: half of what is left when it is late is
-    for its placement. Or its output takes 1.5 s more."""
+    """Its place in the queue ends long before its first token is due, and it is placed once it is late for
+    that: the others miss their limits already. Or its output takes 1.5 s more."""
 
     async def main() -> None:
         cluster, loop = Cluster(apart(), aware()), asyncio.get_running_loop()
@@ -229,7 +229,7 @@ def test_no_request_waits_for_room_under_its_limit_until_it_is_too_late() -> Non
         queue, began = cluster.queues[0], loop.time()
         entry = queue.enter(ClientCall(), slo)
         (await queue.claim(entry, 1024, 256, began + 0.4, lambda worker: 0)).release()
-        assert loop.time() - began == pytest.approx(0.376, abs=0.01)
+        assert loop.time() - began == pytest.approx(0.351, abs=0.01)
         hurried = await cluster.serve(0, slo, deadline=loop.time() + 1.6)
         assert hurried.ttft_s is not None
         assert hurried.ttft_s < 0.1
