@@ -244,12 +244,14 @@ class Placement:
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
-    def first_token_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
-        """Predicted seconds to the first token of a prompt that is placed now; 0 where no worker computes it.
-        `cached`: see `pick`."""
+    def most_prefill_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
+        """Predicted seconds until the first token of a prompt once it is placed, behind as many others as a
+        prefill worker may have queued; 0 where no worker computes it. `cached`: see `pick`."""
         prefills = [worker for worker in self._admitted(call) if worker.alive and worker.prefills]
-        prompts = (prompt_at(worker, tokens, cached(worker)) for worker in prefills)
-        return min((prompt.first_token_s for prompt in prompts), default=0.0)
+        return min(
+            (prefill_s(one, tokens, cached(one)) + prefill_s(one, self._ahead) for one in prefills),
+            default=0.0,
+        )
 
     def least(self, tokens: int, call: ClientCall) -> tuple[int, float]:
         """The slots of all decode workers that may serve a call, and predicted seconds of its prompt; 0 where
@@ -270,11 +272,11 @@ class Placement:
         order: Callable[[Worker], PrefillOrder],
         soon: Callable[[Worker], bool],
     ) -> Worker | None:
-        """The best worker that will start a prompt for `decode` soon. None where there is none, or where it
-        would disturb what it decodes more than it costs to wait for a better one."""
+        """The best worker that will start a prompt for `decode` soon. None where there is none, or where that
+        is `decode` and a prompt would delay what it decodes more than it costs to wait for a better one."""
         able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
         best = min(filter(soon, able), key=order, default=None)
-        if best is not None and best.exchanges and min(able, key=order) is not best:
+        if best is decode and decode.exchanges and min(able, key=order) is not decode:
             return None
         return best
 

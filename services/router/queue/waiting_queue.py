@@ -41,9 +41,8 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# A request is late once fewer than so many times the predicted seconds of its prompt are left until its first
-# token is due. It waits behind others for this share of the time that it may wait at all.
-_PROMPTS_LEFT, _YIELDING_SHARE = 2.0, 0.5
+# A late request waits behind others for this share of the time that it may wait at all.
+_YIELDING_SHARE = 0.5
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
 
@@ -154,8 +153,8 @@ class WaitingQueue:
             return
         if entry.deadline is not None:
             until = min(until, entry.deadline - max_tokens * (entry.tpot_s or 0.0))
-        prompt_s = self._placement.first_token_s(tokens, cached, entry.call)
-        late_at = min(entry.first_token_by, until) - _PROMPTS_LEFT * prompt_s
+        prompt_s = self._placement.most_prefill_s(tokens, cached, entry.call)
+        late_at = min(entry.first_token_by, until) - prompt_s
         if late_at > asyncio.get_running_loop().time():
             entry.late_at = late_at
             entry.waits_until = late_at + _YIELDING_SHARE * (until - late_at)

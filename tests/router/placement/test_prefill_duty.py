@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from services.router.placement.claim import Claim
+from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.prefill_duty import MOST_SHARE, on_duty
 from services.router.request.slo import Slo
@@ -160,3 +160,19 @@ def test_one_on_duty_decodes_what_no_other_has_a_slot_for() -> None:
     duty.prefill_share.add(2 * MOST_SHARE + 0.1)
     other.claimed_slots = 100
     assert decoded_at(workers) == (duty.name, "kept on prefill duty: no room elsewhere")
+
+
+def test_one_on_duty_that_is_idle_computes_though_the_other_would_delay_fewer() -> None:
+    """Many wait, whom a prompt at the one on duty would delay; the other has as many prompts as it may."""
+    duty, other = workers = pair()
+    other.claimed_slots = 20
+    placement = placement_of(list(workers), ahead=2048)
+    computing = PrefillClaim(other, 2048, 0.08)
+    claim = placement.pick(1024, 10, behind=lambda: 100)
+    assert not isinstance(claim, NoRoom)
+    assert (claim.prefill, claim.decode) == (duty, other)
+    claim.release()
+    computing.release()
+    claim = placement.pick(1024, 10, behind=lambda: 100)
+    assert not isinstance(claim, NoRoom)
+    assert (claim.prefill, claim.decode) == (other, other)
