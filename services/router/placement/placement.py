@@ -7,7 +7,8 @@ there), so that no slot waits long for its first token.
 Decode workers on which a request, or one that runs there, would miss its limit of the time per output token
 come last, the least risk first. Where late requests are refused, one with a limit is placed on none of them.
 Elsewhere, if all that run have limits as tight, a request that has time until its first token waits for room
-under its limit: so bursts are smoothed, and fewer miss their limits.
+under its limit, and one that is late while others would miss theirs: so bursts are smoothed, and fewer miss
+their limits.
 
 Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
 are not sent. Of prefill workers the one with the earliest predicted first token is chosen, by measured rates;
@@ -169,9 +170,11 @@ class Placement:
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         if tpot_s is not None and not returning:
-            why = waits()
-            if self.refuse_late or (why is not Waits.NOT and _worth_waiting(hits, tpot_s, context)):
-                may_use = partial(_in_time, may_use, None if why is Waits.FOR_OTHERS else tpot_s, context)
+            match self._waits(waits, hits, tpot_s, context):
+                case Waits.FOR_ITSELF:
+                    may_use = partial(_in_time, may_use, tpot_s, context)
+                case Waits.FOR_OTHERS:
+                    may_use = partial(_others_in_time, may_use, context)
         has_room = partial(_has_room, may_use=may_use)
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
@@ -202,6 +205,15 @@ class Placement:
         )
         self.on_claim()
         return claim
+
+    def _waits(
+        self, waits: Callable[[], Waits], workers: Iterable[Worker], tpot_s: float, context: int
+    ) -> Waits:
+        """What a request waits for that has a limit of the time per output token, and `context` tokens."""
+        if self.refuse_late:
+            return Waits.FOR_ITSELF
+        why = waits()
+        return why if why is not Waits.NOT and _worth_waiting(workers, tpot_s, context) else Waits.NOT
 
     def _pair(
         self,
@@ -317,14 +329,14 @@ def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bo
     return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
 
 
-def _in_time(may_use: MayUse, tpot_s: float | None, context: int, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit; None: on which the others
-    would meet theirs."""
-    if not may_use(decode):
-        return False
-    if tpot_s is None:
-        return keeps_others_in_time(decode, context)
-    return sequences_within(decode, tpot_s, context) > 0
+def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit."""
+    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
+
+
+def _others_in_time(may_use: MayUse, context: int, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which the others would meet their limits beside it."""
+    return may_use(decode) and keeps_others_in_time(decode, context)
 
 
 def _prefill_order(
