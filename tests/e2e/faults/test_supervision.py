@@ -119,7 +119,7 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
 @pytest.mark.parametrize(
     ("victims", "number"),
     [
-        (("prefill-0 engine",), signal.SIGKILL),
+        pytest.param(("prefill-0 engine",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 front",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 actor",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
