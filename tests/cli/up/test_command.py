@@ -294,7 +294,10 @@ def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
 
 @pytest.mark.parametrize(
     ("trait", "timeout_s", "message"),
-    [("silent", 0.3, "was not ready in 0.3 s"), ("nonsense", 20, "wrote 'hello' instead of ready")],
+    [
+        ("silent", 0.3, "was not ready in 0.3 s"),
+        ("nonsense", 20, "wrote 'hello' instead of ready"),
+    ],
 )
 def test_a_child_that_never_serves_is_named(start: Start, trait: str, timeout_s: float, message: str) -> None:
     up = start(both=1, worker=[trait], start_timeout_s=timeout_s)

@@ -149,6 +149,7 @@ def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_worker_by_itself_reports_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
