@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from baton.errors import BatonError, ErrorKind
+from baton.structured_logs import structlog
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from hypothesis import settings
+
+from baton.cluster.gpu_count import find_driver
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -43,20 +43,35 @@ def process_of(nodeid: str) -> str:
     return next((folder for folder in (FAULTS, E2E) if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
+def has_gpu() -> bool:
+    """Asks torch only where there is a driver: the process that hands out tests does without torch."""
+    if find_driver() is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
-if not torch.cuda.is_available():
+if not has_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
-
-# As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
-torch.set_num_threads(1)
-
-# No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
 
 # Hundreds of processes of ours are started: each would compile what it imports anew, a fifth of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a process needs that runs tests; that which hands them out (`-n`) runs none."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        import torch
+        from hypothesis import settings
+
+        # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
+        torch.set_num_threads(1)
+        # No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
+        settings.register_profile("any machine", deadline=None)
+        settings.load_profile("any machine")
 
 
 @pytest.hookimpl(wrapper=True)

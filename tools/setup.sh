@@ -49,9 +49,13 @@ if ! [ -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2
 fi
 rm -f "$stamp"
 say "installing $TORCH (once; this may take minutes)"
-# Python compiles what is imported when it is first imported; compiling all of it takes as long again.
-.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check "$TORCH" >&2
+# Python compiles what is imported when it is first imported; compiling all of it takes as long again. The most
+# is what tests import of torch and transformers, in several processes at once: it is compiled meanwhile.
+install=(.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt)
+"${install[@]}" "$TORCH" transformers >&2
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c 'import transformers.models.llama.modeling_llama' >/dev/null 2>&1 &
 say "installing the rest"
-.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
+"${install[@]}" -e '.[dev]' >&2
+wait
 echo "$wanted" >"$stamp"
 say "done"

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-import structlog
-
 from baton.api_keys import ApiKey
 from baton.errors import BatonError
 from baton.state.keys import POLL_S
 from baton.state.redis_keys import KeyListing
+from baton.structured_logs import structlog
 
 _log = structlog.get_logger(part="state")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 
-import structlog
-
 from baton.errors import BatonError, ErrorKind
 from baton.state.client.counters import Counters
 from baton.state.keys import LEASE_S, RENEW_S
 from baton.state.records import Member
 from baton.state.stores import Registry
+from baton.structured_logs import structlog
 
 # Pause after a failed renewal; randomised, so that processes do not retry at the same time.
 _RETRY_S = 0.4

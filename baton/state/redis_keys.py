@@ -10,7 +10,6 @@ import json
 import uuid
 from dataclasses import dataclass
 
-import structlog
 from pydantic import ValidationError
 
 from baton.api_keys import ApiKey
@@ -19,6 +18,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import Connection
 from baton.state.keys import Keys
+from baton.structured_logs import structlog
 
 MAX_KEYS = 10_000
 

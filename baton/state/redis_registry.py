@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
-import structlog
 from pydantic import ValidationError
 
 from baton.errors import BatonError, ErrorKind
@@ -14,6 +13,7 @@ from baton.state.client.connection import NOW, Connection
 from baton.state.client.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, Keys
 from baton.state.records import Listed, Listing, Member
+from baton.structured_logs import structlog
 
 _log = structlog.get_logger(part="state")
 

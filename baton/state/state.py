@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-import structlog
-
 from baton.api_keys import ApiKey
 from baton.cluster_auth import KeyProof
 from baton.errors import BatonError, ErrorKind
@@ -36,6 +34,7 @@ from baton.state.response_seal import ResponseSeal
 from baton.state.seal import Seal, new_journal_key
 from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry, ResponseStore
 from baton.state.view import View
+from baton.structured_logs import structlog
 
 NAMESPACE = "baton"
 CLOSE_S = 2.0

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
-import structlog
 
 from baton.errors import BatonError, ErrorKind
+from baton.structured_logs import structlog
 from baton.tls.files import LOOK_EVERY_S, TlsFiles
 from baton.tls.material import Chain, Material, parse_chain
 from baton.tls.server import ServerTls

@@ -37,7 +37,7 @@ class Size:
     graph: bool
 
 
-REDUCED = Size(40, 6, 40, 24, 40, 4, graph=False)
+REDUCED = Size(24, 6, 40, 24, 40, 4, graph=False)
 FULL = Size(500, 72, 850, 60, 64, 2, graph=True)
 PARTS = 4
 

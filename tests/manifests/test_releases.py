@@ -12,7 +12,9 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"needs namespaces: {why_not()}")
 
 
+@pytest.mark.slow
 def test_a_release_with_tls_serves_and_replaces_its_pods() -> None:
+    """In make test: the rendered manifests, and one group of workers (e2e/faults/test_worker_group.py)."""
     run_tests(SCENARIOS / "scenario_small.py", within_s=200)
 
 

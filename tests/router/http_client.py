@@ -12,7 +12,7 @@ from tests.router.conftest import MODEL, Site
 
 
 def http(here: Site) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{here.addresses['http']}", timeout=10)
+    return httpx.AsyncClient(base_url=f"http://{here.addresses['http']}", timeout=10, verify=False)
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:

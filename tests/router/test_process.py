@@ -83,7 +83,7 @@ async def test_serves_then_drains(model_folder: Path) -> None:
     async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)
-        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}", verify=False) as client:
             assert (await client.get("/health")).status_code == 200
         worker.behaviour.step_s = 0.02
         async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
@@ -106,7 +106,9 @@ async def test_a_stopping_router_moves_its_clients_elsewhere(model_folder: Path)
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)
         host, port = addresses["http"].split(":")
-        kept = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{addresses['http']}"))
+        kept = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://{addresses['http']}", verify=False)
+        )
         silent, writer = await asyncio.open_connection(host, int(port))
         asked = {"model": MODEL, "prompt": [1, 2], "max_tokens": 3}
         assert "connection" not in (await kept.post("/v1/completions", json=asked)).headers
@@ -119,7 +121,7 @@ async def test_a_stopping_router_moves_its_clients_elsewhere(model_folder: Path)
         answer = await kept.post("/v1/completions", json=asked)
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert await asyncio.wait_for(silent.read(), 10) == b""
-        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as late:
+        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}", verify=False) as late:
             refused = await late.post("/v1/completions", json=asked)
         assert (refused.status_code, refused.json()["error"]["message"]) == (
             503,

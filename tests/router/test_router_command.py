@@ -114,7 +114,7 @@ async def test_two_routers_find_workers_in_redis_and_one_drains(
         addresses = [await ready(process) for process in (first, second)]
         admin = f"http://{addresses[0]['admin_http']}"
         assert admin.startswith(f"http://{admin_host}:")
-        client = await stack.enter_async_context(httpx.AsyncClient())
+        client = await stack.enter_async_context(httpx.AsyncClient(verify=False))
         assert (await client.get(f"{admin}/ready")).status_code == 200
         worker.behaviour.step_s = 0.02
         calls = []

@@ -9,7 +9,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
-import triton
 
 from baton.device.kernel_files.manifest import KernelManifest
 from baton.errors import BatonError, ErrorKind
@@ -21,6 +20,8 @@ def kernels_here(device_index: int) -> KernelManifest:
     """That of this process on a GPU. Raises BatonError(INVALID) where there is none."""
     if not torch.cuda.is_available():
         raise BatonError(ErrorKind.INVALID, "kernels are compiled for a GPU, and torch finds none")
+    import triton  # an engine on a CPU starts without
+
     major, minor = torch.cuda.get_device_capability(device_index)
     return KernelManifest(_baton(), str(torch.__version__), triton.__version__, f"{major}.{minor}")
 

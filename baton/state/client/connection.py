@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import structlog
 from redis import exceptions as redis_errors
 
 from baton.errors import BatonError, ErrorKind
 from baton.followed_file import FollowedFile
 from baton.state.client.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
 from baton.state.client.counters import Counters
+from baton.structured_logs import structlog
 
 # Longest time of a call, including its wait for a connection.
 CALL_S = 2.0

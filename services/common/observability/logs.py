@@ -11,7 +11,7 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
-import structlog
+from baton.structured_logs import structlog
 
 
 class _Stderr:

@@ -32,7 +32,9 @@ def accounting_is_consistent(engine: DecodeEngine) -> None:
     engine.model.pools.check_integrity([])
 
 
-@pytest.mark.parametrize("scatter", ["staged", pytest.param("pinned", marks=pytest.mark.slow), "pieces"])
+@pytest.mark.parametrize(
+    "scatter", ["staged", *(pytest.param(one, marks=pytest.mark.slow) for one in ("pinned", "pieces"))]
+)
 def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = partial(StagedScatter, device=FakeDevice(Pump(None)))
     monkeypatch.setitem(churn.SCATTERS, "staged", fake)

@@ -87,8 +87,8 @@ def wait_gone(pids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("number", "to_group"),
     [
-        (signal.SIGTERM, False),
         (signal.SIGINT, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),  # e2e's clusters end so
         pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
     ],
@@ -280,7 +280,7 @@ def test_a_worker_that_ends_before_all_serve_stops_everything(start: Start) -> N
     assert "exited with code 2: the engine ended" in err
 
 
-@pytest.mark.parametrize("who", ["worker", "router"])
+@pytest.mark.parametrize("who", ["worker", pytest.param("router", marks=pytest.mark.slow)])
 def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
     up = start(prefill=1, decode=1, **{who: ["refuse"]})
     code, out, err = up.finish()
@@ -294,7 +294,10 @@ def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
 
 @pytest.mark.parametrize(
     ("trait", "timeout_s", "message"),
-    [("silent", 0.3, "was not ready in 0.3 s"), ("nonsense", 20, "wrote 'hello' instead of ready")],
+    [
+        ("silent", 0.3, "was not ready in 0.3 s"),
+        ("nonsense", 20, "wrote 'hello' instead of ready"),
+    ],
 )
 def test_a_child_that_never_serves_is_named(start: Start, trait: str, timeout_s: float, message: str) -> None:
     up = start(both=1, worker=[trait], start_timeout_s=timeout_s)

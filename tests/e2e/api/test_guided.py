@@ -146,6 +146,7 @@ async def prove(cluster: Cluster, cases: Sequence[Schema], temperature: float) -
     return f"{ended} of {len(cases)} ended by themselves, all valid; {tokens} tokens"
 
 
+@pytest.mark.slow
 async def test_a_killed_mask_process_costs_no_output(cluster: Cluster) -> None:
     """What it guided goes on with another attempt, from the token it had; free outputs do not notice."""
     async with cluster.stub() as stub:
@@ -203,6 +204,7 @@ async def test_clients_that_leave_leave_nothing(cluster: Cluster) -> None:
     await assert_all_free(cluster, within_s=5)
 
 
+@pytest.mark.slow
 async def test_hostile_grammars_disturb_no_other_request(cluster: Cluster) -> None:
     """Each ends, in an error of its client or at max_tokens; what runs beside them is as it is alone."""
     nested = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}

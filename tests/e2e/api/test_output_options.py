@@ -162,10 +162,8 @@ async def test_a_stop_string_split_over_tokens(apis: Any, known: Known, tokenize
     assert (choice.text, choice.finish) == (text[: text.index(stop)], "stop")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_list_of_prompts_has_indexed_choices(
-    cluster: Cluster, tokenizer: Tokenizer, stream: bool
-) -> None:
+async def test_a_list_of_prompts_has_indexed_choices(cluster: Cluster, tokenizer: Tokenizer) -> None:
+    """Whole and streamed."""
     draw = random.Random(4)
     prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 90))] for _ in range(20)]
     texts = ["one text", "and another, longer: naïve 接力"]
@@ -173,10 +171,12 @@ async def test_a_list_of_prompts_has_indexed_choices(
     async with cluster.http() as client:
         for several in (prompts, texts):
             alone = [(await complete(client, prompt, **fields)).only for prompt in several]
-            together = await complete(client, several, stream=stream, **fields)
-            assert [together.choices[index] for index in range(len(several))] == alone
-            assert together.usage["completion_tokens"] == 9 * len(several)
-        assert together.usage["prompt_tokens"] == sum(len(tokenizer.encode(text).ids) for text in texts)
+            for stream in (False, True):
+                together = await complete(client, several, stream=stream, **fields)
+                assert [together.choices[index] for index in range(len(several))] == alone
+                assert together.usage["completion_tokens"] == 9 * len(several)
+                sizes = [len(one if isinstance(one, list) else tokenizer.encode(one).ids) for one in several]
+                assert together.usage["prompt_tokens"] == sum(sizes)
         await assert_all_free(cluster, within_s=2)
 
 

@@ -104,7 +104,7 @@ async def test_forced_calls_whole_and_streamed(cluster: Cluster, temperature: fl
     await assert_all_free(cluster, within_s=5)
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_the_same_over_grpc(cluster: Cluster, large: bool) -> None:
     """A small message, and one that a helper process parses and tokenises."""
     tools = [

@@ -27,6 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", seed=8)
 
 
+@pytest.mark.slow
 async def test_a_cut_connection_replays_nothing_that_was_received(model: Path) -> None:
     engine = {"dtype": "float64", "slots": STREAMS}
     with loose_workers(

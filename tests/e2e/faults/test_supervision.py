@@ -119,7 +119,7 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
 @pytest.mark.parametrize(
     ("victims", "number"),
     [
-        (("prefill-0 engine",), signal.SIGKILL),
+        pytest.param(("prefill-0 engine",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 front",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 actor",), signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
@@ -151,6 +151,7 @@ async def test_serves_again(
         assert await ends_well_or_typed(cluster, stub, model)
 
 
+@pytest.mark.slow
 async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: Cluster, model: Path) -> None:
     async with cluster.stub() as stub:
         before = await whole_again(cluster, again_s())
@@ -243,6 +244,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
         await theirs.stop()
 
 
+@pytest.mark.slow
 async def test_no_process_of_ray_holds_a_secret(cluster: Cluster, redis: RedisServer) -> None:
     """Not even after actors and workers were made anew, as the tests above have had them."""
     front = next(pid for pid, command in processes(cluster).items() if "services.worker" in command)

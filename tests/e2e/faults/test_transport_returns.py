@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
@@ -23,6 +24,7 @@ STOPPED_S = 0.9
 RETURNS_S = 15.0
 
 
+@pytest.mark.slow
 async def test_a_link_returns_to_shared_memory_after_a_stall(model: Path) -> None:
     flags = ("--prefill", "1", "--decode", "1", "--dtype", "float64")
     with baton_up(model, *flags, program=program("tests.e2e.support.impatient_links")) as cluster:

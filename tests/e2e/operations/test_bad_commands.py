@@ -140,6 +140,7 @@ def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_pa
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
     reported = ("--device", "cpu", "--transport", "nccl", "--ray-address", "none", *ANY_PORTS)
     code, out, err = baton("up", "--both", "1", "--model", str(model), *reported)
@@ -148,6 +149,7 @@ def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_worker_by_itself_reports_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)

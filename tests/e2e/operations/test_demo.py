@@ -9,10 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from baton.process_stat import is_running
 from tests.e2e.support.cluster import descendants
 
 
+@pytest.mark.slow
 def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     children: set[int] = set()

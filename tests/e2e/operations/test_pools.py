@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ENGINE = {"dtype": "float64", "chunk_tokens": 16, "slots": 4}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 PROMPT = [(number * 7) % VOCAB_SIZE for number in range(40)]
+# With fake workers: tests/router/placement/test_pools.py.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,6 @@ async def test_an_upgrade_takes_over_under_load(models: dict[str, Path], rolling
     await upgrade(models, rolling, stops_old=False)
 
 
-@pytest.mark.slow
 async def test_the_old_workers_of_an_upgrade_are_drained(models: dict[str, Path]) -> None:
     new = {"model": str(models["new"])}
     roles: tuple[Role, ...] = ("prefill", "decode", "prefill", "decode")
@@ -191,7 +192,6 @@ async def test_the_old_workers_of_an_upgrade_are_drained(models: dict[str, Path]
         await upgrade(models, loose, stops_old=True)
 
 
-@pytest.mark.slow
 async def test_workers_that_tokenise_or_compute_otherwise_get_no_work(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

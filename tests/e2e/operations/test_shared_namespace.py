@@ -67,6 +67,7 @@ def judge(answers: list[Answer | Exception]) -> None:
     assert (len(failed), len(again)) == (0, 0), f"of {len(answers)}: {failed[:1]}"
 
 
+@pytest.mark.slow
 async def test_with_one_secret_they_share_their_workers(model: Path) -> None:
     """Each of the four links is between two workers of which others have the same names."""
     async with two_clusters(model, 4) as clusters:

@@ -107,6 +107,7 @@ async def under_attack(loose: Loose, transfer: str) -> AsyncIterator[set[grpc.St
         await attacking
 
 
+@pytest.mark.slow
 async def test_strangers_get_nothing_and_do_no_harm(model: Path) -> None:
     transfer = f"127.0.0.1:{(port := free_port())}"
     links = {"transport": "grpc", "transfer_port": port}

@@ -127,7 +127,7 @@ class Cluster:
         }
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=120)
+        return httpx.AsyncClient(base_url=self.url, timeout=120, verify=False)
 
 
 def leaks(audit: Audit) -> list[str]:

@@ -115,6 +115,7 @@ def check_that_it_took_effect(audits: dict[str, Audit], figures: Figures) -> Non
     assert sum(audit.handoffs_committed for audit in audits.values()) > figures.choices
 
 
+@pytest.mark.slow
 def test_one_after_the_other_they_say_the_same(known: Known, cluster: Cluster) -> None:
     alone = asyncio.run(ask_alone(cluster, known.asks[: len(EVERY)]))
     assert alone == known.answers[: len(EVERY)]
@@ -129,6 +130,7 @@ def test_other_workers_say_the_same(known: Known, model: Path, judge: Judge) -> 
         assert mine == its, ask
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_of_every_length(cluster: Cluster, judge: Judge) -> None:
     """Around blocks, chunks and the 256 that a worker sends at a time; with an output and without."""
     rng = random.Random(4)

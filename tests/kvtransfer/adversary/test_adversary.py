@@ -80,7 +80,7 @@ def test_in_memory(transfers: int, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "transfers", [pytest.param(200, id="200"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
+    "transfers", [pytest.param(150, id="150"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
 )
 def test_over_grpc(transfers: int) -> None:
     proxy = ByteProxy(WrongDice(5, WRONGS, FARTHEST))

@@ -161,7 +161,7 @@ async def drained_by_command(site: SiteMaker, capsys: pytest.CaptureFixture[str]
 async def test_what_the_admin_http_port_serves(site: SiteMaker) -> None:
     async with (
         site() as here,
-        httpx.AsyncClient(base_url=f"http://{here.addresses['admin_http']}") as admin,
+        httpx.AsyncClient(base_url=f"http://{here.addresses['admin_http']}", verify=False) as admin,
     ):
         await here.generate(ids_request([1], 3))
         assert "baton_router_requests_total" in (await admin.get("/metrics")).text
@@ -184,7 +184,7 @@ async def test_public_metrics_are_on_where_the_listener_is_on_loopback(
 ) -> None:
     async with site(**settings) as here:
         port = here.addresses["http"].rpartition(":")[2]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
             assert (await client.get("/metrics")).status_code == status
         assert here.addresses["admin_http"].startswith("127.0.0.1:")
         assert here.addresses["admin"].startswith("127.0.0.1:")
@@ -207,7 +207,7 @@ async def test_readiness_of_a_router_process_before_with_and_after_its_workers(m
         worker_port, http_port = one.getsockname()[1], other.getsockname()[1]
     settings = {"http_port": http_port, "grpc_port": 0, "drain_s": 5}
     process = await start(config(model_folder, [f"127.0.0.1:{worker_port}"], **settings))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", verify=False) as client:
 
         async def status_of(path: str) -> tuple[int, str]:
             answer = await client.get(path)
@@ -253,7 +253,7 @@ async def test_an_admin_port_that_others_reach_asks_for_the_clusters_secret(site
         assert status.grpc_address == here.addresses["grpc"]
         # Metrics are read-only and name no address: scrapers need no secret.
         port = here.addresses["admin_http"].rpartition(":")[2]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
             assert (await client.get("/metrics")).status_code == 200
     with pytest.raises(BatonError, match=r"an admin port on 0\.0\.0\.0 needs a cluster_secret"):
         async with site(prefill=0, decode=0, admin_host="0.0.0.0"):

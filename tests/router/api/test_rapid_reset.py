@@ -115,7 +115,7 @@ async def flood(site: SiteMaker, count: int) -> None:
 
 
 async def test_a_flood_of_cancelled_requests(site: SiteMaker) -> None:
-    await flood(site, 100)
+    await flood(site, 60)
 
 
 @pytest.mark.slow

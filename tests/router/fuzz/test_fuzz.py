@@ -179,8 +179,8 @@ def unhurried_heart(site: SiteMaker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_both_apis_agree_and_none_fails(site: SiteMaker) -> None:
-    counts = await run(site, 800, seed=1)
-    assert counts.total() == 800
+    counts = await run(site, 400, seed=1)
+    assert counts.total() == 400
     assert all(counts[f"{kind} {end}"] > 10 for kind in KINDS for end in ("ok", "refused")), counts
 
 

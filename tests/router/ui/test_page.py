@@ -27,7 +27,11 @@ PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_
 
 def admin(here: Site, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=f"http://{here.addresses['admin_http']}", timeout=10, headers=headers, trust_env=False
+        base_url=f"http://{here.addresses['admin_http']}",
+        timeout=10,
+        headers=headers,
+        trust_env=False,
+        verify=False,
     )
 
 
@@ -212,7 +216,9 @@ async def test_where_it_is_served(site: SiteMaker, settings: dict[str, Any], ser
         return
     async with site(prefill=0, decode=0, **settings) as here:
         port = here.addresses["admin_http"].rpartition(":")[2]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False
+        ) as client:
             for path in ("/", "/ui/page.js", "/ui/status"):
                 assert (await client.get(path)).status_code == (200 if served else 404), path
             assert (await client.post("/ui/chat", json={})).status_code == (400 if served else 404)

@@ -20,7 +20,6 @@ from baton.errors import BatonError, ErrorKind
 from baton.layout import FP8, Layout
 from baton.model_files import TokenizerFiles
 from services.common.config.worker import EngineConfig
-from services.worker.engine.startup.kernel_tuning import tune_products
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner
 
@@ -67,7 +66,10 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     )
     config = config.for_context(max_context)
     formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
-    tune_products(config, engine, device, dtype, formats)
+    if device.type == "cuda":  # Triton is a tenth of what an engine imports
+        from services.worker.engine.startup.kernel_tuning import tune_products
+
+        tune_products(config, engine, device, dtype, formats)
     weights_need = weight_bytes(config, dtype, formats)
     plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()
     with LoadingProgress() as progress:

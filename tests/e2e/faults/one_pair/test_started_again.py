@@ -97,6 +97,7 @@ async def test_a_router_that_dies_is_started_again_where_it_was(cluster: Cluster
     assert cluster.process.poll() is None
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_restart_is_refused_comes_back_with_what_was_missing(
     cluster: Cluster, model: Path
 ) -> None:

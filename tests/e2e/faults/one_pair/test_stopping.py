@@ -100,7 +100,7 @@ def test_while_idle(own_pair: Cluster, send: Send, number: int) -> None:
     [
         pytest.param(1, id="first-child"),
         pytest.param(4, id="front", marks=SLOW),
-        pytest.param(5, id="engine"),
+        pytest.param(5, id="engine", marks=SLOW),
     ],
 )
 @pytest.mark.parametrize("send", [pytest.param(to_parent, marks=SLOW), to_group])
@@ -132,7 +132,7 @@ async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("prefill-0", "engine_pid"),
+        pytest.param("prefill-0", "engine_pid", marks=SLOW),
         ("decode-0", "front_pid"),
         pytest.param("prefill-0", "front_pid", marks=SLOW),
         pytest.param("decode-0", "engine_pid", marks=SLOW),
