@@ -64,6 +64,7 @@ class Size:
 
 
 FULL = Size(requests=1000, every=60, least_kills=5, stages=frozenset(STAGES))
+REDUCED = Size(requests=40, every=25, least_kills=1, stages=frozenset({"admitted", "prefilling", "decoding"}))
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,11 @@ async def prove(cluster: Cluster, model: Path, size: Size) -> None:
     log = cluster.log.read_text()
     assert not [line for line in log.splitlines() if any(fault in line for fault in FAULTS_OF_OURS)]
     check_tokens(model, soaked.outcomes)
+
+
+async def test_clients_leave_and_workers_die(model: Path) -> None:
+    with baton_up(model, *FLAGS, *TOPOLOGIES["both"]) as cluster:
+        await prove(cluster, model, REDUCED)
 
 
 @pytest.mark.slow

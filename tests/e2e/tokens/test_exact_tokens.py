@@ -107,7 +107,7 @@ class Ask:
 
 # The families that have clusters, of one combined worker and of one worker of each role: caches of two shapes
 # and lifetimes. All else about a family is within an engine (tests/engine); one combined worker answers with
-# exact tokens in test_redis_outage.py too, and two workers of each role in faults/two_pairs.
+# exact tokens in test_combined_workers.py too, and two workers of each role in faults/two_pairs.
 FEW = (pytest.param(6, marks=pytest.mark.slow), 9)
 
 

@@ -37,6 +37,7 @@ from tests.e2e.faults.interrupted import (
     state_of,
     streaming,
 )
+from tests.e2e.faults.test_unsupervised import REDUCED, prove
 from tests.e2e.faults.two_pairs.test_lost_workers import all_free, by_role, working
 from tests.e2e.support.cluster import eventually
 from tests.e2e.support.workers import Loose, Worker
@@ -121,6 +122,11 @@ async def all_ready(loose: Loose) -> None:
     for worker in loose.workers.values():
         while (state := await state_of(loose.cluster, worker)) != "ready":
             assert time.monotonic() < deadline, f"{worker.name} is {state}"
+
+
+async def test_clients_beside_a_worker_that_is_cut_off(model: Path, loose: Loose) -> None:
+    """The reduced run of `test_unsupervised.py`."""
+    await prove(loose, model, REDUCED)
 
 
 async def test_no_false_alarm_for_stalls_under_a_second(model: Path, loose: Loose) -> None:
