@@ -15,7 +15,7 @@ demo: setup ## a small cluster on this machine, a few streamed prompts, a summar
 	@baton demo $(ARGS)
 
 test: setup ## the tests that fit any machine, in minutes
-	pytest -n 3 --durations=10 -v $(ARGS)
+	pytest -n 4 --durations=10 -v $(ARGS)
 
 prove: setup ## the proofs at full size (marker slow) that need no GPU
 	pytest --durations=10 -v -m 'slow and not gpu and not multigpu' $(ARGS)
