@@ -226,3 +226,23 @@ def test_late_requests_go_last_in_their_flow_alone() -> None:
     (fourth,) = wait(order, a)
     order.set_late(third, True)
     assert [one for one in order.walk() if one is not other] == [fourth, third]
+
+
+def test_one_of_thirty_that_are_placed_is_the_oldest_late_one() -> None:
+    """In one walk, which passes over some."""
+    order = RequestOrder()
+    late = wait(order, None, 3)
+    others = wait(order, None, 70)
+    for entry in late:
+        order.set_late(entry, True)
+    stuck, placed = others[:5], []
+    for entry in order.walk():
+        if entry not in stuck:
+            order.placed(entry, COST)
+            placed.append(entry)
+    assert placed[:29] == others[5:34]
+    # Those moved in front of what the walk has passed over are for the next one.
+    assert [*order.walk()] == [late[0], late[1], *stuck]
+    assert placed[29:] == [*others[34:], late[2]]
+    order.placed(late[0], COST)
+    assert next(order.walk()) is late[1]
