@@ -30,7 +30,7 @@ _LOST = 1.1
 # What a second of delay counts at most to a sequence that has a limit, beside one to a request without.
 _MOST_URGENT = 10.0
 # The share of its limit from which on a prompt's delay counts more than that of a request without.
-_HURRY = 0.5
+_URGENT_FROM = 0.5
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
@@ -227,7 +227,7 @@ def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
     if due is None or not due.limit_s:
         return 1.0
     used = (due.limit_s - due.left_s + first_token_s) / due.limit_s
-    return max(1.0, min(1.0, used) / _HURRY) ** 4
+    return max(1.0, min(1.0, used) / _URGENT_FROM) ** 4
 
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:

@@ -256,9 +256,9 @@ class Placement:
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
 
-    def most_prefill_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
-        """Predicted seconds until the first token of a prompt once it is placed, behind as many others as a
-        prefill worker may have queued; 0 where no worker computes it. `cached`: see `pick`."""
+    def longest_first_token_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
+        """Predicted seconds from a prompt's placement, behind as many others as a prefill worker may have
+        queued, to its first token; 0 where no worker computes it. `cached`: see `pick`."""
         prefills = [worker for worker in self._admitted(call) if worker.alive and worker.prefills]
         return min(
             (prefill_s(one, tokens, cached(one)) + prefill_s(one, self._ahead) for one in prefills),

@@ -48,8 +48,8 @@ class QueueEntry:
         return self.number != _NOT_PLACED
 
     @property
-    def place(self) -> tuple[bool, Position]:
-        """Its place among those of its tenant and priority that wait; the lowest is first."""
+    def sort_key(self) -> tuple[bool, Position]:
+        """Of those of its tenant and priority that wait, the one with the lowest is placed first."""
         return self.late, self.position
 
     def left_s(self) -> float | None:

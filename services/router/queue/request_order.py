@@ -146,7 +146,7 @@ class RequestOrder:
     def add(self, entry: QueueEntry) -> None:
         """Begins to wait."""
         priority, flow = self._places(entry)
-        bisect.insort(flow.waiting, entry, key=lambda one: one.place)
+        bisect.insort(flow.waiting, entry, key=lambda one: one.sort_key)
         flow.weight = entry.weight
         flow.tokens += entry.tokens
         flow.prefill_s += entry.prefill_s
@@ -166,7 +166,7 @@ class RequestOrder:
         flow = self._places(entry)[1]
         del flow.waiting[_index_of(entry, flow)]
         entry.late = late
-        bisect.insort(flow.waiting, entry, key=lambda one: one.place)
+        bisect.insort(flow.waiting, entry, key=lambda one: one.sort_key)
 
     def placed(self, entry: QueueEntry, cost: float) -> None:
         """Is placed, and its flow charged."""
@@ -276,6 +276,6 @@ class RequestOrder:
 
 
 def _index_of(entry: QueueEntry, flow: _Flow) -> int:
-    index = bisect.bisect_left(flow.waiting, entry.place, key=lambda one: one.place)
+    index = bisect.bisect_left(flow.waiting, entry.sort_key, key=lambda one: one.sort_key)
     assert flow.waiting[index] is entry
     return index

@@ -73,8 +73,8 @@ class WaitingQueue:
         # Those that were placed before, the oldest first.
         self._returned: list[QueueEntry] = []
         self._placed = 0
-        # What the last request that could not be placed waits for.
-        self._lacking = NoRoom.DECODE
+        # Why the last request that was not placed was not.
+        self._last_no_room = NoRoom.DECODE
         self._blocks = BlockWait()
         self._places = Places(max_waiting, _PLACES, "requests wait already")
         self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
@@ -153,7 +153,7 @@ class WaitingQueue:
             return
         if entry.deadline is not None:
             until = min(until, entry.deadline - max_tokens * (entry.tpot_s or 0.0))
-        prompt_s = self._placement.most_prefill_s(tokens, cached, entry.call)
+        prompt_s = self._placement.longest_first_token_s(tokens, cached, entry.call)
         late_at = min(entry.first_token_by, until) - prompt_s
         if late_at > asyncio.get_running_loop().time():
             entry.late_at = late_at
@@ -161,7 +161,7 @@ class WaitingQueue:
 
     def _behind(self) -> int:
         """How many requests wait for a prefill worker behind the one that is placed."""
-        return max(0, len(self._waiters) - 1) if self._lacking is NoRoom.PREFILL else 0
+        return max(0, len(self._waiters) - 1) if self._last_no_room is NoRoom.PREFILL else 0
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
@@ -276,7 +276,7 @@ class WaitingQueue:
             if not isinstance(placed, NoRoom):
                 self._place(entry, placed)
                 continue
-            self._lacking = placed
+            self._last_no_room = placed
             if limit is not None and placed is NoRoom.DECODE:
                 full[pool] = limit
             elif waiter.limited and not entry.returning and self._order.flows > 1:

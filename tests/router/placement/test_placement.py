@@ -343,7 +343,7 @@ def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
     # Steps of 10.5 ms: the streams' delay of 1 s beside 0.6 s of those that wait.
     assert computed_by(1.0) == BOTH, "it costs streams next to nothing"
     assert computed_by(0.0125) == PREFILL, "they are near their limit"
-    assert computed_by(0.0125, Due(1.8, limit_s=2.0)) == PREFILL, "nobody is in a hurry"
+    assert computed_by(0.0125, Due(1.8, limit_s=2.0)) == PREFILL, "its first token has time"
     assert computed_by(0.0125, Due(0.5, limit_s=2.0)) == BOTH, "most of its time is gone"
     assert computed_by(0.0125, Due(0.5)) == PREFILL, "a deadline says nothing of how long it has waited"
 

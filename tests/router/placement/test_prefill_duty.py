@@ -66,6 +66,7 @@ def test_two_that_exchange_divide_the_work_from_the_start(routers: int) -> None:
     assert machines[0].most_running <= 3 < machines[1].most_running
 
 
+@pytest.mark.usefixtures("in_order_of_arrival")
 def test_two_that_exchange_are_no_worse_than_any_arrangement() -> None:
     """Of 1,024 tokens in and 256 out a worker on duty computes the prompts, and decodes nothing. Of 256 in
     and 512 out it is idle for two thirds of the time, and decodes a third of the sequences, which would miss
@@ -83,7 +84,7 @@ def test_two_that_exchange_are_no_worse_than_any_arrangement() -> None:
             min(before, share(machines, make, traffic))
             for before, (machines, make) in zip(worst, others, strict=True)
         ]
-    assert max(worst) < 0.85, worst
+    assert max(worst) < 0.7, worst
 
 
 def test_under_overload_one_on_duty_decodes_nothing() -> None:

@@ -44,7 +44,7 @@ def test_a_late_one_waits_while_others_would_miss_their_limits(
 
 
 class Spying(Placement):
-    """Records how many requests it is told to wait behind each."""
+    """Records how many requests wait behind each that it places."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
