@@ -49,7 +49,7 @@ def refusal(check: Any, *arguments: object) -> tuple[str, str | None] | None:
     return caught.value.message, caught.value.param
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(_TEXTS, _VALUES, max_size=3), _BOUNDED, st.sampled_from([None, 1]))
 def test_agrees_with_the_document(odd: dict[str, Any], bounded: dict[str, Any], indent: int | None) -> None:
     for one in ({}, *({name: value} for name, value in bounded.items())):
