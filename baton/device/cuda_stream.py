@@ -118,15 +118,26 @@ class TorchStream:
 
     asynchronous = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, other: torch.cuda.Stream | None = None) -> None:
+        """`other`: what is enqueued while this stream is active begins when all that was enqueued there has
+        ended, and what is enqueued there afterwards begins when it has."""
         self._device = device
+        self._other = other
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def in_turn(self) -> bool:
+        return self._other is not None
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self._other is not None:
+            self._stream.wait_stream(self._other)
         with torch.cuda.stream(self._stream):
             yield
+        if self._other is not None:
+            self._other.wait_stream(self._stream)
 
     def record_event(self) -> TimedEvent:
         return TorchEvent()

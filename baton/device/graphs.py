@@ -52,6 +52,11 @@ class GraphStream(Recorder):
         if self.on_chip:
             self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The one that graphs are replayed on; None on a CPU."""
+        return self._stream if self.on_chip else None
+
     def capture(self, launch: Callable[[], None]) -> Graph:
         """As `Recorder.capture`, followed by one replay, since a graph's first replay also uploads it to the
         GPU."""

@@ -62,6 +62,11 @@ class ComputeStream(Protocol):
     def asynchronous(self) -> bool:
         """Whether operations return before their work is done."""
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether its work runs in turn with that of another stream, in the order in which both are
+        enqueued, so that neither slows the other."""
+
     def activate(self) -> contextlib.AbstractContextManager[None]:
         """Makes it torch's current stream, behind all work enqueued on the stream that was current."""
 
@@ -95,6 +100,7 @@ class HostStream:
     """A `ComputeStream` on a CPU: every operation is done when it returns."""
 
     asynchronous = False
+    in_turn = False
 
     def activate(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -218,18 +218,17 @@ class Rates(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
     DECODE_CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
-    DECODE_BESIDE_PREFILL_S_FIELD_NUMBER: _builtins.int
     prefill_token_s: _builtins.float
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
     prefill_half_context: _builtins.float
     """Tokens of context at which attention takes as long as the rest of a prompt token; 0: it takes nothing."""
     decode_step_s: _builtins.float
-    """A decode step takes the first, and the others for each of its sequences and for each token of their contexts."""
+    """A decode step takes the first, and the others for each of its sequences and for each token of their contexts;
+    where prompts are computed too, it waits for their steps in addition.
+    """
     decode_sequence_s: _builtins.float
     decode_context_token_s: _builtins.float
-    decode_beside_prefill_s: _builtins.float
-    """How much longer a decode step takes while this worker computes prompts all the time."""
     def __init__(
         self,
         *,
@@ -239,11 +238,10 @@ class Rates(_message.Message):
         decode_step_s: _builtins.float = ...,
         decode_sequence_s: _builtins.float = ...,
         decode_context_token_s: _builtins.float = ...,
-        decode_beside_prefill_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_beside_prefill_s", b"decode_beside_prefill_s", "decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

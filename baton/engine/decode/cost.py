@@ -1,13 +1,11 @@
 """How long a decode step takes, by its sequences and their contexts. Torch-free.
 
 A step reads the weights once, which takes the same for few sequences as for many; each sequence adds a little
-arithmetic, and each token of context its KV. On a worker that computes prompts too, steps take longer while
-it does. So seconds are linear in these:
+arithmetic, and each token of context its KV. So seconds are linear in these:
 
     seconds = step_s + sequences * sequence_s + context tokens * context_token_s
-              + share of the time with prefill * beside_prefill_s
 
-The four are fitted to what was measured while the worker runs, recent measurements first: least squares
+The three are fitted to what was measured while the worker runs, recent measurements first: least squares
 of the relative error with exponentially decaying weights, where none may be negative. Until the load has
 varied, costs that cannot be separated are attributed to the step itself.
 """
@@ -23,44 +21,34 @@ import numpy.typing as npt
 # The weight of a measurement after each further one.
 _DECAY = 0.98
 # Units in which the variables are of the order of one, and a small weight of zero for all but the first.
-_SCALES = np.array([1.0, 64.0, 65_536.0, 1.0])
-_RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-4])
+_SCALES = np.array([1.0, 64.0, 65_536.0])
+_RIDGE = np.array([1e-9, 1e-4, 1e-4])
 
 Floats = npt.NDArray[np.float64]
 
 
 class DecodeRates(NamedTuple):
-    """Seconds of a step, in addition for each of its sequences, for each token of their contexts, and while
-    prompts are computed all the time."""
+    """Seconds of a step, and in addition for each of its sequences and for each token of their contexts."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     context_token_s: float = 0.0
-    beside_prefill_s: float = 0.0
 
-    def seconds(self, sequences: float, context_tokens: float, prefill_share: float = 0.0) -> float:
+    def seconds(self, sequences: float, context_tokens: float) -> float:
         """Predicted seconds of a step; 0 before any was measured."""
-        return (
-            self.step_s
-            + sequences * self.sequence_s
-            + context_tokens * self.context_token_s
-            + prefill_share * self.beside_prefill_s
-        )
+        return self.step_s + sequences * self.sequence_s + context_tokens * self.context_token_s
 
 
 class DecodeCost:
     """Fits `DecodeRates` to measured steps."""
 
     def __init__(self) -> None:
-        self._squares: Floats = np.zeros((4, 4))
-        self._products: Floats = np.zeros(4)
+        self._squares: Floats = np.zeros((3, 3))
+        self._products: Floats = np.zeros(3)
 
-    def observe(
-        self, sequences: float, context_tokens: float, seconds: float, prefill_share: float = 0.0
-    ) -> None:
-        """Records the mean of recent steps; `seconds` is above 0. `prefill_share`: of that time in which
-        prompts were computed."""
-        values = np.array([1.0, sequences, context_tokens, prefill_share]) / _SCALES / seconds
+    def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
+        """Records the mean of recent steps; `seconds` is above 0."""
+        values = np.array([1.0, sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
 
@@ -68,7 +56,7 @@ class DecodeCost:
         """The best fit; all 0 before any measurement."""
         if not self._squares[0, 0]:
             return DecodeRates()
-        fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=3)]
+        fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=2)]
         best = min((fit for fit in fits if fit.min() >= 0), key=self._error)
         return DecodeRates(*(float(value) for value in best / _SCALES))
 
@@ -76,7 +64,7 @@ class DecodeCost:
         """Least squares with only these variables. Fitted with the first alone, the step is a mean and so
         not negative."""
         squares = self._squares + np.diag(_RIDGE * self._squares[0, 0])
-        found = np.zeros(4)
+        found = np.zeros(3)
         found[kept] = np.linalg.solve(squares[np.ix_(kept, kept)], self._products[kept])
         return found
 

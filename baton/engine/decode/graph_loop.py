@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baton.device.cuda_stream import TorchStream
 from baton.device.graphs import GraphStream
 from baton.device.host_memory import HostMemory
+from baton.device.stream import ComputeStream
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.decode.loop import DecodeLoop
@@ -87,6 +89,7 @@ class GraphDecodeLoop(DecodeLoop):
         # (number of the entry, features) of admissions that no step is known to have applied.
         self._posted: deque[tuple[int, int]] = deque()
         self._expected = 0
+        self._behind_prefill = False
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
@@ -108,6 +111,13 @@ class GraphDecodeLoop(DecodeLoop):
 
     def expect_admissions(self, count: int) -> None:
         self._expected = count
+
+    def prefill_stream(self) -> ComputeStream | None:
+        steps = self._queue.stream
+        return None if steps is None else TorchStream(steps.device, steps)
+
+    def expect_prefill(self, *, under_way: bool) -> None:
+        self._behind_prefill = under_way
 
     def write_masks(self, masks: Sequence[SlotMask]) -> None:
         super().write_masks(masks)
@@ -147,6 +157,7 @@ class GraphDecodeLoop(DecodeLoop):
         seen = self._look()
         queued = self._enqueued - seen.replays
         most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
+        most -= self._behind_prefill
         if queued >= most or not self._would_advance(seen):
             return False
         if queued == 0:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from baton.device.stream import ComputeStream
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
@@ -118,6 +119,17 @@ class DecodeLoop(ABC):
     def expect_admissions(self, count: int) -> None:
         """So many sequences will be admitted soon: steps that are enqueued ahead leave room for them. Where
         none is enqueued ahead, this does nothing."""
+        return None
+
+    def prefill_stream(self) -> ComputeStream | None:
+        """A stream for prefill steps of the same worker, which run in turn with decode steps: both at once
+        take longer than one after the other (docs/decisions/0039-prefill-and-decode-in-turn.md). None where
+        each decode step ends before `step` returns."""
+        return None
+
+    def expect_prefill(self, *, under_way: bool) -> None:
+        """Whether a prefill step is enqueued on `prefill_stream` that has not ended: it takes the place of
+        one of the steps enqueued ahead, so that prefill and decode steps alternate."""
         return None
 
     @property

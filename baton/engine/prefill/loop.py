@@ -4,11 +4,13 @@
 
 On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
-complete.
+complete. Where steps run in turn with decode steps, and some sequence is decoded, the next is launched when
+the one before has ended: the decode step that runs then is what the GPU does meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -138,6 +140,11 @@ class PrefillLoop:
         return bool(self._under_way)
 
     @property
+    def in_turn(self) -> bool:
+        """Whether steps run in turn with this worker's decode steps."""
+        return self._stream.in_turn
+
+    @property
     def expected_step_s(self) -> float:
         """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
         measured."""
@@ -197,7 +204,9 @@ class PrefillLoop:
         if self._stream.asynchronous:
             for chunk in chunks:
                 self.scheduler.begun(chunk)
-            self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
+            # Behind decode steps it begins later: when, is seen (`_see_begun`).
+            waits = self._waits_for_decode
+            self._ends_at = math.inf if waits else max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
         self._under_way.append(_Step(results, step.runs, units, tokens, begun, end))
@@ -219,6 +228,7 @@ class PrefillLoop:
         """The results of all steps that have ended since; of sequences that were removed there are none.
         `finalize` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
+        self._see_begun()
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
@@ -246,12 +256,24 @@ class PrefillLoop:
         left = sum(step.units for step in self._under_way)
         self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
 
+    @property
+    def _waits_for_decode(self) -> bool:
+        return self.in_turn and self.scheduler.beside_decode
+
+    def _see_begun(self) -> None:
+        """Predicts the end of a step that had to wait for decode steps, once it runs."""
+        if math.isinf(self._ends_at) and self._under_way and self._under_way[0].begun.query():
+            units = sum(step.units for step in self._under_way)
+            self._ends_at = self._clock() + self.scheduler.cost.seconds_of(units)
+
     def _is_due(self) -> bool:
         """Whether to launch a step: at once where none runs, else shortly before that one ends."""
         now = self._clock()
         turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
             return True
+        if self._waits_for_decode:
+            return False
         return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
 
     def _results(self, step: _Step) -> list[ChunkResult]:

@@ -35,6 +35,8 @@ _URGENT_FROM = 0.5
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
+# The most of its time for which a worker computes prompts while it decodes, where steps of both alternate.
+_MOST_PREFILL = 7 / 8
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
 _USUAL_OUTPUT = 512
 
@@ -126,13 +128,12 @@ def uncorrected_step_s(
 ) -> float:
     """`step_s` by the worker's own rates alone; 0 where they are not known."""
     rates = worker.described.load.rates
-    beside = rates.decode_beside_prefill_s
-    return (
-        (worker.prefill_share.after(more_prefill_s) * beside if beside else 0.0)
-        + rates.decode_step_s
+    alone_s = (
+        rates.decode_step_s
         + (worker.used_slots + sequences) * rates.decode_sequence_s
         + (worker.context_tokens + context_tokens) * rates.decode_context_token_s
     )
+    return alone_s / (1 - min(_MOST_PREFILL, worker.prefill_share.after(more_prefill_s)))
 
 
 class MissRisk(NamedTuple):
@@ -185,18 +186,17 @@ def prefill_delay_s(
     prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int, due: Due | None = None
 ) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together, each by its urgency: its
-    own until its first token, with the handoff where there is one, those that `prefill` decodes meanwhile,
-    and `behind` others that wait for prefill workers, taken to be as urgent as itself."""
+    own until its first token, with the handoff where there is one; those that `prefill` decodes, whose steps
+    do not run meanwhile; and `behind` others that wait for prefill workers, taken to be as urgent as
+    itself."""
     own_s, delay_s = prompt.own_s, prompt.first_token_s
     if prefill is not decode:
         delay_s += _HANDOFF_S
         if decode.exchanges:
             delay_s += behind * own_s
     delay_s *= _prompt_urgency(prompt.first_token_s, due)
-    beside = prefill.described.load.rates.decode_beside_prefill_s
-    if beside and prefill.decodes:
-        alone = uncorrected_step_s(prefill, 0) - prefill.prefill_share.after() * beside
-        delay_s += _delayed(prefill, own_s) * own_s * beside / (alone + beside)
+    if prefill.decodes:
+        delay_s += _delayed(prefill, own_s) * own_s
     return delay_s
 
 
@@ -234,7 +234,7 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
-    if not prefill.tpot_limits or not prefill.described.load.rates.decode_beside_prefill_s:
+    if not prefill.tpot_limits:
         return int(late)
     before, after = (step_s(prefill, 0, 0, more) / TPOT_SAFETY for more in (0.0, prompt.own_s))
     limits = prefill.tpot_limits

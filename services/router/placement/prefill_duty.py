@@ -1,14 +1,13 @@
 """Combined workers that exchange sequences divide the work: half of them are on prefill duty.
 
-Otherwise they would all be alike, each decoding as much as the others and slowed down by its own prompts, and
+Otherwise they would all be alike, each decoding as much as the others between its own prompts, and
 what each request gains by another arrangement is too little for them to get there. Workers on duty are
 chosen by name, not by load, so that all routers choose the same ones and the choice is stable.
 
 A worker on duty computes prompts that others decode. It decodes some of the sequences that it has prefilled
 itself, with time to spare: while prompts leave it enough, it would meet the limits of all that it decodes
 though it computed all prompts, and the sequence runs clearly faster there or would miss its limit elsewhere.
-For prompts take longer beside decode, of few sequences as well as of many. And it decodes while no other has
-a slot.
+For prompts wait for steps of few sequences as well as of many. And it decodes while no other has a slot.
 
 Where workers of role prefill are there, or a single combined one, none is on duty.
 """
@@ -22,8 +21,8 @@ from services.router.placement.forecast import miss_risk, step_s
 from services.router.workers.recent_work import RECENT_S
 from services.router.workers.worker import Worker
 
-# The most of a worker's time that all prompts may take for one on duty to decode too: beside decode they take
-# about 1.6 times as long.
+# The most of a worker's time that all prompts may take for one on duty to decode too: a step takes two and a
+# half times as long as alone then.
 MOST_SHARE = 0.6
 # A sequence runs clearly faster where a step takes less than this part of what it takes elsewhere. Less would
 # have workers on duty decode whenever load grows, since their prompts come before the sequences' steps.

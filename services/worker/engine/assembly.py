@@ -211,7 +211,14 @@ def _step_loops(
             serves=decodes,
             before_step=before_step,
         )
-        prompts = prefill_loop(model, config.engine, cache, serves=prefills, before_step=before_step)
+        prompts = prefill_loop(
+            model,
+            config.engine,
+            cache,
+            serves=prefills,
+            stream=steps.prefill_stream() if decodes and prefills else None,
+            before_step=before_step,
+        )
     return steps, prompts
 
 

@@ -14,6 +14,9 @@ from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.model_loader import LoadedModel
 
+# The most of the last second for which decode steps are taken to have waited for prefill steps.
+_MOST_WAITING = 7 / 8
+
 
 @dataclass(frozen=True, slots=True)
 class EngineAudit:
@@ -116,7 +119,8 @@ class EngineAudit:
     def _rates(self) -> Rates:
         recent = self.prefill.clock.recent()
         prompts = self.prefill.loop.scheduler.cost
-        steps = self.decode.rates(min(1.0, recent.steps * recent.mean_ms / 1e3))
+        computing = recent.steps * recent.mean_ms / 1e3  # of the last second
+        steps = self.decode.rates(min(_MOST_WAITING, computing) if self.prefill.loop.in_turn else 0.0)
         half = prompts.half_context
         return Rates(
             prefill_token_s=prompts.seconds_of(1),
@@ -125,7 +129,6 @@ class EngineAudit:
             decode_step_s=steps.step_s,
             decode_sequence_s=steps.sequence_s,
             decode_context_token_s=steps.context_token_s,
-            decode_beside_prefill_s=steps.beside_prefill_s,
         )
 
     def _links(self) -> list[LinkAudit]:

@@ -89,6 +89,7 @@ class ModelledStream:
 
     time: VirtualTime
     asynchronous = True
+    in_turn = False
     free_at: float = 0.0
     idle: float = 0.0
 

@@ -30,16 +30,6 @@ def test_costs_that_varied_are_separated(step: float, sequence: float, context: 
         assert found.seconds(sequences, tokens) == pytest.approx(wanted, rel=0.03)
 
 
-def test_steps_beside_prefill_are_separated() -> None:
-    draw, cost, truth = random.Random(1), DecodeCost(), DecodeRates(0.005, 4e-5, 3e-8, 0.004)
-    for _ in range(200):
-        sequences, share = draw.randint(1, 64), draw.random()
-        cost.observe(sequences, sequences * 1100, truth.seconds(sequences, sequences * 1100, share), share)
-    found = cost.rates()
-    assert found.beside_prefill_s == pytest.approx(0.004, rel=0.02)
-    assert found.seconds(32, 35_200, 0.5) == pytest.approx(truth.seconds(32, 35_200, 0.5), rel=0.01)
-
-
 def test_a_load_that_never_varied_predicts_itself() -> None:
     cost = DecodeCost()
     assert cost.rates().seconds(10, 1000) == 0

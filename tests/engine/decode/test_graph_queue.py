@@ -153,3 +153,13 @@ def test_the_host_looks_again_soon_where_a_step_should_end(tmp_path: Path) -> No
     assert naps == {
         0: 1000, 6000: 1000, 6600: 400, 7100: 100, 8000: 100, 8900: 100, 9100: 1000, 20_000: 1000
     }  # fmt: skip
+
+
+def test_a_prefill_step_takes_the_place_of_one_that_is_queued(tmp_path: Path) -> None:
+    case = Case(tmp_path, stuck=True)
+    case.engine.start(PROMPT, max_tokens=5)
+    for under_way, depth in ((True, 1), (False, 2), (True, 1)):
+        case.loop._enqueued = case.loop._status_seen.replays
+        case.loop._times = StepTimes()
+        case.loop.expect_prefill(under_way=under_way)
+        assert [case.engine.step() for _ in range(4)] == [True] * depth + [False] * (4 - depth)

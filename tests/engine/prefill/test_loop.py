@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -47,6 +48,7 @@ class SlowStream:
     """A device that takes PACE seconds a row, one step after the other; its time is the test's."""
 
     asynchronous = True
+    in_turn = False
     now: float = 0.0
     free_at: float = 0.0
     rows: list[int] = field(default_factory=list)
@@ -248,3 +250,30 @@ def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
         take(ahead.loop)
         assert ahead.pools.free == ahead.pools.total
         assert ahead.pools.pinned == 0
+
+
+def test_in_turn_with_decode_steps_the_next_is_begun_when_the_last_has_ended() -> None:
+    """The decode step that is enqueued between them is what the device does meanwhile."""
+    ahead = Ahead(tokens=100)
+    ahead.stream.in_turn = ahead.scheduler.beside_decode = True
+    ahead.add(400)
+    ahead.stream.free_at = 0.03  # the decode step that runs
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.02
+    assert take(ahead.loop) == []
+    assert ahead.loop.ends_in_s == math.inf, "it has not begun"
+    assert ahead.loop.ending(1.0) is None
+    ahead.stream.now = 0.03
+    assert take(ahead.loop) == []
+    assert ahead.loop.ends_in_s == pytest.approx(0.1)
+    ahead.stream.now = 0.129
+    assert not ahead.loop.begin()
+    ahead.stream.now = ahead.stream.free_at = 0.14  # a decode step ran since 0.13
+    assert len(take(ahead.loop)) == 1
+    assert ahead.loop.begin()
+    assert take(ahead.loop) == []
+    ahead.scheduler.beside_decode = False
+    ahead.stream.now = 0.239
+    assert take(ahead.loop) == []
+    assert ahead.loop.begin(), "nothing is decoded any more"
+    assert abs(ahead.scheduler.cost.seconds_of(100) - 0.1) < 1e-9

@@ -2,14 +2,14 @@
 measured ones (bench/LOG.md: one H200, an 8B model, bf16).
 
 A prefill worker computes one prompt after the other, or with `by_slack` in the order and steps of the
-engine's scheduler; a decode worker gives each of its sequences a token a
-step. A worker of role both does both at once, each slower meanwhile. Workers report load and rates with
-heartbeats, which may be old.
+engine's scheduler; a decode worker gives each of its sequences a token a step. On a worker of role both,
+prompts and steps take turns. Workers report load and rates with heartbeats, which may be old.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import deque
@@ -45,9 +45,6 @@ RATES = Rates(
     decode_sequence_s=1e-5,
     decode_context_token_s=2.7e-8,
 )
-# What both do to each other on one GPU. With these, two such workers sustain 4, 10 and 18 requests a
-# second and GPU of 1,024 and 256 tokens at 6, 8 and 12 ms; measured were 4.7, 10.5 and about 15.
-BESIDE_PREFILL_S, BESIDE_DECODE = 6e-3, 1.6
 
 
 @dataclass(eq=False)
@@ -75,6 +72,8 @@ class Machine:
     most_running: int = 0
     # Of the prompts computed last, how many times as long as `RATES` they took.
     _slowness: deque[float] = field(default_factory=lambda: deque(maxlen=9))
+    # Held by what runs on a worker of role both.
+    _gpu: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stepping: asyncio.Task[None] | None = None
     _steps: ModelledPrompts | None = None
 
@@ -82,23 +81,22 @@ class Machine:
         """Computes a prompt, whose first token is due in `left_s`, once those before it are."""
         if self.by_slack:
             if self._steps is None:
-                self._steps = ModelledPrompts(RATES, self._slower_now, beside_decode=self.role == "both")
+                self._steps = ModelledPrompts(RATES, self._slower_now, self._turn())
             await self._steps.compute(tokens, left_s)
             return
         units = tokens + tokens * tokens / 2 / RATES.prefill_half_context
         async with self.prompts:
             took = max(RATES.prefill_step_s, units * RATES.prefill_token_s)
-            await asyncio.sleep(self._slower_now() * took)
+            async with self._turn() or contextlib.nullcontext():
+                await asyncio.sleep(self._slower_now() * took)
 
     def _slower_now(self) -> float:
         """How many times as long as `RATES` a prompt or step takes that begins now."""
-        slower = self.slower * (BESIDE_DECODE if self.running else 1.0)
-        self._slowness.append(slower)
-        return slower
+        self._slowness.append(self.slower)
+        return self.slower
 
-    @property
-    def prefilling(self) -> bool:
-        return self.prompts.locked() or (self._steps is not None and self._steps.busy)
+    def _turn(self) -> asyncio.Lock | None:
+        return self._gpu if self.role == "both" else None
 
     def step_s(self) -> float:
         sequences, context = len(self.running), self.context
@@ -109,7 +107,6 @@ class Machine:
                 RATES.decode_step_s
                 + sequences * RATES.decode_sequence_s
                 + context * RATES.decode_context_token_s
-                + (BESIDE_PREFILL_S if self.prefilling else 0.0)
             )
         )
 
@@ -128,7 +125,8 @@ class Machine:
 
     async def _step(self) -> None:
         while self.running:
-            await asyncio.sleep(self.step_s())
+            async with self._gpu:
+                await asyncio.sleep(self.step_s())
             for sequence in list(self.running):
                 sequence.context += 1
                 sequence.left -= 1
@@ -144,8 +142,6 @@ class Machine:
         load.slots, load.free_slots = self.slots, self.slots - len(self.running)
         load.context_tokens = self.context
         load.rates.CopyFrom(RATES)
-        if self.role == "both":
-            load.rates.decode_beside_prefill_s = BESIDE_PREFILL_S
         for field_, value in load.rates.ListFields():
             if field_.name.endswith("_s"):
                 measured = median(self._slowness or [self.slower])

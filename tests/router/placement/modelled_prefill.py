@@ -4,6 +4,7 @@ computes."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 
 from baton.engine.memory.block_pools import BlockPools
@@ -23,8 +24,10 @@ class ModelledPrompts:
     """Computes prompts step by step, each of which takes as long as `rates` say of its chunks times what
     `slower` returns as it begins."""
 
-    def __init__(self, rates: Rates, slower: Callable[[], float], *, beside_decode: bool) -> None:
+    def __init__(self, rates: Rates, slower: Callable[[], float], turn: asyncio.Lock | None) -> None:
+        """`turn`: held while a step runs, in turn with decode steps; None: the worker decodes nothing."""
         self._rates, self._slower = rates, slower
+        self._turn = contextlib.nullcontext() if turn is None else turn
         cost = PrefillCost(rates.prefill_half_context, int(rates.prefill_step_s / rates.prefill_token_s))
         self._scheduler = PrefillScheduler(
             BlockPools(_LAYOUT, [100_000]),
@@ -33,14 +36,10 @@ class ModelledPrompts:
             cost=cost,
             clock=asyncio.get_running_loop().time,
         )
-        self._scheduler.beside_decode = beside_decode
+        self._scheduler.beside_decode = turn is not None
         cost.took([(0, 2048)], self._seconds([(0, 2048)]))
         self._ended: dict[Sequence, asyncio.Event] = {}
         self._running: asyncio.Task[None] | None = None
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._ended)
 
     async def compute(self, tokens: int, left_s: float) -> None:
         """Returns when the prompt was computed, whose first token is due in `left_s`."""
@@ -60,7 +59,8 @@ class ModelledPrompts:
         while chunks := self._scheduler.plan():
             runs = [(chunk.start, chunk.count) for chunk in chunks]
             took = self._seconds(runs) * self._slower()
-            await asyncio.sleep(took)
+            async with self._turn:
+                await asyncio.sleep(took)
             self._scheduler.cost.took(runs, took)
             self._computed(chunks)
 

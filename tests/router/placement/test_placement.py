@@ -292,11 +292,9 @@ def test_a_near_decode_worker_must_have_room() -> None:
 
 
 def with_rates(worker: Worker) -> Worker:
-    """Rates by which a prompt of 1,000 tokens takes 100 ms, and steps beside prefill twice as long."""
+    """Rates by which a prompt of 1,000 tokens takes 100 ms, and a step 10."""
     rates = worker.described.load.rates
     rates.prefill_token_s, rates.decode_step_s = 1e-4, 0.01
-    if worker.prefills_itself:
-        rates.decode_beside_prefill_s = 0.01
     return worker
 
 
@@ -317,12 +315,12 @@ def test_a_combined_worker_computes_what_delays_less_there() -> None:
 
     own, other = f"{BOTH}: own prefill: ", f"{PREFILL}: other prefill: "
     assert placed_by(1000) == own + "0 limits missed, all delayed by 100 ms; other: 0, 102 ms"
-    both.claimed_slots = 20  # streams that each lose half of 100 ms
-    assert placed_by(1000) == other + "0 limits missed, all delayed by 102 ms; own: 0, 1100 ms"
+    both.claimed_slots = 20  # streams that each lose 100 ms
+    assert placed_by(1000) == other + "0 limits missed, all delayed by 102 ms; own: 0, 2100 ms"
     assert placed_by(1000, cached=999).startswith(own), "one token takes next to nothing"
-    assert placed_by(1000, behind=12).startswith(own), "twelve that wait would wait for it"
+    assert placed_by(1000, behind=24).startswith(own), "as many that wait would wait for it"
     both.tpot_limits = [0.0106]  # what 10 ms and a twentieth of the time with prefill exceed
-    assert placed_by(1000, behind=12).startswith(other + "0 limits missed")
+    assert placed_by(1000, behind=24).startswith(other + "0 limits missed")
     assert placement.placed == {"own": 3, "other": 2, "spare": 0}
 
 
@@ -340,7 +338,7 @@ def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
         both.prefill_share = PrefillShare()
         return claim.prefill.name
 
-    # Steps of 10.5 ms: the streams' delay of 1 s beside 0.6 s of those that wait.
+    # Steps of 10.5 ms: the streams' delay of 2 s beside 0.6 s of those that wait.
     assert computed_by(1.0) == BOTH, "it costs streams next to nothing"
     assert computed_by(0.0125) == PREFILL, "they are near their limit"
     assert computed_by(0.0125, Due(1.8, limit_s=2.0)) == PREFILL, "its first token has time"

@@ -116,7 +116,6 @@ def pair() -> tuple[Worker, Worker]:
     for worker in workers:
         rates = worker.described.load.rates
         rates.CopyFrom(RATES)
-        rates.decode_beside_prefill_s = 0.006
     return workers[0], workers[1]
 
 
@@ -148,7 +147,7 @@ def test_one_on_duty_keeps_what_would_miss_its_limit_elsewhere_and_not_there() -
     duty, other = workers = pair()
     other.claimed_slots, other.claimed_context = 10, 10_000
     assert decoded_at(workers, 0.006)[0] == other.name
-    other.prefill_share.add(0.1 * 2)
+    other.prefill_share.add(0.11 * 2)
     assert decoded_at(workers, 0.006)[1] == (
         "kept on prefill duty: a step takes 5.5 ms, elsewhere 5.9 and 1 more limits missed"
     )

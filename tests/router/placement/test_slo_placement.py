@@ -284,12 +284,12 @@ def test_decode_with_time_to_spare_computes_prompts_before_requests_are_late(
         served = simulate(conditional, aware(), Traffic(rate, 8, (Slo(0.5, tpot_ms / 1e3),), 1))
         return attained(served) / len(served)
 
-    assert share(44, 12) >= 0.95
-    assert share(50, 20) >= 0.95
+    assert share(44, 12) >= 0.97
+    assert share(50, 20) >= 0.97
     monkeypatch.setattr(forecast, "_stream_urgency", lambda used: 1.0)
     monkeypatch.setattr(forecast, "_prompt_urgency", lambda first_token_s, due: 1.0)
-    assert share(44, 12) <= 0.7
-    assert share(50, 20) <= 0.7
+    assert share(44, 12) <= 0.92
+    assert share(50, 20) <= 0.85
 
 
 def test_predictions_learn_what_workers_do_not_report(monkeypatch: pytest.MonkeyPatch) -> None:

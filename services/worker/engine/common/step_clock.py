@@ -16,7 +16,8 @@ class StepClock:
 
     A GPU's step is only enqueued when its call returns. It takes from then, or from the end of the step
     before it, until `ended` counts it. That is polled once a turn, so a single step's time is exact to one
-    turn, and the sum over many consecutive ones is exact.
+    turn, and the sum over many consecutive ones is exact. Where the loop measures its device's time, that
+    counts: a step may be enqueued behind another loop's.
     """
 
     def __init__(
@@ -24,12 +25,16 @@ class StepClock:
         tokens: Callable[[], int],
         ended: Callable[[], int],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        device_s: Callable[[], float] | None = None,
     ) -> None:
-        """`tokens`: the loop's count of computed tokens. `ended`: its count of ended steps."""
+        """`tokens`: the loop's count of computed tokens. `ended`: its count of ended steps. `device_s`: the
+        seconds that these took on the device; None: not measured."""
         self._tokens = tokens
         self._clock_ns = clock_ns
         self._count = ended
         self._counted = ended()
+        self._device_s = device_s
+        self._device_counted_s = 0.0 if device_s is None else device_s()
         self.busy_ns = 0
         # When each step that has not ended was enqueued.
         self._under_way: deque[int] = deque()
@@ -57,14 +62,24 @@ class StepClock:
     def _record(self, steps: int) -> None:
         """Records steps that ended one after the other, the last one now."""
         now = self._clock_ns()
+        on_device = self._device_ns(steps)
         for left in range(steps, 0, -1):
             begun = max(self._under_way.popleft(), self._last_end)
             took = (now - begun) // left
             self._last_end = begun + took
+            if on_device is not None:
+                took = min(took, on_device)
             self.busy_ns += took
             self._ended.append((self._last_end, took, self._tokens()))
         while len(self._ended) > 1 and self._ended[1][0] <= now - _RECENT_NS:
             self._ended.popleft()
+
+    def _device_ns(self, steps: int) -> int | None:
+        """The mean time on the device of the steps that have just ended."""
+        if self._device_s is None:
+            return None
+        counted, self._device_counted_s = self._device_counted_s, self._device_s()
+        return round((self._device_counted_s - counted) * 1e9 / steps)
 
     def recent(self) -> RecentSteps:
         """Statistics of the steps that ended within the last second."""

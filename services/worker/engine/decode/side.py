@@ -101,11 +101,11 @@ class DecodeSide:
         device before the step that runs samples."""
         return time.monotonic() - self._mask_taken_s < _MASKS_FOLLOW_S
 
-    def rates(self, prefill_share: float) -> DecodeRates:
-        """What steps take, from the last second's and those of the calls before. `prefill_share`: of the last
-        second in which this worker computed prompts."""
+    def rates(self, waiting_share: float) -> DecodeRates:
+        """What steps take, from the last second's and those of the calls before. `waiting_share`: of the time
+        that the clock has measured, in which enqueued steps waited for prefill steps; below 1."""
         recent = self.clock.recent()
         if recent.steps and recent.mean_ms > 0:
-            sequences = recent.tokens / recent.steps
-            self._cost.observe(sequences, self.allocation.context_tokens, recent.mean_ms / 1e3, prefill_share)
+            sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
+            self._cost.observe(sequences, self.allocation.context_tokens, seconds)
         return self._cost.rates()

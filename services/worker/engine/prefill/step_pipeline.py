@@ -50,7 +50,9 @@ class PrefillPipeline:
     _awaited: TimedEvent | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.clock = StepClock(lambda: self.loop.tokens_run, lambda: self.loop.steps_ended)
+        self.clock = StepClock(
+            lambda: self.loop.tokens_run, lambda: self.loop.steps_ended, device_s=lambda: self.loop.device_s
+        )
 
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes completed blocks, sends first tokens; False where

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.device.cuda_stream import compute_stream
+from baton.device.stream import ComputeStream
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
@@ -22,11 +23,12 @@ def prefill_loop(
     engine: EngineConfig,
     prefix_cache: PrefixCache | None = None,
     *,
+    stream: ComputeStream | None = None,
     serves: bool = True,
     before_step: Callable[[float], None] | None = None,
 ) -> PrefillLoop:
     """The prefill loop of a worker. `serves`: False where no prompt will ever arrive, so that nothing need be
-    compiled. `before_step`: see `PrefillLoop`."""
+    compiled. `stream`: that steps run on; None: one of their own. `before_step`: see `PrefillLoop`."""
     chunk_tokens = engine.chunk_tokens_on(model.device.type)
     exact = model.exact or not serves
     prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs)
@@ -51,4 +53,4 @@ def prefill_loop(
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
-    return PrefillLoop(prompts, scheduler, compute_stream(model.device), before_step=before_step)
+    return PrefillLoop(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)

@@ -134,3 +134,17 @@ def test_steps_enqueued_before_the_clock_do_not_count() -> None:
     assert clock.busy_ns == 0, "captured before: nothing has ended since"
     assert not clock.timed(lambda: False)
     assert clock.recent().steps == 1
+
+
+def test_time_on_the_device_counts_where_it_is_measured() -> None:
+    """Of steps that wait behind another loop's."""
+    now, ended, seconds = 0, 0, 0.0
+    clock = StepClock(lambda: 10 * ended, lambda: ended, lambda: now, lambda: seconds)
+    for _ in range(4):
+        assert clock.timed(lambda: True)
+        now += 30_000_000
+        ended, seconds = ended + 1, seconds + 0.02
+        assert not clock.timed(lambda: False)
+    assert clock.busy_ns == 80_000_000
+    recent = clock.recent()
+    assert (recent.steps, recent.tokens, recent.mean_ms) == (4, 40, 20.0)
