@@ -108,7 +108,7 @@ class PrefillScheduler:
         self._max_sequences = max_sequences
         self._clock = clock
         self.cost = cost or PrefillCost()
-        # Whether this worker decodes sequences too: each of their steps takes longer beside a prefill step.
+        # Whether this worker decodes sequences too, whose steps wait for prefill steps.
         self.beside_decode = False
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
