@@ -21,7 +21,7 @@ from services.common.observability.metrics import (
     ScrapedCollector,
     collect,
     process_metrics,
-    render,
+    render_on_loop,
 )
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys
@@ -252,7 +252,7 @@ def metrics_route(registry: CollectorRegistry, siblings: SiblingQuestions) -> Ro
         shown = registry
         if siblings.index is not None:
             shown = merged({siblings.index: series(registry), **await siblings.ask(QUESTION)})
-        body, content_type = render(shown, request.headers.get("accept", ""))
+        body, content_type = await render_on_loop(shown, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     return Route("/metrics", answer, methods=["GET"])

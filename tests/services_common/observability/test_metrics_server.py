@@ -10,11 +10,19 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as PrometheusMetric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import BatonError, ErrorKind
 from services.common.observability.histogram import Histogram
-from services.common.observability.metrics import Metric, MetricsServer, ScrapedCollector, collect
+from services.common.observability.metrics import (
+    Metric,
+    MetricsServer,
+    ScrapedCollector,
+    collect,
+    render,
+    render_on_loop,
+)
 
 TABLE: tuple[Metric[Histogram], ...] = (
     Metric("baton_test_things_total", "Things.", lambda took: [(("a",), 2), (("b",), 3)], ("kind",)),
@@ -81,3 +89,43 @@ async def test_a_silent_client_blocks_others_only_until_its_timeout(monkeypatch:
 
 async def test_stop_without_start() -> None:
     await MetricsServer().stop()
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+async def test_a_body_is_the_same_whether_it_is_encoded_at_once_or_in_parts(accept: str) -> None:
+    encode, content_type = choose_encoder(accept)
+    whole = encode(registry_of()), content_type
+    assert whole[0].count(b"# TYPE") == len(TABLE)
+    assert render(registry_of(), accept) == whole
+    assert await render_on_loop(registry_of(), accept) == whole
+
+
+async def test_an_event_loop_runs_between_two_metrics() -> None:
+    order: list[str] = []
+
+    def read() -> Iterator[PrometheusMetric]:
+        for metric in collect(TABLE, Histogram(), {}):
+            order.append(metric.name)
+            yield metric
+
+    async def others() -> None:
+        for _ in range(2):
+            order.append("another")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(render_on_loop(registry_of(read()), ""), others())
+    assert order == ["baton_test_things", "another", "baton_test_took_seconds", "another"]
+
+
+async def test_a_thread_that_encodes_gives_way_between_two_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr("services.common.observability.metrics.time.sleep", paused.append)
+    server = MetricsServer()
+    address = server.start(registry_of(), "127.0.0.1", 0)
+    try:
+        answer = await scrape(address)
+    finally:
+        await server.stop()
+    assert "baton_test_took_seconds_count" in answer.text
+    assert len(paused) == len(TABLE)
+    assert min(paused) > 0
