@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from baton.errors import FieldError
 from services.router.formats.field_table import COMPLETIONS, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import SamplingBody, is_token_id
+from services.router.formats.openai.fields import SamplingBody, are_token_ids
 from services.router.formats.openai.logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
@@ -85,12 +85,12 @@ class CompletionFormatter:
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, str):
         return [prompt]
-    if all(is_token_id(item) for item in prompt):  # an empty list too: `check_fields` refuses it
+    if are_token_ids(prompt):  # an empty list too: `check_fields` refuses it
         return [tuple(prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise FieldError(f"at most {MAX_PROMPTS} prompts in one request; got {len(prompt)}", param="prompt")
     if all(isinstance(item, str) for item in prompt):
         return list(prompt)
-    if all(isinstance(item, list) and all(is_token_id(token) for token in item) for item in prompt):
+    if all(isinstance(item, list) and are_token_ids(item) for item in prompt):
         return [tuple(item) for item in prompt]
     raise FieldError("prompt must be a text, token ids, or a list of either", param="prompt")

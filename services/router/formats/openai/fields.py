@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -142,9 +142,9 @@ class SamplingBody(GenerationBody):
         return grammar_of(self.response_format, self.structured_outputs, guided)
 
 
-def is_token_id(item: object) -> bool:
-    """Whether a JSON value is an integer."""
-    return isinstance(item, int) and not isinstance(item, bool)
+def are_token_ids(items: Iterable[object]) -> bool:
+    """Whether JSON values are all integers. A few times faster than to ask each: prompts have thousands."""
+    return set(map(type, items)) <= {int}
 
 
 def _token_id(key: str) -> int:
