@@ -94,6 +94,22 @@ def operands(call: Callable[..., Any], *arguments: Any) -> str:
     return repr([(one.type.name, one.handle.data.dtype, one.handle.data.tolist()) for one in made])
 
 
+def test_shapes_are_repeated_alike() -> None:
+    shapes = ([], [1], [4], [8], [2, 4], [1, 4], [2, 1], [1, 1], [2, 1, 4], [1, 2, 4])
+    for left, right in itertools.product(shapes, repeat=2):
+        for dtype in (tl.int32, tl.bfloat16):
+            pair = tensor(tl.float32, left), tensor(dtype, right)
+            assert operands(fast._broadcast_impl_value, *pair) == operands(fast._broadcast_anew, *pair)
+    pointers = tensor(tl.uint64, [4, 1])
+    pointers = tl.tensor(
+        interpreter.TensorHandle(pointers.handle.data, tl.pointer_type(tl.int8)),
+        core.block_type(tl.pointer_type(tl.int8), [4, 1]),
+    )
+    for other in (tensor(tl.int32, [1, 2]), tensor(tl.int32, [])):
+        own = operands(fast._broadcast_anew, pointers, other)
+        assert operands(fast._broadcast_impl_value, pointers, other) == own
+
+
 NUMBERS = (0, 1, -1, 255, 2**31, -(2**63), 2**64, True, 0.0, -0.0, 0.5, 1e-40, 1e300, float("inf"))
 
 

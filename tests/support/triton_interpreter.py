@@ -150,12 +150,53 @@ def _with_element_ty(self: Any, scalar_ty: Any) -> Any:
 _broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
 
 
+@functools.cache
+def _common_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What both of one rank are repeated to; None where they do not fit, or need new axes."""
+    if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
+        return None
+    return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+
+
+_BLOCK_TYPES: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+
+def _block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
+    """One for all tensors of that type and shape, but for pointers: their name does not say all of them."""
+    if scalar.is_ptr():
+        return _core.block_type(scalar, list(shape))
+    found = _BLOCK_TYPES.get((scalar.name, shape))
+    if found is None:
+        found = _BLOCK_TYPES[scalar.name, shape] = _core.block_type(scalar, list(shape))
+    return found
+
+
+def _repeated(self: Any, tensor: Any, shape: tuple[int, ...]) -> Any:
+    if tuple(tensor.type.shape.values) == shape:
+        return tensor
+    handle = self.builder.create_broadcast(tensor.handle, list(shape))
+    return self.make_tensor(handle, _block_type(tensor.type.scalar, shape))
+
+
+def _splat(self: Any, scalar: Any, block: Any) -> Any:
+    """`scalar` in the shape of the type `block`."""
+    wanted = block.with_element_ty(scalar.type.scalar)
+    return self.make_tensor(self.builder.create_splat(wanted, scalar.handle), wanted)
+
+
 def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
-    """Two of one shape stay as they are, which its own function finds out size by size."""
+    """Instead of its own function, which finds out size by size what two shapes have in common."""
     left, right = lhs.type, rhs.type
-    if left.is_block() and right.is_block() and left.shape.values == right.shape.values:
+    if not (left.is_block() and right.is_block()):
+        if left.is_block():
+            return lhs, _splat(self, rhs, left)
+        return (_splat(self, lhs, right), rhs) if right.is_block() else (lhs, rhs)
+    if left.shape.values == right.shape.values:
         return lhs, rhs
-    return _broadcast_anew(self, lhs, rhs)
+    shape = _common_shape(tuple(left.shape.values), tuple(right.shape.values))
+    if shape is None:
+        return _broadcast_anew(self, lhs, rhs)
+    return _repeated(self, lhs, shape), _repeated(self, rhs, shape)
 
 
 _computation_type_anew = interpreter.TritonSemantic.computation_type_impl
