@@ -27,8 +27,8 @@ _CHECKS_FOR_SEMANTIC = _core.builtin(lambda: None).__code__
 
 @functools.cache
 def _interpreted(member: Any) -> Any:
-    """`member` with the interpreter's semantic. Where `tl.core.builtin` does no more than to check that it has
-    one, what it wraps is called at once."""
+    """`member` with the interpreter's semantic. Where `tl.core.builtin` does no more than to check that it
+    has one, what it wraps is called at once."""
     checked = getattr(member, "__code__", None) is _CHECKS_FOR_SEMANTIC
     called = member.__wrapped__ if checked else member
 
@@ -229,9 +229,11 @@ def _stays(dtype: Any, div_or_mod: bool) -> bool:
     key = (dtype.name, div_or_mod)
     found = _STAYS.get(key)
     if found is None:
-        semantic = interpreter.interpreter_semantic
-        computed = None if dtype.is_ptr() else _computation_type(semantic, dtype, False, dtype, False, div_or_mod)
-        found = _STAYS[key] = computed == dtype
+        found = not dtype.is_ptr()
+        if found:
+            semantic = interpreter.interpreter_semantic
+            found = _computation_type(semantic, dtype, False, dtype, False, div_or_mod) == dtype
+        _STAYS[key] = found
     return found
 
 
@@ -247,21 +249,25 @@ def _operands(
     """Instead of its own function: two tensors of one type need no conversion, and a number is converted and
     repeated to a shape once. All else, and every refusal, is its own."""
     left_number, right_number = type(lhs) in (int, float), type(rhs) in (int, float)
-    if not arithmetic_check or left_number == right_number:
-        if arithmetic_check and type(lhs) is type(rhs) is tl.tensor and lhs.dtype is rhs.dtype:
-            if _stays(lhs.dtype, div_or_mod):
-                return self.broadcast_impl_value(lhs, rhs)
-        return _operands_anew(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+    anew = functools.partial(
+        _operands_anew, self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+    )
+    if arithmetic_check and type(lhs) is type(rhs) is tl.tensor:
+        alike = lhs.dtype is rhs.dtype and _stays(lhs.dtype, div_or_mod)
+        return self.broadcast_impl_value(lhs, rhs) if alike else anew()
     number, other = (lhs, rhs) if left_number else (rhs, lhs)
     # Zeros have a sign, which does not show in a key.
-    if type(other) is not tl.tensor or (type(number) is float and not number):
-        return _operands_anew(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+    if (
+        not arithmetic_check
+        or left_number == right_number
+        or type(other) is not tl.tensor
+        or (type(number) is float and not number)
+    ):
+        return anew()
     key = (type(number), number, left_number, other.type.name, other.dtype.name, div_or_mod)
     known = _NUMBERS.get(key)
     if known is None:
-        left, right = _operands_anew(
-            self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
-        )
+        left, right = anew()
         made, stayed = (left, right) if left_number else (right, left)
         if stayed is other and made.handle.data.size <= _LARGEST_NUMBER:
             made.handle.data.setflags(write=False)

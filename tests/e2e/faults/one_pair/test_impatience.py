@@ -19,7 +19,7 @@ from tests.e2e.faults.one_pair.test_cancels import until_full, until_waiting
 from tests.e2e.faults.one_pair.test_stopping import GREEDY, PROMPT, STOP_S, all_decode, ends, handoffs
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
 
-# Fast, of a router alone: tests/router/tenants/test_places.py, and test_failures.py in tests/router/lifecycle.
+# Of a router alone: tests/router/tenants/test_places.py, tests/router/lifecycle/test_failures.py.
 pytestmark = pytest.mark.slow
 
 SLOTS = 2
