@@ -112,9 +112,11 @@ def import_a_part(config: pytest.Config) -> None:
 
 
 def modules(config: pytest.Config, pattern: str) -> list[str]:
-    """Those of such files in the folders among a command's arguments."""
+    """Those of such files in our folders among a command's arguments."""
+    root = Path(__file__).parents[1]
     files = {file for argument in config.args for file in Path(argument).resolve().rglob(pattern)}
-    return sorted(".".join(file.relative_to(config.rootpath).with_suffix("").parts) for file in files)
+    ours = [file.relative_to(root) for file in files if file.is_relative_to(root)]
+    return sorted(".".join(file.with_suffix("").parts) for file in ours)
 
 
 @pytest.hookimpl(optionalhook=True)
