@@ -95,7 +95,7 @@ def operands(call: Callable[..., Any], *arguments: Any) -> str:
 
 
 def test_shapes_are_repeated_alike() -> None:
-    shapes = ([], [1], [4], [8], [2, 4], [1, 4], [2, 1], [1, 1], [2, 1, 4], [1, 2, 4])
+    shapes: tuple[list[int], ...] = ([], [1], [4], [8], [2, 4], [1, 4], [2, 1], [1, 1], [2, 1, 4], [1, 2, 4])
     for left, right in itertools.product(shapes, repeat=2):
         for dtype in (tl.int32, tl.bfloat16):
             pair = tensor(tl.float32, left), tensor(dtype, right)
