@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -70,7 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         import torch
         from hypothesis import settings
+        from hypothesis.internal import charmap
         from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.intervalsets import IntervalSet
 
         # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
         torch.set_num_threads(1)
@@ -80,6 +83,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # It would parse every module of ours that is imported, to draw constants from them: seconds in each
         # process, and examples that depend on what else a process has imported.
         providers._get_local_constants = lambda: providers._local_constants
+        # It would encode and decode every character, to find that all have an encoding but for surrogates.
+        utf_8 = IntervalSet([(0, 0xD7FF), (0xE000, sys.maxunicode)]), IntervalSet([])
+        intervals_of = charmap.intervals_from_codec
+        charmap.intervals_from_codec = functools.cache(
+            lambda codec: utf_8 if codec == "utf-8" else intervals_of(codec)
+        )
 
 
 @pytest.hookimpl(wrapper=True)
