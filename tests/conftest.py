@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import gc
+import importlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,24 +71,61 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         import torch
         from hypothesis import settings
+        from hypothesis.internal import charmap
+        from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.intervalsets import IntervalSet
 
         # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
         torch.set_num_threads(1)
         # No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
         settings.register_profile("any machine", deadline=None)
         settings.load_profile("any machine")
+        # It would parse every module of ours that is imported, to draw constants from them: seconds in each
+        # process, and examples that depend on what else a process has imported.
+        providers._get_local_constants = lambda: providers._local_constants
+        # It would encode and decode every character, to find that all have an encoding but for surrogates.
+        utf_8 = IntervalSet([(0, 0xD7FF), (0xE000, sys.maxunicode)]), IntervalSet([])
+        intervals_of = charmap.intervals_from_codec
+        charmap.intervals_from_codec = functools.cache(
+            lambda codec: utf_8 if codec == "utf-8" else intervals_of(codec)
+        )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Importing all tests creates a million objects that stay: they are traversed neither meanwhile, which is
     a fifth of the time it takes, nor in every full collection after it."""
     gc.disable()
     try:
+        if hasattr(session.config, "workerinput"):
+            import_a_part(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        # nanobind counts what is left at Python's end as leaked.
+        atexit.register(gc.unfreeze)
+
+
+def import_a_part(config: pytest.Config) -> None:
+    """Each of several processes (`-n`) first imports its part of the tests and leaves them compiled for the
+    others; all would compile all of them at the same time otherwise. What fails is reported when it is
+    collected."""
+    given = config.workerinput  # type: ignore[attr-defined]
+    number = int(given["workerid"].removeprefix("gw"))
+    part = modules(config, "test_*.py")[number :: given["workercount"]]
+    # A conftest.py may register modules whose assertions are to be rewritten, before any test imports them.
+    for name in (*modules(config, "conftest.py"), *part):
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+def modules(config: pytest.Config, pattern: str) -> list[str]:
+    """Those of such files in our folders among a command's arguments."""
+    root = Path(__file__).parents[1]
+    files = {file for argument in config.args for file in Path(argument).resolve().rglob(pattern)}
+    ours = [file.relative_to(root) for file in files if file.is_relative_to(root)]
+    return sorted(".".join(file.with_suffix("").parts) for file in ours)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -117,7 +159,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_unconfigure() -> None:
     """Threads of links end by themselves, shortly after their link. One that Python's own end meets in the
     midst of it takes the process along (exit code 134); an engine ends without such an end."""
-    gc.unfreeze()  # nanobind counts what is left at Python's end as leaked
     deadline = time.monotonic() + 2.0
     for thread in threading.enumerate():
         if thread.name.startswith(("link-", "nccl-")):

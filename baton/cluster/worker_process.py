@@ -23,7 +23,6 @@ from services.common.observability.logs import get_log
 from services.common.processes.child_process import Child, ChildError
 from services.common.rpc.grpc_server import channel_options
 from services.common.rpc.internal_rpc import internal_channel
-from services.common.rpc.mutual_tls import mutual_tls
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
@@ -117,7 +116,11 @@ class WorkerProcess:
 
     async def _serve(self, child: Child, address: str, config: WorkerConfig) -> None:
         """Sends heartbeats until the process ends, over TLS with the worker's own certificate."""
-        tls = mutual_tls(config.tls, config.role).twin() if config.tls else None
+        tls = None
+        if config.tls:
+            from services.common.rpc.mutual_tls import mutual_tls  # `cryptography` takes 50 ms to import
+
+            tls = mutual_tls(config.tls, config.role).twin()
         ended = asyncio.create_task(child.ended())
         async with internal_channel(address, channel_options(), config.cluster_secret, tls) as channel:
             worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)

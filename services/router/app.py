@@ -19,7 +19,6 @@ from services.common.observability.audit_log import AuditFile, AuditLog
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
-from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.grpc_calls import GrpcCalls
@@ -237,6 +236,9 @@ class Router:
         arrived = self.observations.traces.arrived
         files = tls = None
         if config.public_tls is not None:
+            # `cryptography` takes 50 ms to import.
+            from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
+
             files = public_tls_files(config.public_tls)
             tls = public_grpc_tls(config.public_tls, files)
         self.grpc = GrpcServer(

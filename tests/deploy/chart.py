@@ -76,14 +76,18 @@ class Rendered:
     def config(self, component: str) -> Object:
         """The configuration file of a component, parsed."""
         data = self.one("ConfigMap", f"demo-baton-{component}")["data"]
-        parsed: Object = yaml.safe_load(data[f"{component}.yaml"])
-        return parsed
+        content: Object = load_yaml(data[f"{component}.yaml"])
+        return content
+
+
+def load_yaml(text: str) -> Any:
+    """What stands in a file of one document."""
+    return yaml.load(text, LOADER)  # noqa: S506 (a safe loader)
 
 
 @cache
 def _read_values(file: Path) -> Values:
-    values: Values = yaml.load(file.read_text(encoding="utf-8"), LOADER) or {}  # noqa: S506 (a safe loader)
-    return values
+    return load_yaml(file.read_text(encoding="utf-8")) or {}
 
 
 def values_of(case: str) -> Values:
@@ -102,7 +106,7 @@ def render(values: Values) -> Rendered:
     with Chart.load(CHART) as chart:
         chart.validate_schema(values)
         texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
-    objects = [parsed for name in sorted(texts) if name != NOTES for parsed in objects_in(texts[name])]
+    objects = [made for name in sorted(texts) if name != NOTES for made in objects_in(texts[name])]
     return Rendered(texts, tuple(objects))
 
 
@@ -132,9 +136,9 @@ def at(values: Object, path: str) -> Any:
 
 def objects_in(text: str) -> Iterator[Object]:
     """The objects in a rendered template."""
-    for parsed in yaml.load_all(text, LOADER):
-        if parsed:
-            yield parsed
+    for made in yaml.load_all(text, LOADER):
+        if made:
+            yield made
 
 
 def findings(values: Values) -> list[str]:

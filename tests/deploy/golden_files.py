@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.chart import CASES, DUMPER, VERSION, Object, case, values_of
+from tests.deploy.chart import CASES, DUMPER, VERSION, Object, case, load_yaml, values_of
 
 FOLDER = Path(__file__).parent / "golden"
 # What golden files show as the chart's version, so that a release does not change them.
@@ -59,7 +59,7 @@ def _text(made: Object) -> str:
     for metadata in _metadata(shown):
         metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in _COMMON}
     if shown["kind"] == "ConfigMap" and "data" in shown:
-        shown["data"] = {name: yaml.safe_load(text) for name, text in shown["data"].items()}
+        shown["data"] = {name: load_yaml(text) for name, text in shown["data"].items()}
     return "---\n" + yaml.dump(shown, Dumper=DUMPER, default_flow_style=None, width=115)
 
 

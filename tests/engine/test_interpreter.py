@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import triton
 import triton.language as tl
@@ -75,6 +76,61 @@ def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
     assert all(isinstance(size, tl.constexpr) for size in (*made.shape, made.numel))
     assert made.numel.value == triton.language.core.math.prod(shape or [1])
     assert (made.handle, made.type, made.dtype) == ("handle", dtype, tl.float32)
+
+
+def tensor(dtype: Any, shape: list[int]) -> Any:
+    """Ones."""
+    made = interpreter.TensorHandle(np.ones(shape or [1], dtype=interpreter._get_np_dtype(dtype)), dtype)
+    return tl.tensor(made, core.block_type(dtype, shape) if shape else dtype)
+
+
+def operands(call: Callable[..., Any], *arguments: Any) -> str:
+    """The two tensors that an operation is then given, or how they are refused."""
+
+    try:
+        made = call(semantic, *arguments)
+    except Exception as error:
+        return repr(error)
+    return repr([(one.type.name, one.handle.data.dtype, one.handle.data.tolist()) for one in made])
+
+
+def test_shapes_are_repeated_alike() -> None:
+    shapes: tuple[list[int], ...] = ([], [1], [4], [8], [2, 4], [1, 4], [2, 1], [1, 1], [2, 1, 4], [1, 2, 4])
+    for left, right in itertools.product(shapes, repeat=2):
+        for dtype in (tl.int32, tl.bfloat16):
+            pair = tensor(tl.float32, left), tensor(dtype, right)
+            assert operands(fast._broadcast_impl_value, *pair) == operands(fast._broadcast_anew, *pair)
+    pointers = tensor(tl.uint64, [4, 1])
+    pointers = tl.tensor(
+        interpreter.TensorHandle(pointers.handle.data, tl.pointer_type(tl.int8)),
+        core.block_type(tl.pointer_type(tl.int8), [4, 1]),
+    )
+    for other in (tensor(tl.int32, [1, 2]), tensor(tl.int32, [])):
+        own = operands(fast._broadcast_anew, pointers, other)
+        assert operands(fast._broadcast_impl_value, pointers, other) == own
+
+
+NUMBERS = (0, 1, -1, 255, 2**31, -(2**63), 2**64, True, 0.0, -0.0, 0.5, 1e-40, 1e300, float("inf"))
+
+
+@pytest.mark.parametrize("flags", [(False, False, True, False), (False, False, True, True), (True, True)])
+def test_operands_are_converted_alike(flags: tuple[bool, ...]) -> None:
+    """Tensors of all types with each other and with numbers, on either side."""
+    tensors = [tensor(dtype, shape) for dtype in DTYPES for shape in ([], [4], [2, 4])]
+    pairs = [(left, right) for left in tensors for right in (*tensors, *NUMBERS)]
+    pairs += [(number, right) for number in NUMBERS for right in tensors]
+    for left, right in pairs:
+        own = operands(fast._operands_anew, left, right, *flags)
+        for _ in range(2):  # made, and found again
+            assert operands(fast._operands, left, right, *flags) == own
+
+
+def test_pointers_are_refused_alike() -> None:
+    pointer = tl.pointer_type(tl.float32)
+    some = tl.tensor(interpreter.TensorHandle(np.ones([1], dtype=np.uint64), pointer), pointer)
+    for flags in ((False, False), (True, False), (True, True)):
+        for pair in ((some, some), (some, 1), (1, some), (some, 0.5), (some, tensor(tl.int32, []))):
+            assert operands(fast._operands, *pair, *flags) == operands(fast._operands_anew, *pair, *flags)
 
 
 def test_constexprs_are_unwrapped_alike() -> None:

@@ -20,7 +20,7 @@ QUEUE = Behaviour(service_s=(0.001, 0.002, 0.004), gap_s=0.004)
 STREAM = ("--output-len", "16", "--input-len", "16")
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_times_are_those_of_the_server(serve: Serve, protocol: str, tmp_path: Path) -> None:
     """Loosely, since a test may share its machine: no token was seen before it was sent, and half of all
     within 50 ms."""

@@ -177,7 +177,7 @@ async def test_refusals(model_folder: Path, tmp_path: Path) -> None:
     "setting",
     [
         "http_port",
-        "admin_grpc_port",
+        pytest.param("admin_grpc_port", marks=pytest.mark.slow),
         pytest.param("grpc_port", marks=pytest.mark.slow),
         pytest.param("admin_http_port", marks=pytest.mark.slow),
     ],

@@ -22,13 +22,30 @@ def _builtin_names(package: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(package) if tl.core.is_builtin(getattr(package, name, None)))
 
 
+_CHECKS_FOR_SEMANTIC = _core.builtin(lambda: None).__code__
+
+
+@functools.cache
+def _interpreted(member: Any) -> Any:
+    """`member` with the interpreter's semantic. Where `tl.core.builtin` does no more than to check that it
+    has one, what it wraps is called at once."""
+    checked = getattr(member, "__code__", None) is _CHECKS_FOR_SEMANTIC
+    called = member.__wrapped__ if checked else member
+
+    def interpreted(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = interpreter.interpreter_semantic
+        return called(*args, **kwargs)
+
+    return interpreted
+
+
 def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
     """Instead of its own function, which lists and sorts every member of `package` at each launch
     of a kernel and at each call of a device function: a fifth of the time that our kernels took."""
     for name in _builtin_names(package):
         member = getattr(package, name)
         if tl.core.is_builtin(member):
-            interpreter._patch_attr(package, name, member, builder, scope)
+            scope.set_attr(package, name, _interpreted(member))
 
 
 _patch_lang_anew = interpreter._patch_lang
@@ -133,12 +150,53 @@ def _with_element_ty(self: Any, scalar_ty: Any) -> Any:
 _broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
 
 
+@functools.cache
+def _common_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What both of one rank are repeated to; None where they do not fit, or need new axes."""
+    if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
+        return None
+    return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+
+
+_BLOCK_TYPES: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+
+def _block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
+    """One for all tensors of that type and shape, but for pointers: their name does not say all of them."""
+    if scalar.is_ptr():
+        return _core.block_type(scalar, list(shape))
+    found = _BLOCK_TYPES.get((scalar.name, shape))
+    if found is None:
+        found = _BLOCK_TYPES[scalar.name, shape] = _core.block_type(scalar, list(shape))
+    return found
+
+
+def _repeated(self: Any, tensor: Any, shape: tuple[int, ...]) -> Any:
+    if tuple(tensor.type.shape.values) == shape:
+        return tensor
+    handle = self.builder.create_broadcast(tensor.handle, list(shape))
+    return self.make_tensor(handle, _block_type(tensor.type.scalar, shape))
+
+
+def _splat(self: Any, scalar: Any, block: Any) -> Any:
+    """`scalar` in the shape of the type `block`."""
+    wanted = block.with_element_ty(scalar.type.scalar)
+    return self.make_tensor(self.builder.create_splat(wanted, scalar.handle), wanted)
+
+
 def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
-    """Two of one shape stay as they are, which its own function finds out size by size."""
+    """Instead of its own function, which finds out size by size what two shapes have in common."""
     left, right = lhs.type, rhs.type
-    if left.is_block() and right.is_block() and left.shape.values == right.shape.values:
+    if not (left.is_block() and right.is_block()):
+        if left.is_block():
+            return lhs, _splat(self, rhs, left)
+        return (_splat(self, lhs, right), rhs) if right.is_block() else (lhs, rhs)
+    if left.shape.values == right.shape.values:
         return lhs, rhs
-    return _broadcast_anew(self, lhs, rhs)
+    shape = _common_shape(tuple(left.shape.values), tuple(right.shape.values))
+    if shape is None:
+        return _broadcast_anew(self, lhs, rhs)
+    return _repeated(self, lhs, shape), _repeated(self, rhs, shape)
 
 
 _computation_type_anew = interpreter.TritonSemantic.computation_type_impl
@@ -157,6 +215,69 @@ def _computation_type(
     return found
 
 
+_operands_anew = interpreter.TritonSemantic.binary_op_type_checking_impl
+# A number beside a tensor, as a tensor: what came of it once for each type and shape of the other.
+_NUMBERS: dict[tuple[Any, ...], Any] = {}
+_MOST_NUMBERS, _LARGEST_NUMBER = 4096, 4096
+
+
+_STAYS: dict[tuple[str, bool], bool] = {}
+
+
+def _stays(dtype: Any, div_or_mod: bool) -> bool:
+    """Whether an operation of two of this type is computed in it."""
+    key = (dtype.name, div_or_mod)
+    found = _STAYS.get(key)
+    if found is None:
+        found = not dtype.is_ptr()
+        if found:
+            semantic = interpreter.interpreter_semantic
+            found = _computation_type(semantic, dtype, False, dtype, False, div_or_mod) == dtype
+        _STAYS[key] = found
+    return found
+
+
+def _operands(
+    self: Any,
+    lhs: Any,
+    rhs: Any,
+    allow_lhs_ptr: bool = False,
+    allow_rhs_ptr: bool = False,
+    arithmetic_check: bool = True,
+    div_or_mod: bool = False,
+) -> Any:
+    """Instead of its own function: two tensors of one type need no conversion, and a number is converted and
+    repeated to a shape once. All else, and every refusal, is its own."""
+    left_number, right_number = type(lhs) in (int, float), type(rhs) in (int, float)
+    anew = functools.partial(
+        _operands_anew, self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+    )
+    if arithmetic_check and type(lhs) is type(rhs) is tl.tensor:
+        alike = lhs.dtype is rhs.dtype and _stays(lhs.dtype, div_or_mod)
+        return self.broadcast_impl_value(lhs, rhs) if alike else anew()
+    number, other = (lhs, rhs) if left_number else (rhs, lhs)
+    # Zeros have a sign, which does not show in a key.
+    if (
+        not arithmetic_check
+        or left_number == right_number
+        or type(other) is not tl.tensor
+        or (type(number) is float and not number)
+    ):
+        return anew()
+    key = (type(number), number, left_number, other.type.name, other.dtype.name, div_or_mod)
+    known = _NUMBERS.get(key)
+    if known is None:
+        left, right = anew()
+        made, stayed = (left, right) if left_number else (right, left)
+        if stayed is other and made.handle.data.size <= _LARGEST_NUMBER:
+            made.handle.data.setflags(write=False)
+            if len(_NUMBERS) == _MOST_NUMBERS:
+                _NUMBERS.clear()
+            _NUMBERS[key] = made
+        return left, right
+    return (known, other) if left_number else (other, known)
+
+
 def make_launches_cheap() -> None:
     """Replaces the interpreter's functions by those above."""
     for package in (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base):
@@ -170,6 +291,7 @@ def make_launches_cheap() -> None:
     _core.block_type.with_element_ty = _with_element_ty
     interpreter.TritonSemantic.computation_type_impl = _computation_type
     interpreter.TritonSemantic.broadcast_impl_value = _broadcast_impl_value
+    interpreter.TritonSemantic.binary_op_type_checking_impl = _operands
     # Each sum and product of integers would be computed again in 64 bits, to be compared with a bound that
     # the interpreter, whose `debug` is off, then does not assert.
     assert not interpreter.interpreter_builder.options.debug

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
+
+# Plugins would be looked for in the metadata of every installed package, at each start of a process.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, ConfigDict, Field
 

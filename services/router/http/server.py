@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,15 +16,17 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from baton.addresses import join_address
-from baton.tls.files import TlsFiles
 from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.named_calls import NamedCalls
 from services.router.http.protocol import LimitedProtocol
-from services.router.http.tls import ServerContexts, TlsListener
 from services.router.request.call_trace import CallTrace
+
+if TYPE_CHECKING:
+    from baton.tls.files import TlsFiles
+    from services.router.http.tls import TlsListener
 
 _START_POLL_S = 0.005
 _RELEASE_POLL_S = 0.02
@@ -96,7 +98,11 @@ class HttpServer:
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _Server(config)
-        self._tls = None if tls is None else TlsListener(ServerContexts(tls), self.connections)
+        self._tls: TlsListener | None = None
+        if tls is not None:
+            from services.router.http.tls import ServerContexts, TlsListener  # `cryptography` takes 50 ms
+
+            self._tls = TlsListener(ServerContexts(tls), self.connections)
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 

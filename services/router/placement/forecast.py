@@ -206,7 +206,8 @@ def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
     after_s = step_s(worker, 0, 0, more_prefill_s)
     limits = worker.tpot_limits
     claimed = max(worker.claimed_slots, len(limits))
-    urgency = sum(_stream_urgency(after_s / limit) for limit in limits) + claimed - len(limits)
+    urgencies = {limit: _stream_urgency(after_s / limit) for limit in set(limits)}
+    urgency = sum(map(urgencies.__getitem__, limits)) + claimed - len(limits)
     return worker.used_slots * urgency / max(1, claimed)
 
 

@@ -17,7 +17,6 @@ from baton.cluster_auth import CertificateProof
 from baton.state import Member
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log
-from services.common.rpc.mutual_tls import mutual_tls
 
 if TYPE_CHECKING:
     from baton.tls.material import Chain
@@ -109,4 +108,6 @@ def configured_certificates(config: RouterConfig) -> WorkerCertificates | None:
     """What workers may present; None without TLS. BatonError(INVALID) where a file cannot be used."""
     if config.tls is None:
         return None
+    from services.common.rpc.mutual_tls import mutual_tls  # `cryptography` takes 50 ms to import
+
     return WorkerCertificates(mutual_tls(config.tls, "router"), config.cluster_secret)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
 HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
 
@@ -53,6 +55,8 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[" in shown.decode()
 
 
+# As of `baton up`: tests/cli/up/test_command.py.
+@pytest.mark.slow
 def test_a_failed_start_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, HARNESS, "demo", json.dumps({"worker": ["refuse"]}), "{}"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60)

@@ -247,15 +247,6 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_no_redis_where_none_is_wanted(start: Start) -> None:
-    up = start(both=1, state={"redis_url": "none"})
-    assert up.ready_line().startswith("READY ")
-    assert not any("valkey" in command_line(pid) for pid in descendants(up.process.pid))
-    assert up.order("state") == ["none", "none"]
-    up.process.terminate()
-    assert up.finish()[0] == 0
-
-
 def test_configurations_are_in_no_process_list_and_a_killed_parent_takes_all_along(start: Start) -> None:
     up = start(prefill=1, decode=1)
     assert up.ready_line().startswith("READY ")
@@ -296,7 +287,7 @@ def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
     ("trait", "timeout_s", "message"),
     [
         ("silent", 0.3, "was not ready in 0.3 s"),
-        ("nonsense", 20, "wrote 'hello' instead of ready"),
+        pytest.param("nonsense", 20, "wrote 'hello' instead of ready", marks=pytest.mark.slow),
     ],
 )
 def test_a_child_that_never_serves_is_named(start: Start, trait: str, timeout_s: float, message: str) -> None:
@@ -316,8 +307,8 @@ def test_a_signal_while_starting_stops_it(start: Start) -> None:
     wait_gone(up.pids())
 
 
-def test_closed_pipes_are_no_error(start: Start) -> None:
-    up = start(both=1)
+def test_no_redis_where_none_is_wanted_and_closed_pipes_are_no_error(start: Start) -> None:
+    up = start(both=1, state={"redis_url": "none"})
     assert up.process.stdout is not None
     assert up.process.stderr is not None
     up.process.stdout.close()
@@ -326,6 +317,8 @@ def test_closed_pipes_are_no_error(start: Start) -> None:
         time.sleep(0.02)
     time.sleep(0.5)
     assert up.process.poll() is None
+    assert not any("valkey" in command_line(pid) for pid in descendants(up.process.pid))
+    assert up.order("state") == ["none", "none"]
     up.process.terminate()
     assert up.process.wait(LIMIT_S) == 0
     wait_gone(up.pids())

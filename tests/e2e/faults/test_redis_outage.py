@@ -224,7 +224,7 @@ async def test_no_request_notices(
     """Away for so long, and until all know it and a request has come and been served meanwhile."""
     async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
-        async with under_load(cluster, truth, clients=2, pause_s=0.5) as load:
+        async with under_load(cluster, truth, clients=2, pause_s=1.5) as load:
             await asyncio.sleep(1.0)
             await load.until_some_run()
             gone = time.monotonic()
@@ -389,11 +389,16 @@ def own_redis(cluster: Cluster) -> int:
     return pid
 
 
-def test_a_refused_password_is_one_line(
+def wrong_url(redis: RedisServer) -> str:
+    return redis.url.replace(redis.password, "a-word-that-is-wrong")
+
+
+@pytest.mark.slow
+def test_a_refused_password_is_one_line_of_a_cluster(
     model: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_CLUSTER_SECRET", CLUSTER_SECRET)
-    wrong = redis.url.replace(redis.password, "a-word-that-is-wrong")
+    wrong = wrong_url(redis)
     ports = ("--http-port", "0", "--grpc-port", "0", "--ray-address", "none")
     code, out, err = baton("up", "--both", "1", "--model", str(model), *ports, "--redis-url", wrong)
     assert (code, out) == (2, ""), err
@@ -401,6 +406,13 @@ def test_a_refused_password_is_one_line(
     assert any(line.endswith("refused the user name or password") for line in last), err
     assert "Traceback" not in err
     assert "a-word-that-is-wrong" not in err
+
+
+def test_a_refused_password_is_one_line_of_a_worker(
+    model: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CLUSTER_SECRET", CLUSTER_SECRET)
+    wrong = wrong_url(redis)
     joins = ("--redis-url", wrong, "--redis-namespace", "ours")
     code, out, err = baton("worker", "--role", "both", "--model", str(model), *joins)
     assert code == 2, err

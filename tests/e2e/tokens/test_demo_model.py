@@ -52,7 +52,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         del os.environ[FAULTS]
 
 
-REDUCED = {"copy": 2, "arithmetic": 1, "json": 2, "small talk": 3}
+REDUCED = {"copy": 1, "arithmetic": 1, "json": 1, "small talk": 2}
 FULL = {
     "retrieve-1000": 200,
     "retrieve-3000": 60,

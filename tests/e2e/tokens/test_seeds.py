@@ -139,8 +139,8 @@ async def test_another_seed_draws_other_tokens(cluster: Cluster) -> None:
     prompt = make_prompt(random.Random(6))
     async with cluster.stub() as stub:
         outputs, greedy = [
-            tokens(await run(cluster, stub, [Ask(prompt, draw, seed, 8) for seed in seeds], AT_ONCE))
-            for draw in (Draw(1.0), Draw(0.0))
+            tokens(await run(cluster, stub, [Ask(prompt, draw, seed, 8) for seed in some], AT_ONCE))
+            for draw, some in ((Draw(1.0), seeds), (Draw(0.0), seeds[::13]))
         ]
     assert len({tuple(output) for output in outputs}) == len(seeds)
     assert len({tuple(output) for output in greedy}) == 1

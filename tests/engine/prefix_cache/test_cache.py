@@ -14,7 +14,7 @@ from tests.engine.prefix_driver import BLOCK, Driver
 
 @pytest.mark.parametrize(("groups", "store"), [(1, 10), (2, 10), (1, 0)])
 def test_random_requests_agree_with_the_model(groups: int, store: int) -> None:
-    drive(groups, store, requests=400)
+    drive(groups, store, requests=200)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def exchanging() -> list[Machine]:
     [
         (apart, Slo(0.5, 0.006), 14),
         (conditional, Slo(0.5, 0.008), 33),
-        (conditional, Slo(0.5, 0.012), 42),
+        pytest.param(conditional, Slo(0.5, 0.012), 42, marks=pytest.mark.slow),
         (exchanging, Slo(0.5, 0.012), 42),
     ],
 )
@@ -164,7 +164,8 @@ def test_bursts_are_smoothed_while_requests_have_time_until_their_first_token(
 
 
 @pytest.mark.parametrize(
-    ("machines", "tpot_ms", "rate"), [(apart, 6, 20), (apart, 12, 50), (conditional, 12, 56)]
+    ("machines", "tpot_ms", "rate"),
+    [(apart, 6, 20), pytest.param(apart, 12, 50, marks=pytest.mark.slow), (conditional, 12, 56)],
 )
 def test_under_overload_requests_that_are_late_yield(
     monkeypatch: pytest.MonkeyPatch, machines: Machines, tpot_ms: float, rate: float

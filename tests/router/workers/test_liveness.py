@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
+import math
 import random
 
 import grpc.aio
@@ -44,7 +46,9 @@ class Watched:
 
 
 def _end_of(spans: list[tuple[float, float]], at: float) -> float:
-    return next((end for begin, end in spans if begin <= at < end), at)
+    """`at`, or the end of the span that it is in. Spans are in order, and none is within another."""
+    begun = bisect.bisect_right(spans, (at, math.inf))
+    return max(at, spans[begun - 1][1]) if begun else at
 
 
 def random_spans(draw: random.Random, count: int, longest: float) -> list[tuple[float, float]]:

@@ -19,6 +19,9 @@ from tests.e2e.faults.one_pair.test_cancels import until_full, until_waiting
 from tests.e2e.faults.one_pair.test_stopping import GREEDY, PROMPT, STOP_S, all_decode, ends, handoffs
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
 
+# Of a router alone: tests/router/tenants/test_places.py, tests/router/lifecycle/test_failures.py.
+pytestmark = pytest.mark.slow
+
 SLOTS = 2
 CONFIG = "router: {max_waiting: 2, queue_timeout_s: 2}\ndrain_s: 0.2\n"
 LONG = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=1900, **GREEDY)

@@ -112,6 +112,8 @@ async def test_while_starting(model: Path, send: Send, children: int) -> None:
         assert await asyncio.to_thread(ends, process, started, STOP_S) == 0
 
 
+# Over fake children: tests/cli/up/test_command.py.
+@pytest.mark.slow
 async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
     children = descendants(cluster.process.pid)
     async with cluster.stub() as stub:
@@ -153,6 +155,8 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
     )
 
 
+# Over fake children: tests/cli/up/test_command.py; a process of ours whose parent dies: test_parent_death.py.
+@pytest.mark.slow
 async def test_a_killed_parent_takes_everyone_along(cluster: Cluster) -> None:
     children = descendants(cluster.process.pid)
     assert len(children) == 5

@@ -135,6 +135,8 @@ def attempts(answers: list[Answer]) -> list[int]:
     return sorted(answer.last.trace.attempts for answer in answers if answer.last is not None)
 
 
+# Engines that die under load: test_soak.py; sequences that go on elsewhere: test_detection.py.
+@pytest.mark.slow
 async def test_one_of_two_engines_of_each_role_dies(model: Path, loose: Loose) -> None:
     """First one that computes prompts, which run again. Then one that decodes: its sequences go on at the
     next number, and clients see one stream without gap or repeat."""
