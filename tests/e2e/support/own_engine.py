@@ -41,9 +41,6 @@ def run_worker(module: str) -> int:
 
 
 def run_engine(module: str) -> int:
-    from services.worker.engine.main import load_torch
-
-    load_torch()
     from services.worker.engine.process import main
 
     importlib.import_module(module).install()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import torch
-import torch._meta_registrations  # the engine's `main` leaves it out
 
 from baton.engine.forward.gemm_table import ProductTable, tuned_file
 from baton.engine.model.config import ModelConfig
