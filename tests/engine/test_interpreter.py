@@ -128,7 +128,7 @@ def test_operands_are_converted_alike(flags: tuple[bool, ...]) -> None:
 def test_pointers_are_refused_alike() -> None:
     pointer = tl.pointer_type(tl.float32)
     some = tl.tensor(interpreter.TensorHandle(np.ones([1], dtype=np.uint64), pointer), pointer)
-    for flags in ((False, False), (True, False), (True, True)):
+    for flags in ((True, True), (False, False), (True, False)):
         for pair in ((some, some), (some, 1), (1, some), (some, 0.5), (some, tensor(tl.int32, []))):
             assert operands(fast._operands, *pair, *flags) == operands(fast._operands_anew, *pair, *flags)
 

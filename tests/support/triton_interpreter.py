@@ -264,7 +264,8 @@ def _operands(
         or (type(number) is float and not number)
     ):
         return anew()
-    key = (type(number), number, left_number, other.type.name, other.dtype.name, div_or_mod)
+    allowed = allow_lhs_ptr, allow_rhs_ptr
+    key = (type(number), number, left_number, other.type.name, other.dtype.name, div_or_mod, allowed)
     known = _NUMBERS.get(key)
     if known is None:
         left, right = anew()

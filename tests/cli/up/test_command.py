@@ -313,7 +313,9 @@ def test_no_redis_where_none_is_wanted_and_closed_pipes_are_no_error(start: Star
     assert up.process.stderr is not None
     up.process.stdout.close()
     up.process.stderr.close()
-    while "router" not in up.order("started"):
+    deadline = time.monotonic() + LIMIT_S
+    while "router" not in up.order("started") or len(up.order("state")) < 2:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     time.sleep(0.5)
     assert up.process.poll() is None
