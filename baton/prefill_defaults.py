@@ -14,3 +14,6 @@ ALONE_STEP_S = 0.06
 AGE_CAP_S = 2.0
 # How much longer prompts may take than is predicted of full steps: steps of few rows do.
 MARGIN = 1.1
+# The largest share of its time for which a worker that decodes is taken to compute prompts: steps of both
+# alternate, so decode always has some of it.
+MOST_PREFILL_SHARE = 7 / 8

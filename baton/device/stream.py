@@ -64,7 +64,7 @@ class ComputeStream(Protocol):
 
     @property
     def in_turn(self) -> bool:
-        """Whether its work runs in turn with that of another stream, in the order in which both are
+        """Whether its work is serialised with that of another stream, in the order in which both are
         enqueued, so that neither slows the other."""
 
     def activate(self) -> contextlib.AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, RestrictedRegistry
+from prometheus_client.registry import Collector
 
 from baton.addresses import join_address
 from services.common.observability.histogram import Histogram
@@ -138,19 +138,14 @@ class _Paced(Collector):
     """A registry whose reader pauses between two metrics. Some hundred series take 5 ms to encode, in which a
     thread would keep Python's lock, and no stream of its process would get a token."""
 
-    def __init__(self, registry: CollectorRegistry | RestrictedRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.restricted_registry = registry.restricted_registry
 
     def collect(self) -> Iterator[PrometheusMetric]:
         for metric in self._registry.collect():
             yield metric
             time.sleep(_PAUSE_S)
-
-    def restricted_registry(self, names: Iterable[str]) -> _Paced:
-        """Only the metrics of these names."""
-        registry = self._registry
-        assert isinstance(registry, CollectorRegistry)
-        return _Paced(registry.restricted_registry(names))
 
 
 class MetricsServer:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from baton.prefill_defaults import MOST_PREFILL_SHARE
 from baton.v1.worker_pb2 import DescribeResponse
 from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn
@@ -35,8 +36,6 @@ _URGENT_FROM = 0.5
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
-# The most of its time for which a worker computes prompts while it decodes, where steps of both alternate.
-_MOST_PREFILL = 7 / 8
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
 _USUAL_OUTPUT = 512
 
@@ -133,7 +132,7 @@ def uncorrected_step_s(
         + (worker.used_slots + sequences) * rates.decode_sequence_s
         + (worker.context_tokens + context_tokens) * rates.decode_context_token_s
     )
-    return alone_s / (1 - min(_MOST_PREFILL, worker.prefill_share.after(more_prefill_s)))
+    return alone_s / (1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(more_prefill_s)))
 
 
 class MissRisk(NamedTuple):

@@ -7,15 +7,13 @@ import os
 import socket
 from dataclasses import dataclass
 
+from baton.prefill_defaults import MOST_PREFILL_SHARE
 from baton.v1.engine_pb2 import ReadyEvent
 from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.model_loader import LoadedModel
-
-# The most of the last second for which decode steps are taken to have waited for prefill steps.
-_MOST_WAITING = 7 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class EngineAudit:
         recent = self.prefill.clock.recent()
         prompts = self.prefill.loop.scheduler.cost
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
-        steps = self.decode.rates(min(_MOST_WAITING, computing) if self.prefill.loop.in_turn else 0.0)
+        steps = self.decode.rates(min(MOST_PREFILL_SHARE, computing) if self.prefill.loop.in_turn else 0.0)
         half = prompts.half_context
         return Rates(
             prefill_token_s=prompts.seconds_of(1),

@@ -16,7 +16,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import CancelCommand, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
-from baton.v1.worker_pb2 import GetAuditRequest
+from baton.v1.worker_pb2 import GetAuditRequest, RecentSteps
 from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -267,3 +267,11 @@ def test_the_front_is_woken_by_steps_that_have_ended_and_by_nothing_else(stepped
     assert (True, True) in seen
     assert (False, False) in seen
     assert {(True, True), (False, False)} == set(seen)
+
+
+def test_decode_rates_leave_out_the_wait_for_prefill_steps(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = stepped.engine.decode
+    monkeypatch.setattr(decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=50, mean_ms=20.0))
+    assert decode.rates(0.25).step_s == pytest.approx(0.015, rel=0.01)

@@ -134,18 +134,18 @@ def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> No
     stepped.close()
 
 
-def test_a_decode_loop_is_told_of_prefill_steps_that_run_in_turn_with_its_own(
+def test_the_decode_loop_learns_of_prefill_steps_that_alternate_with_its_own(
     late: None, stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
     monkeypatch.setattr(
-        stepped.engine.decode.loop, "expect_prefill", lambda *, under_way: told.append(under_way)
+        stepped.engine.decode.loop, "expect_prefill", lambda *, under_way: reported.append(under_way)
     )
     start(stepped, b"a" * 16, 9)
     rest(stepped)
-    assert not any(told), "on a stream of their own they take no turns"
+    assert not any(reported), "an independent stream runs concurrently with decode"
     monkeypatch.setattr(LateStream, "in_turn", True)
     start(stepped, b"b" * 16, 9)
     rest(stepped)
-    assert any(told)
-    assert not told[-1]
+    assert any(reported)
+    assert not reported[-1]
