@@ -195,9 +195,9 @@ class Router:
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
-                lambda: (self.dispatcher.running, self.queue.waiting),
+                lambda: (self.dispatcher.running, self.queue.oldest_since),
             )
-            self.placement.on_claim = self._view.changed
+            self.placement.on_claim = self.queue.on_wait = self._view.changed
             if member.index == 0:
                 relay = _relay
         self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools, relay)

@@ -172,10 +172,10 @@ def miss_risk(
     return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)
 
 
-def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int) -> bool:
-    """Whether the sequences that a worker decodes meet their limits beside one more of so many tokens, as far
-    as they may still meet them."""
-    before_s, after_s = step_s(worker, 0), step_s(worker, 1, context_tokens)
+def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int, sequences: int = 1) -> bool:
+    """Whether the sequences that a worker decodes meet their limits beside so many more, each of so many
+    tokens, as far as they may still meet them."""
+    before_s, after_s = step_s(worker, 0), step_s(worker, sequences, sequences * context_tokens)
     tightest = bisect.bisect_left(worker.tpot_limits, before_s / _LOST)
     limits = worker.tpot_limits[tightest:]
     return not limits or after_s <= TPOT_SAFETY * limits[0]

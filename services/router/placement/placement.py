@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
@@ -152,6 +153,7 @@ class Placement:
         tpot_s: float | None = None,
         *,
         due: Callable[[], Due | None] = lambda: None,
+        since: float = -math.inf,
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
@@ -162,8 +164,9 @@ class Placement:
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token, `due`: when its first token is due, `behind`: how many requests wait behind it. `returning`:
-        it has been placed before, and is not refused any more. `by_order`: whether prompts that a prefill
+        token, `due`: when its first token is due, `since`: when it arrived, on the event loop's clock,
+        `behind`: how many requests wait behind it. `returning`: it has been placed before, and is not refused
+        any more. `by_order`: whether prompts that a prefill
         worker computes after this one do not count as queued there. `waits`: what for, if it has `tpot_s`.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
@@ -172,15 +175,15 @@ class Placement:
         if tpot_s is not None and not returning:
             match self._waits(waits, hits, tpot_s, context):
                 case Waits.FOR_ITSELF:
-                    may_use = partial(_in_time, may_use, tpot_s, context)
+                    may_use = partial(_in_time, may_use, tpot_s, context, since)
                 case Waits.FOR_OTHERS:
-                    may_use = partial(_others_in_time, may_use, context)
-        has_room = partial(_has_room, may_use=may_use)
+                    may_use = partial(_others_in_time, may_use, context, since)
+        has_room = partial(_has_room, may_use=may_use, since=since)
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
-        soon = partial(self._starts_soon, prompt=prompt if by_order() else None)
+        soon = partial(self._starts_soon, tokens=tokens, since=since, prompt=prompt if by_order() else None)
         choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
         sort_key = partial(_prefill_order, prompt=prompt, hits=hits, due=first_due, behind=behind())
         pair = self._pair(choice, order, has_room, soon, sort_key)
@@ -308,17 +311,27 @@ class Placement:
     def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
         return [worker for worker in among if worker.can_prefill_for(decode)]
 
-    def _starts_soon(self, worker: Worker, prompt: Callable[[Worker], PromptAt] | None = None) -> bool:
-        """Whether few tokens are queued at a worker; with `prompt`, only those count that go before it."""
+    def _starts_soon(
+        self,
+        worker: Worker,
+        tokens: int = 0,
+        since: float = -math.inf,
+        prompt: Callable[[Worker], PromptAt] | None = None,
+    ) -> bool:
+        """Whether few tokens are queued at a worker, with those of older requests in sibling processes, which
+        are taken to have as many each; with `prompt`, only those count that go before it."""
         if not worker.accepts_work:
             return False
-        if prompt is None or worker.prefill_queue_tokens < self._ahead:
-            return worker.prefill_queue_tokens < self._ahead
-        return worker.prefill_queue_tokens - prompt(worker).turn.tokens_behind < self._ahead
+        older = min(worker.slots_left_for(since) * tokens, self._ahead // 2)
+        queued = worker.prefill_queue_tokens + older
+        if prompt is None or queued < self._ahead:
+            return queued < self._ahead
+        return queued - prompt(worker).turn.tokens_behind < self._ahead
 
 
-def _has_room(decode: Worker, may_use: MayUse) -> bool:
-    return decode.decodes and decode.has_free_slot and may_use(decode)
+def _has_room(decode: Worker, may_use: MayUse, since: float) -> bool:
+    free = decode.has_free_slot and decode.free_slots > decode.slots_left_for(since)
+    return decode.decodes and free and may_use(decode)
 
 
 def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
@@ -329,14 +342,16 @@ def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bo
     return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
 
 
-def _in_time(may_use: MayUse, tpot_s: float, context: int, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit."""
-    return may_use(decode) and sequences_within(decode, tpot_s, context) > 0
+def _in_time(may_use: MayUse, tpot_s: float, context: int, since: float, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which it would meet its limit, beside older ones that
+    wait in sibling processes."""
+    return may_use(decode) and sequences_within(decode, tpot_s, context) > decode.slots_left_for(since)
 
 
-def _others_in_time(may_use: MayUse, context: int, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which the others would meet their limits beside it."""
-    return may_use(decode) and keeps_others_in_time(decode, context)
+def _others_in_time(may_use: MayUse, context: int, since: float, decode: Worker) -> bool:
+    """Whether a request may use a decode worker, on which the others would meet their limits beside it and
+    older ones that wait in sibling processes."""
+    return may_use(decode) and keeps_others_in_time(decode, context, 1 + decode.slots_left_for(since))
 
 
 def _prefill_order(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -35,8 +36,9 @@ _DATAGRAM_BYTES = 192 * 1024
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
-# Kind, index of the process; of claims also: requests that run or wait, and that wait.
-_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<II")
+# Kind, index of the process; of claims also: how many requests run or wait, and when the oldest arrived that
+# waits, in seconds of the host's monotonic clock, infinite without any.
+_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<Id")
 # Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these.
 _CLAIM = struct.Struct("<16sIQQf")
 _CLAIMS, _PROMPT = b"c", b"p"
@@ -47,7 +49,7 @@ class SiblingReport:
     """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
 
     running: int
-    waiting: int
+    oldest_since: float
     claims: Mapping[bytes, tuple[int, int, int, float]] = field(default_factory=dict)
 
 
@@ -59,9 +61,10 @@ class SiblingView:
         member: GroupMember,
         workers: Callable[[], Sequence[Worker]],
         prefixes: PrefixAffinity,
-        load: Callable[[], tuple[int, int]],
+        load: Callable[[], tuple[int, float]],
     ) -> None:
-        """`load`: how many requests of this process run or wait, and how many of them wait."""
+        """`load`: how many requests of this process run or wait, and when the oldest that waits arrived, on
+        the event loop's clock."""
         self._member = member
         self._workers = workers
         self._prefixes = prefixes
@@ -153,9 +156,9 @@ class SiblingView:
             kind, index = _HEAD.unpack_from(datagram)
             body = memoryview(datagram)[_HEAD.size :]
             if kind == _CLAIMS and index != self._member.index:
-                running, waiting = _LOAD.unpack_from(body)
+                running, oldest_since = _LOAD.unpack_from(body)
                 claims = {one[0]: one[1:] for one in _CLAIM.iter_unpack(body[_LOAD.size :])}
-                self._reports[index] = time.monotonic(), SiblingReport(running, waiting, claims)
+                self._reports[index] = time.monotonic(), SiblingReport(running, oldest_since, claims)
                 self._apply()
             elif kind == _PROMPT:
                 self._learn(bytes(body[:_HASH_BYTES]), list(_pieces(body[_HASH_BYTES:])))
@@ -168,14 +171,10 @@ class SiblingView:
     def _apply(self) -> None:
         """Gives every worker the sum of what siblings have there."""
         reports = [report for _, report in self._reports.values()]
+        waiting = tuple(report.oldest_since for report in reports if report.oldest_since < math.inf)
         for worker in self._workers():
             incarnation = worker.identity.incarnation
-            share = worker.described.load.slots / self._member.count
             claims = [report.claims.get(incarnation, (0, 0, 0, 0.0)) for report in reports]
-            contend = any(
-                report.waiting and claim[0] + 1 <= share
-                for report, claim in zip(reports, claims, strict=True)
-            )
             worker.set_siblings(
                 SiblingCounts(
                     processes=len(reports),
@@ -183,7 +182,7 @@ class SiblingView:
                     context=sum(claim[1] for claim in claims),
                     queued_tokens=sum(claim[2] for claim in claims),
                     backlog_s=sum(claim[3] for claim in claims),
-                    contend=contend,
+                    waiting=waiting,
                 )
             )
 

@@ -24,7 +24,9 @@ class QueueEntry:
 
     call: ClientCall
     position: Position
-    # Its limits, until it was placed first; and when its first token is due, on the event loop's clock.
+    # When it arrived, on the event loop's clock.
+    since: float = 0.0
+    # Its limits, until it was placed first; and when its first token is due, on the same clock.
     slo: Slo | None = None
     first_token_by: float | None = None
     # From when on it is too late for its first token to be in time, on the same clock, and whether it is:

@@ -14,6 +14,7 @@ import asyncio
 import bisect
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,8 +56,6 @@ class _Waiter(Generic[ClaimT]):
     claim: asyncio.Future[ClaimT]
     # Whether its own limits may be why nothing has room.
     limited: bool
-    # When it began to wait, on the event loop's clock.
-    since: float
 
 
 class WaitingQueue:
@@ -76,6 +75,8 @@ class WaitingQueue:
         # Why the last request that was not placed was not.
         self._last_no_room = NoRoom.DECODE
         self._blocks = BlockWait()
+        # Called when `oldest_since` may have changed, but for placements.
+        self.on_wait: Callable[[], None] = lambda: None
         self._places = Places(max_waiting, _PLACES, "requests wait already")
         self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
         self._outside = Places(_OUTSIDE_PER_PLACE * max_waiting, _PLACES, "requests wait already")
@@ -84,6 +85,13 @@ class WaitingQueue:
     def waiting(self) -> int:
         """Requests that wait, including those outside."""
         return len(self._waiters) + self._outside.taken
+
+    @property
+    def oldest_since(self) -> float:
+        """When about the oldest request arrived that waits for workers and is not late, on the event loop's
+        clock; infinite without any."""
+        returned = min((entry.since for entry in self._returned), default=math.inf)
+        return min(returned, self._order.oldest_since)
 
     @property
     def placed(self) -> Counter[str]:
@@ -104,9 +112,10 @@ class WaitingQueue:
     ) -> QueueEntry:
         """The entry of a request that arrived `waited_s` ago. Where late requests are refused, its deadline
         (on the event loop's clock) is a limit of its first token too."""
-        entry = QueueEntry(call, self._order.arrival(call), slo, deadline=deadline)
+        since = asyncio.get_running_loop().time() - waited_s
+        entry = QueueEntry(call, self._order.arrival(call), since, slo, deadline=deadline)
         if slo is not None and slo.ttft_s is not None:
-            entry.first_token_by = asyncio.get_running_loop().time() + slo.ttft_s - waited_s
+            entry.first_token_by = since + slo.ttft_s
         if deadline is not None and self._placement.refuse_late:
             entry.first_token_by = min(deadline, entry.first_token_by or deadline)
         return entry
@@ -128,7 +137,7 @@ class WaitingQueue:
         self._set_limits(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
-            due=entry.due, behind=self._behind, returning=entry.returning,
+            due=entry.due, since=entry.since, behind=self._behind, returning=entry.returning,
             by_order=partial(may_pass, self._placement, self._order), waits=entry.waits,
         )  # fmt: skip
         if entry.returning:
@@ -182,7 +191,7 @@ class WaitingQueue:
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
         limited = self._placement.refuse_late and entry.tpot_s is not None
-        waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
+        waiter = _Waiter(pick, claimed, limited)
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
         with _counted(entry.call.tenant):
@@ -218,6 +227,7 @@ class WaitingQueue:
         claimed = waiter.claim
         if claimed.done():
             return claimed.result()
+        self.on_wait()
         timers = []
         if entry.may_wait():
             call_at = asyncio.get_running_loop().call_at
@@ -242,6 +252,7 @@ class WaitingQueue:
         """Has a request wait behind those that are not late, or no more."""
         if entry in self._waiters:
             self._order.set_late(entry, late)
+            self.on_wait()
             self.place_waiting()
 
     def place_waiting(self) -> None:
@@ -284,7 +295,7 @@ class WaitingQueue:
             elif self._blocks.holds(entry.number):
                 continue
             elif passing is not None and placed is NoRoom.PREFILL and not entry.returning:
-                passing.waits(entry.prompt, waiter.since)
+                passing.waits(entry.prompt, entry.since)
             else:
                 blocked.add(pool)
 

@@ -12,8 +12,8 @@ from baton.v1.worker_pb2 import Load
 class SiblingCounts:
     """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
 
-    `processes`: how many there are. `contend`: one of them has requests that wait, and fewer slots here than
-    its share.
+    `processes`: how many there are. `waiting`: of each in which requests wait for workers, when the oldest
+    arrived that is not late, in monotonic seconds.
     """
 
     processes: int = 0
@@ -21,7 +21,11 @@ class SiblingCounts:
     context: int = 0
     queued_tokens: int = 0
     backlog_s: float = 0.0
-    contend: bool = False
+    waiting: tuple[float, ...] = ()
+
+    def waiting_longer(self, since: float) -> int:
+        """How many of them have a request waiting that arrived before."""
+        return sum(oldest < since for oldest in self.waiting)
 
 
 class OtherClaims:

@@ -158,17 +158,18 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        """Free slots, as far as this router knows. None while this process has its share of the slots and a
-        sibling with fewer waits for one: whatever becomes free here would never reach it."""
-        slots, siblings = self.described.load.slots, self.others.siblings
-        if siblings.contend and self.claimed_slots * (siblings.processes + 1) >= slots:
-            return 0
-        return slots - self.used_slots
+        """Free slots, as far as this router knows."""
+        return self.described.load.slots - self.used_slots
 
     @property
     def has_free_slot(self) -> bool:
         """Whether it accepts work, and has a free slot for it."""
         return self.accepts_work and self.free_slots > 0
+
+    def slots_left_for(self, since: float) -> int:
+        """How many slots a request that arrived then leaves to sibling processes, in which others wait that
+        arrived before: whatever becomes free in this process would never reach them."""
+        return min(self.others.siblings.waiting_longer(since), self.described.load.slots - 1)
 
     @property
     def used_slots(self) -> int:
@@ -240,8 +241,8 @@ class Worker:
         before = self.others.siblings
         self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog_s)
-        if (before.slots, before.queued_tokens, before.contend) != (
-            counts.slots, counts.queued_tokens, counts.contend,
+        if (before.slots, before.queued_tokens, before.waiting) != (
+            counts.slots, counts.queued_tokens, counts.waiting,
         ):  # fmt: skip
             self.changed()
 

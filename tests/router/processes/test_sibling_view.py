@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -34,14 +35,14 @@ class Process:
         ]
         self.prefill, _, self.decode = self.workers
         self.prefixes = PrefixAffinity(SECRET, lambda: self.workers)
-        self.waiting = 0
+        self.oldest_since = math.inf
         member = GroupMember(index=index, count=2, folder=str(folder))
-        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.waiting))
+        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.oldest_since))
         self.placement = placement_of(self.workers)
         self.placement.on_claim = self.view.changed
 
-    def claim(self) -> Claim | NoRoom:
-        return self.placement.pick(100, 10)
+    def claim(self, since: float = -math.inf) -> Claim | NoRoom:
+        return self.placement.pick(100, 10, since=since)
 
     def heartbeat(self, free: int, claimed_before: int | None = None) -> None:
         """The decode worker's answer to a poll that was sent a moment ago."""
@@ -127,20 +128,46 @@ async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) ->
             assert other.decode.others.foreign_slots == expected
 
 
-async def test_a_sibling_that_waits_gets_its_share(tmp_path: Path) -> None:
-    """A process with half of the slots claims no more while the other one has fewer and waits."""
+async def test_the_last_slot_is_left_to_an_older_request_of_a_sibling(tmp_path: Path) -> None:
+    """Not to a younger one, nor by one that arrived before it."""
     async with pair(tmp_path) as (one, other):
-        for _ in range(2):
-            assert isinstance(one.claim(), Claim)
-        other.waiting = 1
+        other.oldest_since = 5.0
         other.view.changed()
-        await until(lambda: one.decode.others.siblings.contend)
-        assert one.claim() is NoRoom.DECODE
-        assert isinstance(other.claim(), Claim)
-        other.waiting = 0
+        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
+        for _ in range(3):
+            assert isinstance(one.claim(since=6.0), Claim)
+        assert one.claim(since=6.0) is NoRoom.DECODE
+        await until(lambda: other.decode.others.siblings.slots == 3)
+        last = other.claim(since=5.0)
+        assert isinstance(last, Claim)
+        last.release()
+        assert isinstance(one.claim(since=4.0), Claim)
+
+
+async def test_a_slot_is_free_once_the_older_request_waits_no_more(tmp_path: Path) -> None:
+    """Whoever waits for one looks again then."""
+    async with pair(tmp_path) as (one, other):
+        other.oldest_since = 5.0
         other.view.changed()
-        await until(lambda: not one.decode.others.siblings.contend)
-        assert isinstance(one.claim(), Claim)
+        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
+        for _ in range(3):
+            assert isinstance(one.claim(since=6.0), Claim)
+        assert one.claim(since=6.0) is NoRoom.DECODE
+        looked: list[bool] = []
+        one.decode.changed = lambda: looked.append(True)
+        other.oldest_since = math.inf
+        other.view.changed()
+        await until(lambda: bool(looked))
+        assert isinstance(one.claim(since=6.0), Claim)
+
+
+async def test_a_worker_with_one_slot_takes_what_comes(tmp_path: Path) -> None:
+    """There is nothing to leave: what cannot be placed in one process would keep out all of the other."""
+    async with pair(tmp_path, slots=1) as (one, other):
+        other.oldest_since = 5.0
+        other.view.changed()
+        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
+        assert isinstance(one.claim(since=6.0), Claim)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Processes of one router leave room to older requests that wait in another one, in virtual time: the real
+queue, placement and reports before modelled workers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.common.config.router import GroupMember
+from services.router.placement.placement import Placement
+from services.router.placement.prefix_affinity import PrefixAffinity
+from services.router.processes import sibling_view
+from services.router.processes.sibling_view import SiblingView
+from services.router.queue.waiting_queue import WaitingQueue
+from services.router.request.slo import Slo
+from services.router.workers.other_claims import SiblingCounts
+from services.router.workers.worker import Worker
+from tests.loadgen.virtual_time import run_virtual
+from tests.router.placement.modelled_cluster import Cluster, Machine, Served, Traffic
+from tests.router.workers.bare_workers import Found, pools_of
+
+# From one process to another: the receiver's event loop is busy for a while.
+LATENCY_S = 0.001
+
+
+class ModelledView(SiblingView):
+    """Reports by calls in place of sockets, and only after changes."""
+
+    def __init__(
+        self, index: int, workers: list[Worker], queue: WaitingQueue, views: list[ModelledView]
+    ) -> None:
+        member = GroupMember(index=index, count=2, folder="")
+        prefixes = cast("PrefixAffinity", SimpleNamespace())
+        super().__init__(member, lambda: workers, prefixes, lambda: (0, queue.oldest_since))
+        self._queue, self._views = queue, views
+        views.append(self)
+
+    def changed(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(sibling_view._SOON_S, self._send_changes)
+
+    def changed_at_workers(self) -> None:
+        self.changed()
+        self._queue.place_waiting()
+
+    def _send(self, datagram: bytes) -> None:
+        for other in self._views:
+            if other is not self:
+                asyncio.get_running_loop().call_later(LATENCY_S, other.receive, datagram)
+
+
+class TwoProcesses(Cluster):
+    """Two processes of one router."""
+
+    def __init__(self, machines: list[Machine]) -> None:
+        super().__init__(machines, _placement, routers=2, heartbeat_s=0.25)
+        views: list[ModelledView] = []
+        for index, (workers, queue) in enumerate(zip(self.views, self.queues, strict=True)):
+            view = ModelledView(index, workers, queue, views)
+            queue._placement.on_claim = queue.on_wait = view.changed
+            for number, worker in enumerate(workers):
+                worker.identity.incarnation = bytes([number + 1]) * 16
+                cast("Any", worker).changed = view.changed_at_workers
+
+
+def _placement(found: Found, workers: list[Worker]) -> Placement:
+    return Placement(found, pools_of(workers), 2048)
+
+
+def serve(roles: tuple[str, ...], rate: float, slo: Slo, first_share: float) -> tuple[float, float]:
+    """The share of the requests in time of each process, the first of which gets `first_share` of them."""
+
+    async def main() -> tuple[list[Served], list[Served]]:
+        cluster = TwoProcesses([Machine(role, exchanges=role == "both") for role in roles])
+        draw, loop = random.Random(7), asyncio.get_running_loop()
+        requests: tuple[list[asyncio.Task[Served]], ...] = ([], [])
+        for at in Traffic(rate, 20, (slo,)).arrivals(draw):
+            await asyncio.sleep(at - loop.time())
+            process = int(draw.random() > first_share)
+            requests[process].append(asyncio.create_task(cluster.serve(process, slo)))
+        first, second = [[await one for one in each] for each in requests]
+        return first, second
+
+    first, second = (sum(one.meets(slo) for one in each) / len(each) for each in run_virtual(main()))
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("roles", "rate", "tpot_s"),
+    [(("prefill", "decode"), 36, 0.008), (("prefill", "both"), 43, 0.012)],
+    ids=["room-of-decode", "room-of-prefill"],
+)
+def test_a_process_with_fewer_requests_does_not_starve(
+    roles: tuple[str, ...], rate: float, tpot_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room appears where a request ends: the process with most requests sees it first, and there others wait,
+    too. Whichever process a client has reached, its requests are in time."""
+    slo = Slo(0.5, tpot_s)
+    shares = serve(roles, rate, slo, 0.7)
+    assert min(shares) >= 0.88, shares
+    monkeypatch.setattr(SiblingCounts, "waiting_longer", lambda counts, since: 0)
+    assert min(serve(roles, rate, slo, 0.7)) < min(shares) - 0.05
