@@ -135,7 +135,7 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: router.cancels.pending),
     Metric("baton_router_placements_total",
            "Attempts placed on workers, by who computes the prompt: the worker that decodes it (own; spare: "
-           "one on prefill duty that has time to spare), or another one (other).",
+           "one on prefill duty, while no other has a free slot), or another one (other).",
            lambda router: _by_key(router.queue.placed), ("prefill",)),
     Metric("baton_router_claimed_slots", "Decode slots that this router's requests use.",
            lambda router: _by_worker(router, lambda worker: worker.claimed_slots), ("worker",)),

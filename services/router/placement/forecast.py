@@ -135,6 +135,14 @@ def uncorrected_step_s(
     return alone_s / (1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(more_prefill_s)))
 
 
+def sequences_share(worker: MeasuredWorker) -> float:
+    """The share of its time that a worker spends on the sequences that it runs or has reserved slots for,
+    beyond what its steps take without any."""
+    rates, taken_s = worker.described.load.rates, uncorrected_step_s(worker, 0)
+    each_s = worker.used_slots * rates.decode_sequence_s
+    return (each_s + worker.context_tokens * rates.decode_context_token_s) / taken_s if taken_s else 0.0
+
+
 class MissRisk(NamedTuple):
     """What one more sequence does at a decode worker; smaller is better.
 
@@ -155,18 +163,16 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
-def miss_risk(
-    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, more_prefill_s: float = 0.0
-) -> MissRisk:
+def miss_risk(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> MissRisk:
     """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
     missed there already count no more, so that those with loose limits gather with them, and tight limits are
     met elsewhere."""
     if tpot_s is None and not worker.tpot_limits:
         return MissRisk()
-    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens, more_prefill_s)
+    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens)
     own_s = math.inf if tpot_s is None else tpot_s
     missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-    misses = missed - bisect.bisect_left(limits, step_s(worker, 0, 0, more_prefill_s) / TPOT_SAFETY)
+    misses = missed - bisect.bisect_left(limits, step_s(worker, 0) / TPOT_SAFETY)
     tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
     pressure = after_s / tightest
     return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)

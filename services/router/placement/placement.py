@@ -19,7 +19,7 @@ A combined worker that exchanges sequences with others may compute a prompt for 
 (conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
 prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
 meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
-otherwise wait for long. Where all workers are combined, half of them are on prefill duty (`prefill_duty`).
+otherwise wait for long. Where all workers are combined, `prefill_duty` says which compute prompts.
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.
@@ -27,7 +27,6 @@ blocks need no network.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections import Counter
@@ -41,21 +40,19 @@ from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
     MissRisk,
     PromptAt,
-    keeps_others_in_time,
     mean_context,
-    meets_alone,
     miss_risk,
     output_token_cost,
     prefill_delay_s,
     prefill_misses,
     prefill_s,
     prompt_at,
-    sequences_within,
     step_s,
     usual_output,
 )
 from services.router.placement.pools import Pools, bind
 from services.router.placement.prefill_duty import DecodeChoice, choose_decode, may_decode
+from services.router.placement.room import MayUse, Room, Waits, worth_waiting
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
 from services.router.workers.backlog import Queued
@@ -63,7 +60,6 @@ from services.router.workers.directory import Directory
 from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
-MayUse = Callable[[Worker], bool]
 DecodeOrder = tuple[MissRisk, int, float, int, int, int]
 
 
@@ -83,15 +79,6 @@ class NoRoom(Enum):
 
     DECODE = auto()
     PREFILL = auto()
-
-
-class Waits(Enum):
-    """What keeps a request from a decode worker that has a free slot: nothing, that it would miss its own
-    limit of the time per output token there, or, since it is late, that others would miss theirs."""
-
-    NOT = auto()
-    FOR_ITSELF = auto()
-    FOR_OTHERS = auto()
 
 
 class _Pair(NamedTuple):
@@ -166,25 +153,20 @@ class Placement:
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
         token, `due`: when its first token is due, `since`: when it arrived, on the event loop's clock,
         `behind`: how many requests wait behind it. `returning`: it has been placed before, and is not refused
-        any more. `by_order`: whether prompts that a prefill
-        worker computes after this one do not count as queued there. `waits`: what for, if it has `tpot_s`.
+        any more. `by_order`: whether prompts that a prefill worker computes after this one do not count as
+        queued there. `waits`: what for, if it has `tpot_s`.
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
-        if tpot_s is not None and not returning:
-            match self._waits(waits, hits, tpot_s, context):
-                case Waits.FOR_ITSELF:
-                    may_use = partial(_in_time, may_use, tpot_s, context, since)
-                case Waits.FOR_OTHERS:
-                    may_use = partial(_others_in_time, may_use, context, since)
-        has_room = partial(_has_room, may_use=may_use, since=since)
+        what_for = Waits.NOT if returning else self._waits(waits, hits, tpot_s, context)
+        has_room = Room(may_use, what_for, tpot_s, context, since).at
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
         soon = partial(self._starts_soon, tokens=tokens, since=since, prompt=prompt if by_order() else None)
-        choice = choose_decode(sorted(hits, key=order.__getitem__), has_room, tpot_s, context)
+        choice = choose_decode(sorted(hits, key=order.__getitem__))
         sort_key = partial(_prefill_order, prompt=prompt, hits=hits, due=first_due, behind=behind())
         pair = self._pair(choice, order, has_room, soon, sort_key)
         if isinstance(pair, NoRoom):
@@ -210,13 +192,15 @@ class Placement:
         return claim
 
     def _waits(
-        self, waits: Callable[[], Waits], workers: Iterable[Worker], tpot_s: float, context: int
+        self, waits: Callable[[], Waits], workers: Iterable[Worker], tpot_s: float | None, context: int
     ) -> Waits:
-        """What a request waits for that has a limit of the time per output token, and `context` tokens."""
+        """What a request of `context` tokens waits for."""
+        if tpot_s is None:
+            return Waits.NOT
         if self.refuse_late:
             return Waits.FOR_ITSELF
         why = waits()
-        return why if why is not Waits.NOT and _worth_waiting(workers, tpot_s, context) else Waits.NOT
+        return why if why is not Waits.NOT and worth_waiting(workers, tpot_s, context) else Waits.NOT
 
     def _pair(
         self,
@@ -233,15 +217,15 @@ class Placement:
             if not has_room(decode):
                 continue
             no_room = NoRoom.PREFILL
-            why_kept = choice.kept.get(decode, "")
+            why_own = choice.own.get(decode, "")
             order_of = partial(sort_key, decode)
-            prefill = self._prefill_for(decode, [decode] if why_kept else order, order_of, soon)
+            prefill = self._prefill_for(decode, [decode] if why_own else order, order_of, soon)
             if prefill is None:
                 continue
             if prefill.group != decode.group:
                 decode = _nearest(prefill, choice.workers[place:], order, has_room)
-            if why_kept:
-                return _Pair(prefill, decode, "spare", f"kept on prefill duty: {why_kept}")
+            if why_own:
+                return _Pair(prefill, decode, "spare" if choice.spare else "own", why_own)
             reason = _reason(decode, prefill, self._prefills(decode, order), order_of)
             return _Pair(prefill, decode, "own" if prefill is decode else "other", reason)
         return no_room
@@ -327,31 +311,6 @@ class Placement:
         if prompt is None or queued < self._ahead:
             return queued < self._ahead
         return queued - prompt(worker).turn.tokens_behind < self._ahead
-
-
-def _has_room(decode: Worker, may_use: MayUse, since: float) -> bool:
-    free = decode.has_free_slot and decode.free_slots > decode.slots_left_for(since)
-    return decode.decodes and free and may_use(decode)
-
-
-def _worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
-    """Whether a request waits for room under its limit: some decode worker would meet it, and all that run
-    have limits as tight. Sequences with looser ones would take the room of those that wait."""
-    decodes = [worker for worker in workers if worker.decodes]
-    as_tight = all(bisect.bisect_right(one.tpot_limits, tpot_s) == one.claimed_slots for one in decodes)
-    return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
-
-
-def _in_time(may_use: MayUse, tpot_s: float, context: int, since: float, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which it would meet its limit, beside older ones that
-    wait in sibling processes."""
-    return may_use(decode) and sequences_within(decode, tpot_s, context) > decode.slots_left_for(since)
-
-
-def _others_in_time(may_use: MayUse, context: int, since: float, decode: Worker) -> bool:
-    """Whether a request may use a decode worker, on which the others would meet their limits beside it and
-    older ones that wait in sibling processes."""
-    return may_use(decode) and keeps_others_in_time(decode, context, 1 + decode.slots_left_for(since))
 
 
 def _prefill_order(

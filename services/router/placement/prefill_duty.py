@@ -1,44 +1,54 @@
-"""Combined workers that exchange sequences divide the work: half of them are on prefill duty.
+"""Combined workers that exchange sequences divide the work, or each compute their own prompts.
 
-Otherwise they would all be alike, each decoding as much as the others between its own prompts, and
-what each request gains by another arrangement is too little for them to get there. Workers on duty are
-chosen by name, not by load, so that all routers choose the same ones and the choice is stable.
+Where prompts take more of their time than sequences do, half of them are on prefill duty: they compute
+prompts, and decode only while no other has a free slot. Otherwise they would all be alike, each decoding as
+much as the others between its own prompts, and what each request gains by another arrangement is too little
+for them to get there. Workers on duty are chosen by name, not by load, so that all routers choose the same
+ones and the choice is stable.
 
-A worker on duty computes prompts that others decode. It decodes some of the sequences that it has prefilled
-itself, with time to spare: while prompts leave it enough, it would meet the limits of all that it decodes
-though it computed all prompts, and the sequence runs clearly faster there or would miss its limit elsewhere.
-For prompts wait for steps of few sequences as well as of many. And it decodes while no other has a slot.
+Where sequences take more time, none is on duty, and each computes the prompts of what it decodes. Let `a` be
+the time of a step without sequences, `e` what each adds, `p` the time of a prompt and `o` its output tokens.
+Under a limit `L` of the time per output token two workers then run 2 (L - a) / (e + p / o) sequences, and
+(L - a) / e where one of them decodes: fewer, if e > p / o. Over all sequences that compares what they add to
+each step with the prompts that come meanwhile.
 
 Where workers of role prefill are there, or a single combined one, none is on duty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.router.placement.forecast import miss_risk, step_s
-from services.router.workers.recent_work import RECENT_S
+from services.router.placement.forecast import sequences_share
 from services.router.workers.worker import Worker
-
-# The most of a worker's time that all prompts may take for one on duty to decode too: a step takes two and a
-# half times as long as alone then.
-MOST_SHARE = 0.6
-# A sequence runs clearly faster where a step takes less than this part of what it takes elsewhere. Less would
-# have workers on duty decode whenever load grows, since their prompts come before the sequences' steps.
-_FASTER = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Workers that may decode a request, the best first; `kept`: why those on duty are among them."""
+    """Workers that may decode a request, the best first. `own`: those of them that would compute its prompt,
+    too, and why; `spare`: they are on prefill duty."""
 
     workers: list[Worker]
-    kept: dict[Worker, str] = field(default_factory=dict)
+    own: dict[Worker, str] = field(default_factory=dict)
+    spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What prompts and sequences take of the time of all workers, as shares of one worker's."""
+
+    prompts: float
+    sequences: float
+
+    @property
+    def own_prompts(self) -> bool:
+        """Whether each worker computes its own prompts."""
+        return self.sequences > self.prompts
 
 
 def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
-    """Those of the workers of a pool that are on prefill duty."""
+    """Those of the workers of a pool that are on prefill duty where prompts take more time than sequences."""
     alive = [worker for worker in workers if worker.alive]
     if any(worker.prefills_for_others and not worker.decodes for worker in alive):
         return frozenset()
@@ -46,56 +56,37 @@ def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
     return frozenset(exchanging[: len(exchanging) // 2])
 
 
-def prompt_share(workers: Iterable[Worker], duty: frozenset[Worker]) -> float:
-    """The share of the time of a worker on duty that all prompts of late would take. Those of other routers
-    and of sibling processes are taken to be as many as their slots."""
-    shares = used = claimed = 0.0
-    for worker in workers:
-        shares += worker.prefill_share.after()
-        used += worker.used_slots
-        claimed += worker.claimed_slots
-    return shares * max(1.0, used / max(1.0, claimed)) / max(1, len(duty))
+def _shares(workers: Sequence[Worker]) -> _Shares:
+    """Of late. Prompts of other routers and of sibling processes are taken to be as many as their slots."""
+    prompts = sum(worker.prefill_share.after() for worker in workers)
+    used = sum(worker.used_slots for worker in workers)
+    claimed = max(1, sum(worker.claimed_slots for worker in workers))
+    sequences = sum(sequences_share(worker) for worker in workers if worker.decodes)
+    return _Shares(prompts * max(1.0, used / claimed), sequences)
 
 
 def may_decode(workers: Sequence[Worker]) -> list[Worker]:
-    """The workers that may decode a new request, whatever their load."""
+    """The workers that decode a new request where all of them have a free slot."""
     duty = on_duty(workers)
-    resting = duty if prompt_share(workers, duty) > MOST_SHARE else frozenset()
-    return [worker for worker in workers if worker.decodes and worker not in resting]
+    if duty and _shares(workers).own_prompts:
+        duty = frozenset()
+    return [worker for worker in workers if worker.decodes and worker not in duty]
 
 
-def choose_decode(
-    ordered: Sequence[Worker], has_room: Callable[[Worker], bool], tpot_s: float | None, context: int
-) -> DecodeChoice:
-    """`ordered`: all workers that the request may use, in the order of decode without duties. `tpot_s`: its
-    limit of the time per output token, `context`: the tokens that it has on average."""
+def choose_decode(ordered: Sequence[Worker]) -> DecodeChoice:
+    """`ordered`: all workers that a request may use, in the order of decode without duties."""
     duty = on_duty(ordered)
     if not duty:
         return DecodeChoice(list(ordered))
+    shares = _shares(ordered)
+    if shares.own_prompts:
+        why = (
+            f"own prefill: of a worker's time, prompts take {shares.prompts:.0%}, sequences "
+            f"{shares.sequences:.0%}"
+        )
+        return DecodeChoice(list(ordered), {worker: why for worker in ordered if worker.prefills_itself})
     others = [worker for worker in ordered if worker not in duty]
-    share = prompt_share(ordered, duty)
-    if share > MOST_SHARE and any(worker.decodes and worker.has_free_slot for worker in others):
+    if any(worker.decodes and worker.has_free_slot for worker in others):
         return DecodeChoice(others)
-    other = next(filter(has_room, others), None)
-    kept: dict[Worker, str] = {}
-    for worker in filter(has_room, duty):
-        why = _why_kept(worker, other, share, tpot_s, context)
-        if why:
-            kept[worker] = why
-    return DecodeChoice([*(worker for worker in ordered if worker in kept), *others], kept)
-
-
-def _why_kept(worker: Worker, other: Worker | None, share: float, tpot_s: float | None, context: int) -> str:
-    """Why a worker on duty decodes the request rather than `other`; empty where it does not."""
-    more_s = max(0.0, share - worker.prefill_share.after()) * RECENT_S
-    if miss_risk(worker, tpot_s, context, more_s).misses:
-        return ""
-    if other is None:
-        return "no room elsewhere"
-    here_s, there_s = step_s(worker, 1, context, more_s), step_s(other, 1, context)
-    misses = miss_risk(other, tpot_s, context).misses
-    if not misses and here_s >= _FASTER * there_s:
-        return ""
-    return (
-        f"a step takes {here_s * 1e3:.1f} ms, elsewhere {there_s * 1e3:.1f} and {misses} more limits missed"
-    )
+    why = "kept on prefill duty: no other worker has a free slot"
+    return DecodeChoice([*others, *duty], dict.fromkeys(duty, why), spare=True)

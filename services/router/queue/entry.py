@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from services.router.placement.placement import Waits
+from services.router.placement.room import Waits
 from services.router.queue.block_wait import PlacedNumber
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due, Slo

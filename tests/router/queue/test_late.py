@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.router.placement import placement
+from services.router.placement import room
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.queue.waiting_queue import WaitingQueue
@@ -25,7 +25,7 @@ def test_a_late_one_waits_while_others_would_miss_their_limits(
 ) -> None:
     """Beside 35 sequences that just meet 6.4 ms, the first of which ends 0.45 s after it comes."""
     if not for_others:
-        monkeypatch.setattr(placement, "keeps_others_in_time", lambda worker, context_tokens, sequences: True)
+        monkeypatch.setattr(room, "keeps_others_in_time", lambda worker, context_tokens, sequences: True)
 
     async def main() -> None:
         cluster = Cluster(

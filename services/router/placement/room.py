@@ -1,0 +1,61 @@
+"""What counts as room at a decode worker for one request.
+
+A free slot; for one that waits under a limit of the time per output token also that its own limit is met
+there, or, where it is late, the limits of others. Where older requests wait in sibling processes of the
+router, there must be room for one more of each: what becomes free in this process would never reach them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.router.placement.forecast import keeps_others_in_time, meets_alone, sequences_within
+from services.router.workers.worker import Worker
+
+MayUse = Callable[[Worker], bool]
+
+
+class Waits(Enum):
+    """What keeps a request from a decode worker that has a free slot: nothing, that it would miss its own
+    limit of the time per output token there, or, since it is late, that others would miss theirs."""
+
+    NOT = auto()
+    FOR_ITSELF = auto()
+    FOR_OTHERS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Of a request that has `context` tokens on average and arrived at `since`, on the event loop's clock.
+    `may_use`: whether it may use a worker with a free slot."""
+
+    may_use: MayUse
+    waits: Waits
+    tpot_s: float | None
+    context: int
+    since: float
+
+    def at(self, decode: Worker) -> bool:
+        """Whether a worker has room for the request."""
+        if not (decode.decodes and decode.has_free_slot):
+            return False
+        older = decode.slots_left_for(self.since)
+        if decode.free_slots <= older or not self.may_use(decode):
+            return False
+        match self.waits:
+            case Waits.FOR_ITSELF:
+                return sequences_within(decode, self.tpot_s, self.context) > older
+            case Waits.FOR_OTHERS:
+                return keeps_others_in_time(decode, self.context, 1 + older)
+        return True
+
+
+def worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
+    """Whether a request waits for room under its limit: some decode worker would meet it, and all that run
+    have limits as tight. Sequences with looser ones would take the room of those that wait."""
+    decodes = [worker for worker in workers if worker.decodes]
+    as_tight = all(bisect.bisect_right(one.tpot_limits, tpot_s) == one.claimed_slots for one in decodes)
+    return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)
