@@ -78,7 +78,7 @@ def serve(roles: tuple[str, ...], rate: float, slo: Slo, first_share: float) -> 
         cluster = TwoProcesses([Machine(role, exchanges=role == "both") for role in roles])
         draw, loop = random.Random(7), asyncio.get_running_loop()
         requests: tuple[list[asyncio.Task[Served]], ...] = ([], [])
-        for at in Traffic(rate, 20, (slo,)).arrivals(draw):
+        for at in Traffic(rate, 10, (slo,)).arrivals(draw):
             await asyncio.sleep(at - loop.time())
             process = int(draw.random() > first_share)
             requests[process].append(asyncio.create_task(cluster.serve(process, slo)))
