@@ -54,12 +54,14 @@ say "installing $TORCH (once; this may take minutes)"
 pip=(.venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt)
 "${pip[@]}" "$TORCH" uv >&2
 say "installing the rest"
-# uv takes a sixth of pip's time, but does not read pip's configuration: behind a registry of one's own it may
+# uv takes a sixth of pip's time. It does not read pip's configuration, so it is told the registry, and may still
 # find nothing.
-if ! .venv/bin/uv pip install -q --python .venv/bin/python -c constraints.txt -e '.[dev]' >&2; then
+index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)
+uv=(.venv/bin/uv pip install -q --python .venv/bin/python -c constraints.txt ${index:+--default-index "$index"})
+if ! "${uv[@]}" -e '.[dev]' >&2; then
     say "uv could not; installing the rest with pip"
     "${pip[@]}" -e '.[dev]' >&2
 fi
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c 'import transformers.models.llama.modeling_llama' >/dev/null
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c 'import transformers.models.llama.modeling_llama' >/dev/null 2>&1 || true
 echo "$wanted" >"$stamp"
 say "done"

@@ -195,7 +195,7 @@ class Router:
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
-                lambda: (self.dispatcher.running, self.queue.oldest_since),
+                lambda: (self.dispatcher.running, self.queue.first_waiting),
             )
             self.placement.on_claim = self.queue.on_wait = self._view.changed
             if member.index == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 
 from services.router.placement.forecast import uncorrected_step_s
 from services.router.workers.worker import Worker
@@ -61,13 +62,16 @@ class Claim(PrefillClaim):
         reason: str = "",
         cost: float = 0.0,
         left_s: float | None = None,
+        on_decoded: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
-        this prefill worker, where decode could compute the prompt too."""
+        this prefill worker, where decode could compute the prompt too. `on_decoded` is called at its end with
+        its output tokens."""
         self._step_s = uncorrected_step_s(decode, 1, context)
         super().__init__(prefill, tokens, seconds, cost, left_s)
         self.decode = decode
         self.reason = reason
+        self._on_decoded = on_decoded
         self._reserved = reserved
         self._context = context
         self._tpot_s = tpot_s
@@ -91,6 +95,7 @@ class Claim(PrefillClaim):
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
         corrects what is predicted for later ones. To be called right before or after `release`."""
+        self._on_decoded(tokens)
         itself = (1, self._context) if self._released else (0, 0)
         now_s = uncorrected_step_s(self.decode, *itself)
         if tokens >= _LEAST_TOKENS and min(self._step_s, now_s) > 0:

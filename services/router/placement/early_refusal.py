@@ -51,7 +51,8 @@ def predicted_ttft_s(
 ) -> float:
     """Seconds to the first token of a request, which is due in `left_s`. `prefills`: the workers that may
     compute its prompt, and what each has cached of it; not empty. `queued`: what waits in the queue."""
-    sharing = max(1, sum(not (worker.exchanges and worker in decodes) for worker in prefills))
+    computing = sum(not (worker.exchanges and worker in decodes) for worker in prefills)
+    sharing = computing or len(prefills)  # where each computes its own, all do
     parts = [one._replace(seconds=MARGIN * one.seconds / sharing) for one in queued.prompts]
 
     def soonest(beside: Sequence[Prompt]) -> float:

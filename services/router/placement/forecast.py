@@ -135,14 +135,6 @@ def uncorrected_step_s(
     return alone_s / (1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(more_prefill_s)))
 
 
-def sequences_share(worker: MeasuredWorker) -> float:
-    """The share of its time that a worker spends on the sequences that it runs or has reserved slots for,
-    beyond what its steps take without any."""
-    rates, taken_s = worker.described.load.rates, uncorrected_step_s(worker, 0)
-    each_s = worker.used_slots * rates.decode_sequence_s
-    return (each_s + worker.context_tokens * rates.decode_context_token_s) / taken_s if taken_s else 0.0
-
-
 class MissRisk(NamedTuple):
     """What one more sequence does at a decode worker; smaller is better.
 
@@ -159,7 +151,7 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     `context_tokens`: of its sequence, on average."""
     prompt_token_s, rates = prefill.described.load.rates.prefill_token_s, decode.described.load.rates
     shared_s = rates.decode_step_s / max(1, decode.described.load.slots)
-    token_s = shared_s + _each_s(decode, context_tokens)
+    token_s = shared_s + each_s(decode, context_tokens)
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
@@ -249,11 +241,11 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:
     """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
-    alone_s = worker.described.load.rates.decode_step_s + _each_s(worker, context_tokens)
+    alone_s = worker.described.load.rates.decode_step_s + each_s(worker, context_tokens)
     return worker.tpot_ratio.value * alone_s <= TPOT_SAFETY * tpot_s
 
 
-def _each_s(worker: MeasuredWorker, context_tokens: int) -> float:
+def each_s(worker: MeasuredWorker, context_tokens: int) -> float:
     """By how many seconds one more sequence of so many tokens makes a step longer, by the worker's rates."""
     rates = worker.described.load.rates
     return rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
@@ -264,7 +256,7 @@ def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_token
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    each = worker.tpot_ratio.value * _each_s(worker, context_tokens)
+    each = worker.tpot_ratio.value * each_s(worker, context_tokens)
     left = TPOT_SAFETY * tpot_s - step_s(worker, 0)
     if left < 0:
         return 0

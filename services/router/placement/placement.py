@@ -28,7 +28,6 @@ blocks need no network.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
@@ -40,6 +39,7 @@ from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
     MissRisk,
     PromptAt,
+    each_s,
     mean_context,
     miss_risk,
     output_token_cost,
@@ -51,12 +51,13 @@ from services.router.placement.forecast import (
     usual_output,
 )
 from services.router.placement.pools import Pools, bind
-from services.router.placement.prefill_duty import DecodeChoice, choose_decode, may_decode
+from services.router.placement.prefill_duty import DecodeChoice, PrefillDuty
 from services.router.placement.room import MayUse, Room, Waits, worth_waiting
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
 from services.router.workers.backlog import Queued
 from services.router.workers.directory import Directory
+from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
 Cached = Callable[[Worker], int]
@@ -101,6 +102,7 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
+        self.duty = PrefillDuty()
         # Called after each claim.
         self.on_claim: Callable[[], None] = lambda: None
         # Placements by who computes the prompt: the decode worker (`spare`: one on prefill duty), or another.
@@ -140,7 +142,7 @@ class Placement:
         tpot_s: float | None = None,
         *,
         due: Callable[[], Due | None] = lambda: None,
-        since: float = -math.inf,
+        precedence: Callable[[], Precedence] = lambda: FIRST,
         behind: Callable[[], int] = lambda: 0,
         returning: bool = False,
         by_order: Callable[[], bool] = lambda: False,
@@ -151,7 +153,7 @@ class Placement:
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token, `due`: when its first token is due, `since`: when it arrived, on the event loop's clock,
+        token, `due`: when its first token is due, `precedence`: over requests of sibling processes,
         `behind`: how many requests wait behind it. `returning`: it has been placed before, and is not refused
         any more. `by_order`: whether prompts that a prefill worker computes after this one do not count as
         queued there. `waits`: what for, if it has `tpot_s`.
@@ -160,13 +162,16 @@ class Placement:
         context = mean_context(tokens, max_tokens)
         order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         what_for = Waits.NOT if returning else self._waits(waits, hits, tpot_s, context)
-        has_room = Room(may_use, what_for, tpot_s, context, since).at
+        before = precedence()
+        has_room = Room(may_use, what_for, tpot_s, context, before).at
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
-        soon = partial(self._starts_soon, tokens=tokens, since=since, prompt=prompt if by_order() else None)
-        choice = choose_decode(sorted(hits, key=order.__getitem__))
+        soon = partial(
+            self._starts_soon, tokens=tokens, precedence=before, prompt=prompt if by_order() else None
+        )
+        choice = self.duty.choose_decode(sorted(hits, key=order.__getitem__), may_use)
         sort_key = partial(_prefill_order, prompt=prompt, hits=hits, due=first_due, behind=behind())
         pair = self._pair(choice, order, has_room, soon, sort_key)
         if isinstance(pair, NoRoom):
@@ -187,7 +192,9 @@ class Placement:
             reason=pair.reason,
             cost=max(1, uncached) + output_cost,
             left_s=left_s,
+            on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )
+        self.duty.placed(prompt(prefill).own_s, each_s(decode, context), max_tokens)
         self.on_claim()
         return claim
 
@@ -238,7 +245,7 @@ class Placement:
         if not self.refuse_late:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
-        decodes = may_decode(workers)
+        decodes = self.duty.may_decode(workers)
         prefills = {worker: cached(worker) for worker in workers if worker.prefills}
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
@@ -287,7 +294,9 @@ class Placement:
         prompts = {worker: prompt_at(worker, tokens) for worker in able}
         prefill = min(able, key=lambda one: (prompts[one].first_token_s, one.prefill_queue_tokens))
         bind(call, prefill)
-        return PrefillClaim(prefill, tokens, prompts[prefill].own_s)
+        claim = PrefillClaim(prefill, tokens, prompts[prefill].own_s)
+        self.on_claim()
+        return claim
 
     def _admitted(self, call: ClientCall | None) -> list[Worker]:
         return [worker for worker in self._directory.workers if self.pools.admits(worker, call)]
@@ -299,15 +308,16 @@ class Placement:
         self,
         worker: Worker,
         tokens: int = 0,
-        since: float = -math.inf,
+        precedence: Precedence = FIRST,
         prompt: Callable[[Worker], PromptAt] | None = None,
     ) -> bool:
-        """Whether few tokens are queued at a worker, with those of older requests in sibling processes, which
-        are taken to have as many each; with `prompt`, only those count that go before it."""
+        """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
+        be placed before, which are taken to have as many each; with `prompt`, only those count that go before
+        it."""
         if not worker.accepts_work:
             return False
-        older = min(worker.slots_left_for(since) * tokens, self._ahead // 2)
-        queued = worker.prefill_queue_tokens + older
+        left = min(worker.others.siblings.waiting_before(precedence) * tokens, self._ahead // 2)
+        queued = worker.prefill_queue_tokens + left
         if prompt is None or queued < self._ahead:
             return queued < self._ahead
         return queued - prompt(worker).turn.tokens_behind < self._ahead

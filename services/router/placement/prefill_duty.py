@@ -1,27 +1,32 @@
 """Combined workers that exchange sequences divide the work, or each compute their own prompts.
 
-Where prompts take more of their time than sequences do, half of them are on prefill duty: they compute
-prompts, and decode only while no other has a free slot. Otherwise they would all be alike, each decoding as
-much as the others between its own prompts, and what each request gains by another arrangement is too little
-for them to get there. Workers on duty are chosen by name, not by load, so that all routers choose the same
-ones and the choice is stable.
+Where prompts take more time than sequences, half of the workers are on prefill duty: they compute prompts,
+and decode only while no other has a free slot. Otherwise they would all be alike, each decoding as much as
+the others between its own prompts, and what each request gains by another arrangement is too little for them
+to get there. Workers on duty are chosen by name, not by load, so that all routers choose the same ones and
+the choice is stable.
 
 Where sequences take more time, none is on duty, and each computes the prompts of what it decodes. Let `a` be
 the time of a step without sequences, `e` what each adds, `p` the time of a prompt and `o` its output tokens.
-Under a limit `L` of the time per output token two workers then run 2 (L - a) / (e + p / o) sequences, and
-(L - a) / e where one of them decodes: fewer, if e > p / o. Over all sequences that compares what they add to
-each step with the prompts that come meanwhile.
+Under a limit `L` of the time per output token `n` workers then run n (L - a) / (e + p / o) sequences, and
+(n - d) (L - a) / e where `d` of them are on duty: fewer, if d e o > (n - d) p. Means of late requests say
+which, not what the workers do at the moment: that depends on the arrangement, and follows the load late.
 
 Where workers of role prefill are there, or a single combined one, none is on duty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.router.placement.forecast import sequences_share
 from services.router.workers.worker import Worker
+
+# How many requests means are over.
+_REQUESTS = 128
+# The ratio d e o / ((n - d) p) from which on workers compute their own prompts, and below which they cease
+# to. Between them both arrangements serve about as much; what runs in one of them is in the way of the other.
+_OWN_FROM, _OWN_UNTIL = 1.25, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +39,16 @@ class DecodeChoice:
     spare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """What prompts and sequences take of the time of all workers, as shares of one worker's."""
+class _Mean:
+    """Over the last `_REQUESTS` (exponentially weighted)."""
 
-    prompts: float
-    sequences: float
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+        self._count = 0
 
-    @property
-    def own_prompts(self) -> bool:
-        """Whether each worker computes its own prompts."""
-        return self.sequences > self.prompts
+    def add(self, value: float) -> None:
+        self._count = min(_REQUESTS, self._count + 1)
+        self.value += (value - self.value) / self._count
 
 
 def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
@@ -56,37 +60,56 @@ def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
     return frozenset(exchanging[: len(exchanging) // 2])
 
 
-def _shares(workers: Sequence[Worker]) -> _Shares:
-    """Of late. Prompts of other routers and of sibling processes are taken to be as many as their slots."""
-    prompts = sum(worker.prefill_share.after() for worker in workers)
-    used = sum(worker.used_slots for worker in workers)
-    claimed = max(1, sum(worker.claimed_slots for worker in workers))
-    sequences = sum(sequences_share(worker) for worker in workers if worker.decodes)
-    return _Shares(prompts * max(1.0, used / claimed), sequences)
+class PrefillDuty:
+    """Which workers decode a request, and which of them compute its prompt."""
 
+    def __init__(self) -> None:
+        # Of requests that were placed: seconds of their prompts, and of their sequences while they decode.
+        self._prompt_s, self._sequence_s = _Mean(), _Mean()
+        # Of requests that have ended: the share of the output tokens that they asked for.
+        self._output_share = _Mean(1.0)
+        self._own = False
 
-def may_decode(workers: Sequence[Worker]) -> list[Worker]:
-    """The workers that decode a new request where all of them have a free slot."""
-    duty = on_duty(workers)
-    if duty and _shares(workers).own_prompts:
-        duty = frozenset()
-    return [worker for worker in workers if worker.decodes and worker not in duty]
+    def placed(self, prompt_s: float, each_s: float, max_tokens: int) -> None:
+        """A request was placed whose prompt takes `prompt_s`, and which makes each step `each_s` longer."""
+        self._prompt_s.add(prompt_s)
+        self._sequence_s.add(each_s * max_tokens * self._output_share.value)
 
+    def ended(self, tokens: int, max_tokens: int) -> None:
+        """A request has ended with so many output tokens."""
+        self._output_share.add(tokens / max_tokens)
 
-def choose_decode(ordered: Sequence[Worker]) -> DecodeChoice:
-    """`ordered`: all workers that a request may use, in the order of decode without duties."""
-    duty = on_duty(ordered)
-    if not duty:
-        return DecodeChoice(list(ordered))
-    shares = _shares(ordered)
-    if shares.own_prompts:
-        why = (
-            f"own prefill: of a worker's time, prompts take {shares.prompts:.0%}, sequences "
-            f"{shares.sequences:.0%}"
-        )
-        return DecodeChoice(list(ordered), {worker: why for worker in ordered if worker.prefills_itself})
-    others = [worker for worker in ordered if worker not in duty]
-    if any(worker.decodes and worker.has_free_slot for worker in others):
-        return DecodeChoice(others)
-    why = "kept on prefill duty: no other worker has a free slot"
-    return DecodeChoice([*others, *duty], dict.fromkeys(duty, why), spare=True)
+    def may_decode(self, workers: Sequence[Worker]) -> list[Worker]:
+        """The workers that may decode a new request, whatever their room under limits."""
+        decodes = [worker for worker in workers if worker.decodes]
+        duty = on_duty(workers)
+        if not duty or self._compute_their_own(workers, duty):
+            return decodes
+        others = [worker for worker in decodes if worker not in duty]
+        return others if any(worker.has_free_slot for worker in others) else decodes
+
+    def choose_decode(self, ordered: Sequence[Worker], may_use: Callable[[Worker], bool]) -> DecodeChoice:
+        """`ordered`: all workers that a request may use, in the order of decode without duties; `may_use`:
+        whether it may use one with a free slot."""
+        duty = on_duty(ordered)
+        if not duty:
+            return DecodeChoice(list(ordered))
+        if self._compute_their_own(ordered, duty):
+            why = (
+                f"own prefill: a request's prompt takes {self._prompt_s.value * 1e3:.0f} ms on average, its "
+                f"sequence {self._sequence_s.value * 1e3:.0f}"
+            )
+            return DecodeChoice(list(ordered), {worker: why for worker in ordered if worker.prefills_itself})
+        others = [worker for worker in ordered if worker not in duty]
+        if any(worker.decodes and worker.has_free_slot and may_use(worker) for worker in others):
+            return DecodeChoice(others)
+        why = "kept on prefill duty: no other worker has a free slot"
+        kept = [worker for worker in ordered if worker in duty]
+        return DecodeChoice([*others, *kept], dict.fromkeys(kept, why), spare=True)
+
+    def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
+        """Whether each worker computes its own prompts."""
+        others = sum(worker.alive and worker.exchanges for worker in workers) - len(duty)
+        sequences, prompts = len(duty) * self._sequence_s.value, others * self._prompt_s.value
+        self._own = sequences > (_OWN_UNTIL if self._own else _OWN_FROM) * prompts
+        return self._own

@@ -1,8 +1,8 @@
 """What counts as room at a decode worker for one request.
 
 A free slot; for one that waits under a limit of the time per output token also that its own limit is met
-there, or, where it is late, the limits of others. Where older requests wait in sibling processes of the
-router, there must be room for one more of each: what becomes free in this process would never reach them.
+there, or, where it is late, the limits of others. Where requests that are to be placed before it wait in
+sibling processes of the router, there must be room for one more of each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from services.router.placement.forecast import keeps_others_in_time, meets_alone, sequences_within
+from services.router.workers.other_claims import Precedence
 from services.router.workers.worker import Worker
 
 MayUse = Callable[[Worker], bool]
@@ -29,27 +30,27 @@ class Waits(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of a request that has `context` tokens on average and arrived at `since`, on the event loop's clock.
-    `may_use`: whether it may use a worker with a free slot."""
+    """Of a request that has `context` tokens on average. `may_use`: whether it may use a worker with a free
+    slot."""
 
     may_use: MayUse
     waits: Waits
     tpot_s: float | None
     context: int
-    since: float
+    precedence: Precedence
 
     def at(self, decode: Worker) -> bool:
         """Whether a worker has room for the request."""
         if not (decode.decodes and decode.has_free_slot):
             return False
-        older = decode.slots_left_for(self.since)
-        if decode.free_slots <= older or not self.may_use(decode):
+        left = decode.slots_left_by(self.precedence)
+        if decode.free_slots <= left or not self.may_use(decode):
             return False
         match self.waits:
             case Waits.FOR_ITSELF:
-                return sequences_within(decode, self.tpot_s, self.context) > older
+                return sequences_within(decode, self.tpot_s, self.context) > left
             case Waits.FOR_OTHERS:
-                return keeps_others_in_time(decode, self.context, 1 + older)
+                return keeps_others_in_time(decode, self.context, 1 + left)
         return True
 
 

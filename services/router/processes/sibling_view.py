@@ -21,7 +21,7 @@ from pathlib import Path
 
 from services.common.config.router import GroupMember
 from services.router.placement.prefix_affinity import PrefixAffinity
-from services.router.workers.other_claims import SiblingCounts
+from services.router.workers.other_claims import Precedence, SiblingCounts
 from services.router.workers.worker import Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.
@@ -36,11 +36,13 @@ _DATAGRAM_BYTES = 192 * 1024
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
-# Kind, index of the process; of claims also: how many requests run or wait, and when the oldest arrived that
-# waits, in seconds of the host's monotonic clock, infinite without any.
-_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<Id")
-# Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these.
-_CLAIM = struct.Struct("<16sIQQf")
+# Kind, index of the process; of claims also: how many requests run or wait, and the precedence of the first
+# that waits and is not late; its time is infinite without any.
+_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<Iid")
+# Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these, share of its time
+# that prompts took of late.
+_CLAIM = struct.Struct("<16sIQQff")
+_NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT = b"c", b"p"
 
 
@@ -49,8 +51,8 @@ class SiblingReport:
     """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
 
     running: int
-    oldest_since: float
-    claims: Mapping[bytes, tuple[int, int, int, float]] = field(default_factory=dict)
+    first: Precedence
+    claims: Mapping[bytes, tuple[int, int, int, float, float]] = field(default_factory=dict)
 
 
 class SiblingView:
@@ -61,10 +63,10 @@ class SiblingView:
         member: GroupMember,
         workers: Callable[[], Sequence[Worker]],
         prefixes: PrefixAffinity,
-        load: Callable[[], tuple[int, float]],
+        load: Callable[[], tuple[int, Precedence | None]],
     ) -> None:
-        """`load`: how many requests of this process run or wait, and when the oldest that waits arrived, on
-        the event loop's clock."""
+        """`load`: how many requests of this process run or wait, and the precedence of the first that waits
+        and is not late."""
         self._member = member
         self._workers = workers
         self._prefixes = prefixes
@@ -123,12 +125,17 @@ class SiblingView:
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _claims(self) -> bytes:
-        parts = [_HEAD.pack(_CLAIMS, self._member.index), _LOAD.pack(*self._load())]
+        running, first = self._load()
+        parts = [
+            _HEAD.pack(_CLAIMS, self._member.index),
+            _LOAD.pack(running, *(_NONE_WAITS if first is None else first)),
+        ]
         for worker in self._workers():
             incarnation = worker.identity.incarnation
             has = (worker.claimed_slots, worker.claimed_context, worker.queued_tokens)
-            if any(has) and len(incarnation) == _HASH_BYTES:
-                parts.append(_CLAIM.pack(incarnation, *has, worker.backlog.own_wait_s))
+            share = worker.prefill_share.own
+            if (any(has) or share) and len(incarnation) == _HASH_BYTES:
+                parts.append(_CLAIM.pack(incarnation, *has, worker.backlog.own_wait_s, share))
         return b"".join(parts)
 
     def _send_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
@@ -156,9 +163,9 @@ class SiblingView:
             kind, index = _HEAD.unpack_from(datagram)
             body = memoryview(datagram)[_HEAD.size :]
             if kind == _CLAIMS and index != self._member.index:
-                running, oldest_since = _LOAD.unpack_from(body)
+                running, *first = _LOAD.unpack_from(body)
                 claims = {one[0]: one[1:] for one in _CLAIM.iter_unpack(body[_LOAD.size :])}
-                self._reports[index] = time.monotonic(), SiblingReport(running, oldest_since, claims)
+                self._reports[index] = time.monotonic(), SiblingReport(running, Precedence(*first), claims)
                 self._apply()
             elif kind == _PROMPT:
                 self._learn(bytes(body[:_HASH_BYTES]), list(_pieces(body[_HASH_BYTES:])))
@@ -171,20 +178,24 @@ class SiblingView:
     def _apply(self) -> None:
         """Gives every worker the sum of what siblings have there."""
         reports = [report for _, report in self._reports.values()]
-        waiting = tuple(report.oldest_since for report in reports if report.oldest_since < math.inf)
+        waiting = tuple(report.first for report in reports if report.first.since < math.inf)
+        changed: list[Worker] = []
         for worker in self._workers():
             incarnation = worker.identity.incarnation
-            claims = [report.claims.get(incarnation, (0, 0, 0, 0.0)) for report in reports]
-            worker.set_siblings(
-                SiblingCounts(
-                    processes=len(reports),
-                    slots=sum(claim[0] for claim in claims),
-                    context=sum(claim[1] for claim in claims),
-                    queued_tokens=sum(claim[2] for claim in claims),
-                    backlog_s=sum(claim[3] for claim in claims),
-                    waiting=waiting,
-                )
+            claims = [report.claims.get(incarnation, (0, 0, 0, 0.0, 0.0)) for report in reports]
+            counts = SiblingCounts(
+                processes=len(reports),
+                slots=sum(claim[0] for claim in claims),
+                context=sum(claim[1] for claim in claims),
+                queued_tokens=sum(claim[2] for claim in claims),
+                backlog_s=sum(claim[3] for claim in claims),
+                prefill_share=sum(claim[4] for claim in claims),
+                waiting=waiting,
             )
+            if worker.set_siblings(counts):
+                changed.append(worker)
+        if changed:
+            changed[0].changed()  # of one for all, once all are known: requests look at every worker then
 
 
 def _pieces(data: memoryview) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from services.router.placement.room import Waits
 from services.router.queue.block_wait import PlacedNumber
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due, Slo
+from services.router.workers.other_claims import FIRST, Precedence
 
 _NOT_PLACED: PlacedNumber = sys.maxsize
 # Turn of its call, and order of arrival: lower ones go first among those of one tenant and priority.
@@ -48,6 +49,16 @@ class QueueEntry:
     def returning(self) -> bool:
         """Whether it was placed before. The queue's bound and its order apply to its first wait only."""
         return self.number != _NOT_PLACED
+
+    @property
+    def precedence(self) -> Precedence:
+        """That over requests of sibling processes. A late one has none over others of its priority."""
+        if self.returning:
+            return FIRST
+        since = max(self.since, self.call.placed_at)
+        if self.call.tenant is not None:
+            since = max(since, self.call.tenant.placed_at)
+        return Precedence(self.call.priority, math.inf if self.late else since)
 
     @property
     def sort_key(self) -> tuple[bool, Position]:

@@ -24,7 +24,6 @@ first token go last, but for a part of what is placed.
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -137,11 +136,9 @@ class RequestOrder:
         return sum(len(priority.waiting) for priority in self._waiting)
 
     @property
-    def oldest_since(self) -> float:
-        """When the oldest of those arrived that are next in their flows; infinite without any. Late ones do
-        not count."""
-        heads = (flow.waiting[0] for priority in self._waiting for flow in priority.waiting)
-        return min((entry.since for entry in heads if not entry.late), default=math.inf)
+    def first(self) -> QueueEntry | None:
+        """The first of a walk."""
+        return self._next(_Passed())
 
     def arrival(self, call: ClientCall) -> Position:
         """The position of a request that arrives now."""

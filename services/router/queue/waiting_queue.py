@@ -14,7 +14,6 @@ import asyncio
 import bisect
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
+from services.router.workers.other_claims import Precedence
 from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
@@ -56,6 +56,8 @@ class _Waiter(Generic[ClaimT]):
     claim: asyncio.Future[ClaimT]
     # Whether its own limits may be why nothing has room.
     limited: bool
+    # When it began to wait, on the event loop's clock.
+    since: float
 
 
 class WaitingQueue:
@@ -75,7 +77,7 @@ class WaitingQueue:
         # Why the last request that was not placed was not.
         self._last_no_room = NoRoom.DECODE
         self._blocks = BlockWait()
-        # Called when `oldest_since` may have changed, but for placements.
+        # Called when `first_waiting` may have changed, but for placements.
         self.on_wait: Callable[[], None] = lambda: None
         self._places = Places(max_waiting, _PLACES, "requests wait already")
         self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
@@ -87,11 +89,15 @@ class WaitingQueue:
         return len(self._waiters) + self._outside.taken
 
     @property
-    def oldest_since(self) -> float:
-        """When about the oldest request arrived that waits for workers and is not late, on the event loop's
-        clock; infinite without any."""
-        returned = min((entry.since for entry in self._returned), default=math.inf)
-        return min(returned, self._order.oldest_since)
+    def first_waiting(self) -> Precedence | None:
+        """The precedence of the request that is placed next, once there is room; None where there is none, or
+        it is late."""
+        pools = (None, self._placement.pools.current)
+        for entry in itertools.chain(self._returned, (self._order.first,)):
+            if entry is None or entry.call.pool not in pools or self._blocks.holds(entry.number):
+                continue
+            return None if entry.late else entry.precedence
+        return None
 
     @property
     def placed(self) -> Counter[str]:
@@ -137,8 +143,9 @@ class WaitingQueue:
         self._set_limits(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
-            due=entry.due, since=entry.since, behind=self._behind, returning=entry.returning,
-            by_order=partial(may_pass, self._placement, self._order), waits=entry.waits,
+            due=entry.due, precedence=lambda: entry.precedence, behind=self._behind,
+            returning=entry.returning, by_order=partial(may_pass, self._placement, self._order),
+            waits=entry.waits,
         )  # fmt: skip
         if entry.returning:
             return await self._wait(entry, pick, until)
@@ -191,7 +198,7 @@ class WaitingQueue:
     async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
         limited = self._placement.refuse_late and entry.tpot_s is not None
-        waiter = _Waiter(pick, claimed, limited)
+        waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
         with _counted(entry.call.tenant):
@@ -295,7 +302,7 @@ class WaitingQueue:
             elif self._blocks.holds(entry.number):
                 continue
             elif passing is not None and placed is NoRoom.PREFILL and not entry.returning:
-                passing.waits(entry.prompt, entry.since)
+                passing.waits(entry.prompt, waiter.since)
             else:
                 blocked.add(pool)
 
@@ -303,6 +310,9 @@ class WaitingQueue:
         """Ends the wait of a request that has what it waits for."""
         self._waiters.pop(entry).claim.set_result(claim)
         now = asyncio.get_running_loop().time()
+        entry.call.placed_at = now
+        if entry.call.tenant is not None:
+            entry.call.tenant.placed_at = now
         if self._waiters:
             self._drain.placed(now, entry.tokens)
         else:
@@ -326,6 +336,7 @@ class WaitingQueue:
         else:
             self._order.remove(entry)
         claimed.cancel()
+        self.on_wait()
 
     def _timed_out(self, call: ClientCall) -> BatonError:
         if self._placement.usable(call):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -57,6 +58,8 @@ class ClientCall:
     priority: int = 0
     # The earliest turn in the waiting queue that its next request may have.
     next_turn: int = 0
+    # When one of its requests was placed last, on the event loop's clock.
+    placed_at: float = -math.inf
     # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
     in_queue: asyncio.Semaphore | None = None
     # Undocumented fields that the call had.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class TenantAccount:
         # Its share of the waiting queue, relative to others', and the priority of its requests.
         self.weight = 1.0
         self.priority = 0
+        # When one of its requests was placed last, on the event loop's clock.
+        self.placed_at = -math.inf
         self._clock = clock
         self._buckets: dict[str, TokenBucket | LeasedBucket] = {}
         # How many routers share the limits; None: this one has them alone.

@@ -3,17 +3,32 @@ routers, of which heartbeats show the sum."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.v1.worker_pb2 import Load
+
+
+class Precedence(NamedTuple):
+    """Compares requests that wait in sibling processes: the least is placed first. By priority, then by when
+    a request arrived, or when another one of its call or tenant was placed since, in monotonic seconds: so
+    calls and tenants take turns across processes, too."""
+
+    priority: int
+    since: float
+
+
+# Of a request that was placed before.
+FIRST = Precedence(-(2**31), -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingCounts:
     """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
 
-    `processes`: how many there are. `waiting`: of each in which requests wait for workers, when the oldest
-    arrived that is not late, in monotonic seconds.
+    `processes`: how many there are. `waiting`: of each in which requests wait for workers, the precedence of
+    the first that is not late. `prefill_share`: see `PrefillShare`.
     """
 
     processes: int = 0
@@ -21,11 +36,12 @@ class SiblingCounts:
     context: int = 0
     queued_tokens: int = 0
     backlog_s: float = 0.0
-    waiting: tuple[float, ...] = ()
+    prefill_share: float = 0.0
+    waiting: tuple[Precedence, ...] = ()
 
-    def waiting_longer(self, since: float) -> int:
-        """How many of them have a request waiting that arrived before."""
-        return sum(oldest < since for oldest in self.waiting)
+    def waiting_before(self, precedence: Precedence) -> int:
+        """In how many of them a request waits that is to be placed before."""
+        return sum(first < precedence for first in self.waiting)
 
 
 class OtherClaims:

@@ -11,10 +11,12 @@ RECENT_S = 2.0
 
 
 class PrefillShare:
-    """The share of a worker's time that the prompts of this router take, over the last two seconds."""
+    """The share of a worker's time that the prompts of this router take, over the last two seconds.
+    `siblings`: that of those which other processes of it have sent."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.siblings = 0.0
         self._sent: deque[tuple[float, float]] = deque(maxlen=4096)
         self._seconds = 0.0
 
@@ -23,12 +25,17 @@ class PrefillShare:
         self._sent.append((self._clock(), seconds))
         self._seconds += seconds
 
-    def after(self, seconds: float = 0.0) -> float:
-        """The share with a further prompt that takes so long."""
+    @property
+    def own(self) -> float:
+        """The share of this process's prompts."""
         since = self._clock() - RECENT_S
         while self._sent and self._sent[0][0] < since:
             self._seconds -= self._sent.popleft()[1]
-        return min(1.0, max(0.0, self._seconds + seconds) / RECENT_S)
+        return max(0.0, self._seconds) / RECENT_S
+
+    def after(self, seconds: float = 0.0) -> float:
+        """The share of all, with a further prompt that takes so long; at most 1."""
+        return min(1.0, self.own + self.siblings + seconds / RECENT_S)
 
 
 class Turnover:

@@ -21,7 +21,7 @@ from baton.v1.worker_pb2 import DescribeResponse
 from services.common.observability.logs import get_log
 from services.router.workers.backlog import Backlog
 from services.router.workers.liveness import LivenessTimer
-from services.router.workers.other_claims import OtherClaims, SiblingCounts
+from services.router.workers.other_claims import OtherClaims, Precedence, SiblingCounts
 from services.router.workers.peer import Peer
 from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.tpot_ratio import TpotRatio
@@ -166,10 +166,13 @@ class Worker:
         """Whether it accepts work, and has a free slot for it."""
         return self.accepts_work and self.free_slots > 0
 
-    def slots_left_for(self, since: float) -> int:
-        """How many slots a request that arrived then leaves to sibling processes, in which others wait that
-        arrived before: whatever becomes free in this process would never reach them."""
-        return min(self.others.siblings.waiting_longer(since), self.described.load.slots - 1)
+    def slots_left_by(self, precedence: Precedence) -> int:
+        """How many free slots a request leaves to those that wait in sibling processes and are to be placed
+        before it: what becomes free in this process would never reach them. None where the worker runs
+        nothing, since what has no room there has none anywhere."""
+        if not self.used_slots:
+            return 0
+        return max(0, min(self.others.siblings.waiting_before(precedence), self.described.load.slots - 1))
 
     @property
     def used_slots(self) -> int:
@@ -236,15 +239,15 @@ class Worker:
         self.others.update(described.load, max(claimed_before, self.claimed_slots))
         self.changed()
 
-    def set_siblings(self, counts: SiblingCounts) -> None:
-        """Takes what sibling processes have here."""
+    def set_siblings(self, counts: SiblingCounts) -> bool:
+        """Takes what sibling processes have here; whether that may give a request room."""
         before = self.others.siblings
         self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog_s)
-        if (before.slots, before.queued_tokens, before.waiting) != (
+        self.prefill_share.siblings = counts.prefill_share
+        return (before.slots, before.queued_tokens, before.waiting) != (
             counts.slots, counts.queued_tokens, counts.waiting,
-        ):  # fmt: skip
-            self.changed()
+        )  # fmt: skip
 
     def unreachable(self) -> None:
         """A call failed: the worker gets no new work until it answers a poll."""

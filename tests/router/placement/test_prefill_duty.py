@@ -5,12 +5,14 @@ apart give less."""
 from __future__ import annotations
 
 import itertools
+from functools import partial
+from operator import is_not
 
 import pytest
 
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
-from services.router.placement.prefill_duty import on_duty
+from services.router.placement.prefill_duty import PrefillDuty, on_duty
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
 from tests.router.placement.modelled_cluster import RATES, Machine, Make, Traffic, attained, simulate
@@ -119,47 +121,83 @@ def pair() -> tuple[Worker, Worker]:
     return workers[0], workers[1]
 
 
-def placed_at(workers: tuple[Worker, Worker]) -> tuple[str, str, str]:
+def decoded_at(workers: tuple[Worker, Worker], placement: Placement | None = None) -> tuple[str, str, str]:
     """Where a request is decoded, which count of `Placement.placed` it is in, and why."""
-    placement = placement_of(list(workers), ahead=10**6)
+    placement = placement or placement_of(list(workers), ahead=10**6)
+    before = placement.placed.copy()
     claim = placement.pick(64, 10)
     assert not isinstance(claim, NoRoom)
     claim.release()
-    return claim.decode.name, max(placement.placed, key=placement.placed.__getitem__), claim.reason
+    (counted,) = placement.placed - before
+    return claim.decode.name, counted, claim.reason
 
 
 def test_each_computes_its_own_prompts_where_sequences_take_more_time() -> None:
-    """Ninety sequences of a thousand tokens at the one that is not on duty take 3.3 of 8.3 ms of a step."""
+    """A quarter more, until it is a fifth less."""
     duty, other = workers = pair()
-    assert placed_at(workers)[0] == other.name
-    other.claimed_slots, other.claimed_context = 90, 90_000
-    assert placed_at(workers) == (
-        duty.name,
-        "own",
-        "own prefill: of a worker's time, prompts take 0%, sequences 40%",
-    )
-    duty.prefill_share.add(0.42 * 2)
-    assert placed_at(workers)[:2] == (other.name, "other"), "prompts take more time"
+    other.claimed_slots = 10
+    placement = placement_of(list(workers), ahead=10**6)
+    assert decoded_at(workers, placement)[0] == other.name
+    for sequence_s, name in (
+        (0.012, other.name),
+        (0.013, duty.name),
+        (0.0082, duty.name),
+        (0.0078, other.name),
+    ):
+        placement.duty = among(placement.duty, 0.01, sequence_s)
+        assert decoded_at(workers, placement)[0] == name, sequence_s
+    placement.duty = among(placement.duty, 0.01, 0.02)
+    why = "own prefill: a request's prompt takes 10 ms on average, its sequence 20"
+    assert decoded_at(workers, placement) == (duty.name, "own", why)
 
 
-def test_prompts_of_other_routers_count_too() -> None:
-    """As many for each of their slots as this router's."""
-    duty, other = workers = pair()
-    other.claimed_slots, other.claimed_context = 30, 30_000
-    duty.prefill_share.add(0.15 * 2)
-    assert placed_at(workers)[:2] == (duty.name, "own")
-    other.others.foreign_slots, other.others._foreign_context = 60, 0
-    assert placed_at(workers)[:2] == (other.name, "other")
+def among(before: PrefillDuty, prompt_s: float, sequence_s: float) -> PrefillDuty:
+    """After many requests that take so long."""
+    duty = PrefillDuty()
+    duty._own = before._own
+    for _ in range(100_000 // 256):
+        duty.placed(prompt_s, sequence_s / 256, 256)
+    return duty
+
+
+def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
+    duty = PrefillDuty()
+    workers = pair()
+    duty.placed(0.01, 2e-5, 1000)
+    assert duty.may_decode(workers) == list(workers)
+    for _ in range(500):
+        duty.ended(100, 1000)
+        duty.placed(0.01, 2e-5, 1000)
+    assert duty.may_decode(workers) == [workers[1]], "2 ms"
+
+
+def test_of_three_workers_two_that_decode_are_compared_with_one_on_duty() -> None:
+    """Sequences have to take more than twice the time of prompts before the third one gains by decoding."""
+    workers = [bare_worker(f"both-{number}", receives_handoffs=True) for number in range(3)]
+    assert among(PrefillDuty(), 0.01, 0.024).may_decode(workers) == workers[1:]
+    assert among(PrefillDuty(), 0.01, 0.026).may_decode(workers) == workers
 
 
 def test_one_on_duty_decodes_what_no_other_has_a_slot_for() -> None:
-    duty, other = workers = pair()
-    duty.prefill_share.add(0.8 * 2)
-    other.claimed_slots = 100
+    """Of several the one with most room; a worker that is reserved for another request has no slot for it."""
+    workers = [bare_worker(f"both-{number}", receives_handoffs=True, slots=100) for number in range(4)]
+    workers[0].claimed_slots = 5
+    for worker in workers[2:]:
+        worker.claimed_slots = 100
+    placement = placement_of(workers, ahead=10**6)
+    claim = placement.pick(64, 10)
+    assert isinstance(claim, Claim)
     reason = "kept on prefill duty: no other worker has a free slot"
-    assert placed_at(workers) == (duty.name, "spare", reason)
-    other.claimed_slots = 99
-    assert placed_at(workers)[0] == other.name
+    assert (claim.prefill, claim.decode, claim.reason) == (workers[1], workers[1], reason)
+    assert placement.duty.may_decode(workers) == workers
+    claim.release()
+    workers[3].claimed_slots = 99
+    assert placement.duty.may_decode(workers) == workers[2:]
+    for barred, decode in ((workers[0], workers[3]), (workers[3], workers[1])):
+        claim = placement.pick(64, 10, may_use=partial(is_not, barred))
+        assert isinstance(claim, Claim)
+        assert claim.decode is decode
+        claim.release()
 
 
 def test_one_on_duty_that_is_idle_computes_though_the_other_would_delay_fewer() -> None:

@@ -35,7 +35,7 @@ class ModelledView(SiblingView):
     ) -> None:
         member = GroupMember(index=index, count=2, folder="")
         prefixes = cast("PrefixAffinity", SimpleNamespace())
-        super().__init__(member, lambda: workers, prefixes, lambda: (0, queue.oldest_since))
+        super().__init__(member, lambda: workers, prefixes, lambda: (0, queue.first_waiting))
         self._queue, self._views = queue, views
         views.append(self)
 
@@ -102,5 +102,5 @@ def test_a_process_with_fewer_requests_does_not_starve(
     slo = Slo(0.5, tpot_s)
     shares = serve(roles, rate, slo, 0.7)
     assert min(shares) >= 0.88, shares
-    monkeypatch.setattr(SiblingCounts, "waiting_longer", lambda counts, since: 0)
+    monkeypatch.setattr(SiblingCounts, "waiting_before", lambda counts, precedence: 0)
     assert min(serve(roles, rate, slo, 0.7)) < min(shares) - 0.05

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.config.router import GroupMember
@@ -17,6 +18,7 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import SiblingView
+from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.peer import Peer
 from services.router.workers.worker import Worker
 from tests.router.conftest import until
@@ -35,14 +37,14 @@ class Process:
         ]
         self.prefill, _, self.decode = self.workers
         self.prefixes = PrefixAffinity(SECRET, lambda: self.workers)
-        self.oldest_since = math.inf
+        self.first: Precedence | None = None
         member = GroupMember(index=index, count=2, folder=str(folder))
-        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.oldest_since))
+        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.first))
         self.placement = placement_of(self.workers)
         self.placement.on_claim = self.view.changed
 
-    def claim(self, since: float = -math.inf) -> Claim | NoRoom:
-        return self.placement.pick(100, 10, since=since)
+    def claim(self, precedence: Precedence = FIRST) -> Claim | NoRoom:
+        return self.placement.pick(100, 10, precedence=lambda: precedence)
 
     def heartbeat(self, free: int, claimed_before: int | None = None) -> None:
         """The decode worker's answer to a poll that was sent a moment ago."""
@@ -128,46 +130,65 @@ async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) ->
             assert other.decode.others.foreign_slots == expected
 
 
-async def test_the_last_slot_is_left_to_an_older_request_of_a_sibling(tmp_path: Path) -> None:
-    """Not to a younger one, nor by one that arrived before it."""
-    async with pair(tmp_path) as (one, other):
-        other.oldest_since = 5.0
+@contextlib.asynccontextmanager
+async def waits_in_the_other(folder: Path, slots: int = 4) -> AsyncIterator[tuple[Process, Process]]:
+    """A request of priority 3 that arrived at 5 s waits in the second process, and the first knows it."""
+    async with pair(folder, slots) as (one, other):
+        other.first = Precedence(3, 5.0)
         other.view.changed()
-        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
+        await until(lambda: one.decode.others.siblings.waiting == (other.first,))
+        yield one, other
+
+
+@pytest.mark.parametrize("later", [Precedence(3, 6.0), Precedence(4, 1.0)], ids=["younger", "less urgent"])
+@pytest.mark.parametrize(
+    "sooner", [Precedence(3, 4.0), Precedence(2, 9.0), FIRST], ids=["older", "urgent", "again"]
+)
+async def test_the_last_slot_is_left_to_the_first_request_of_all(
+    tmp_path: Path, sooner: Precedence, later: Precedence
+) -> None:
+    async with waits_in_the_other(tmp_path) as (one, other):
         for _ in range(3):
-            assert isinstance(one.claim(since=6.0), Claim)
-        assert one.claim(since=6.0) is NoRoom.DECODE
+            assert isinstance(one.claim(later), Claim)
+        assert one.claim(later) is NoRoom.DECODE
         await until(lambda: other.decode.others.siblings.slots == 3)
-        last = other.claim(since=5.0)
+        last = other.claim(Precedence(3, 5.0))
         assert isinstance(last, Claim)
         last.release()
-        assert isinstance(one.claim(since=4.0), Claim)
+        assert isinstance(one.claim(sooner), Claim)
 
 
-async def test_a_slot_is_free_once_the_older_request_waits_no_more(tmp_path: Path) -> None:
-    """Whoever waits for one looks again then."""
-    async with pair(tmp_path) as (one, other):
-        other.oldest_since = 5.0
-        other.view.changed()
-        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
+async def test_a_slot_is_free_once_the_first_request_waits_no_more(tmp_path: Path) -> None:
+    """Whoever waits for one looks again then, once for all workers."""
+    async with waits_in_the_other(tmp_path) as (one, other):
         for _ in range(3):
-            assert isinstance(one.claim(since=6.0), Claim)
-        assert one.claim(since=6.0) is NoRoom.DECODE
+            assert isinstance(one.claim(Precedence(3, 6.0)), Claim)
+        assert one.claim(Precedence(3, 6.0)) is NoRoom.DECODE
         looked: list[bool] = []
-        one.decode.changed = lambda: looked.append(True)
-        other.oldest_since = math.inf
+        for worker in one.workers:
+            worker.changed = lambda: looked.append(True)
+        other.first = None
         other.view.changed()
         await until(lambda: bool(looked))
-        assert isinstance(one.claim(since=6.0), Claim)
+        assert len(looked) == 1
+        assert isinstance(one.claim(Precedence(3, 6.0)), Claim)
 
 
-async def test_a_worker_with_one_slot_takes_what_comes(tmp_path: Path) -> None:
-    """There is nothing to leave: what cannot be placed in one process would keep out all of the other."""
-    async with pair(tmp_path, slots=1) as (one, other):
-        other.oldest_since = 5.0
-        other.view.changed()
-        await until(lambda: one.decode.others.siblings.waiting == (5.0,))
-        assert isinstance(one.claim(since=6.0), Claim)
+async def test_an_empty_worker_or_one_of_one_slot_takes_what_comes(tmp_path: Path) -> None:
+    """What cannot be placed in one process would keep out all of the other."""
+    async with waits_in_the_other(tmp_path, slots=1) as (one, _):
+        assert one.decode.slots_left_by(Precedence(3, 6.0)) == 0
+        assert isinstance(one.claim(Precedence(3, 6.0)), Claim)
+        assert one.decode.slots_left_by(Precedence(3, 6.0)) == 0
+
+
+async def test_prompts_of_siblings_take_time_of_a_worker_too(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, other):
+        one.prefill.prefill_share.add(0.5)
+        one.view.changed()
+        await until(lambda: other.prefill.prefill_share.after() > 0)
+        assert other.prefill.prefill_share.after() == pytest.approx(0.25)
+        assert (other.prefill.prefill_share.own, one.prefill.prefill_share.siblings) == (0, 0)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
