@@ -24,6 +24,7 @@ first token go last, but for a part of what is placed.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,6 +78,8 @@ class _Priority:
     waiting: list[_Flow] = field(default_factory=list)
     # When its floor was served last, in turns of the floor.
     floor_turn: int = 0
+    # When one of its requests was placed last, on the event loop's clock.
+    placed_at: float = -math.inf
 
     def flow(self, tenant: str) -> _Flow:
         """The tenant's, made where there is none."""
@@ -173,9 +176,14 @@ class RequestOrder:
         entry.late = late
         bisect.insort(flow.waiting, entry, key=lambda one: one.sort_key)
 
-    def placed(self, entry: QueueEntry, cost: float) -> None:
+    def last_placed_at(self, priority: int) -> float:
+        """When a request of a priority was placed last."""
+        return self._priority(priority).placed_at
+
+    def placed(self, entry: QueueEntry, cost: float, now: float = -math.inf) -> None:
         """Is placed, and its flow charged."""
         priority, flow = self._places(entry)
+        priority.placed_at = now
         self._settle(priority, cost)
         priority.time = max(priority.time, flow.start)
         flow.turn = max(flow.turn, entry.position[0])

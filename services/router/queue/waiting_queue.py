@@ -34,7 +34,7 @@ from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
-from services.router.workers.other_claims import Precedence
+from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
@@ -44,6 +44,9 @@ _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
 # A late request waits behind others for this share of the time that it may wait at all.
 _YIELDING_SHARE = 0.5
+# Where a process placed no request of some priority for so long, the next one goes before more urgent ones of
+# sibling processes.
+_FLOOR_S = 1.0
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
 
@@ -96,8 +99,17 @@ class WaitingQueue:
         for entry in itertools.chain(self._returned, (self._order.first,)):
             if entry is None or entry.call.pool not in pools or self._blocks.holds(entry.number):
                 continue
-            return None if entry.late else entry.precedence
+            return None if entry.late else self._precedence(entry)
         return None
+
+    def _precedence(self, entry: QueueEntry) -> Precedence:
+        """That of a request over those of sibling processes: its own, and once in a while that of the most
+        urgent."""
+        own = entry.precedence
+        placed_at = self._order.last_placed_at(own.priority)
+        if asyncio.get_running_loop().time() - max(entry.since, placed_at) < _FLOOR_S:
+            return own
+        return FIRST._replace(since=own.since)
 
     @property
     def placed(self) -> Counter[str]:
@@ -143,7 +155,7 @@ class WaitingQueue:
         self._set_limits(entry, tokens, max_tokens, until, cached)
         pick = partial(
             self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
-            due=entry.due, precedence=lambda: entry.precedence, behind=self._behind,
+            due=entry.due, precedence=lambda: self._precedence(entry), behind=self._behind,
             returning=entry.returning, by_order=partial(may_pass, self._placement, self._order),
             waits=entry.waits,
         )  # fmt: skip
@@ -320,7 +332,7 @@ class WaitingQueue:
         if entry.returning:
             self._returned.remove(entry)
         else:
-            self._order.placed(entry, claim.cost)
+            self._order.placed(entry, claim.cost, now)
             self._placed += 1
             entry.number = self._placed
 

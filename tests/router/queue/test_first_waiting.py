@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 
+import pytest
+
 from baton.errors import BatonError
 from services.router.placement.claim import Claim
+from services.router.queue import waiting_queue
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
@@ -124,3 +127,25 @@ async def test_a_late_request_leaves_room_to_all_of_its_priority() -> None:
     assert Precedence(2, -math.inf) < entry.precedence < Precedence(3, 0.0)
     entry.late = True
     assert Precedence(2, 1e12) < entry.precedence < Precedence(3, 0.0)
+
+
+async def test_each_priority_gets_some_across_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is less urgent than what waits in siblings goes first where none of its priority was placed of
+    late."""
+    monkeypatch.setattr(waiting_queue, "_FLOOR_S", 0.05)
+    here = Waiting()
+    requests = [await here.begin(ClientCall(priority=7)) for _ in range(2)]
+    first = here.queue.first_waiting
+    assert first is not None
+    assert first.priority == 7
+    await asyncio.sleep(0.06)
+    first = here.queue.first_waiting
+    assert first is not None
+    assert first.priority == FIRST.priority
+    assert first > FIRST
+    here.place_one()
+    first = here.queue.first_waiting
+    assert first is not None
+    assert first.priority == 7, "one was placed"
+    for request in requests:
+        request.cancel()
