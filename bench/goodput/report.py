@@ -21,6 +21,7 @@ from loadgen.reports.svg import Chart
 from loadgen.sizing.rates import Rates
 
 _STYLES = ("teal", "orange", "purple", "blue", "red", "grey")
+_IDEAL = ", ideal"
 
 
 def standalone(chart: Chart) -> str:
@@ -66,7 +67,7 @@ def curves_of(
     if ideal is not None and arm.kind == "baton":
         for one in limits:
             probes = [ideal_probe(run.records, rate, one, ideal, arm) for rate, run in runs]
-            curves.append(Curve(f"{arm.name}, ideal", arm.gpus, one, tuple(probes)))
+            curves.append(Curve(f"{arm.name}{_IDEAL}", arm.gpus, one, tuple(probes)))
     return curves
 
 
@@ -98,7 +99,7 @@ class Comparison:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def charts(self) -> list[Chart]:
-        """One for each limit, a curve an arm."""
+        """One for each limit, a curve an arm; the ideal ones are dashed, in the colour of their arm."""
         return [self._chart(limit) for limit in sorted({curve.limits.tpot_ms for curve in self.curves})]
 
     def _chart(self, tpot_ms: float) -> Chart:
@@ -106,15 +107,22 @@ class Comparison:
         rates = [probe.offered / curve.gpus for curve in curves for probe in curve.probes]
         title = f"Attainment, TPOT of {tpot_ms:g} ms or less"
         axis = Scale(0.0, 1.05 * max(rates, default=1.0))
-        chart = Chart(title, axis, Scale(0.0, 1.0), "requests a second and GPU", "share")
+        ideals = any(curve.arm.endswith(_IDEAL) for curve in curves)
+        words = "share; dashed: ideal" if ideals else "share"
+        chart = Chart(title, axis, Scale(0.0, 1.0), "requests a second and GPU", words)
         if curves:
             goal = curves[0].limits.goal
             chart.level(goal, "grey", f"goal {goal:.0%}")
-        for number, curve in enumerate(curves):
+        arms = list(dict.fromkeys(curve.arm.removesuffix(_IDEAL) for curve in curves))
+        for curve in curves:
             points = [(probe.offered / curve.gpus, probe.attainment) for probe in curve.probes]
-            style = _STYLES[number % len(_STYLES)]
-            chart.line(points, style)
-            chart.dots(points, style, curve.arm, radius=3.5)
+            arm = curve.arm.removesuffix(_IDEAL)
+            style = _STYLES[arms.index(arm) % len(_STYLES)]
+            if curve.arm == arm:
+                chart.line(points, style)
+                chart.dots(points, style, arm, radius=3.5)
+            else:
+                chart.line(points, f"{style} dashed")
         return chart
 
     def write(self, folder: Path, images: Path | None = None) -> None:

@@ -119,7 +119,9 @@ async def test_arms_beside_one_another(
     assert "needs 3 GPUs" in (tmp_path / "goodput.md").read_text()
     page = (tmp_path / "goodput.html").read_text()
     assert page.count("<svg") == len(LIMITS)
-    assert "1p1d, ideal" in page
+    assert "1p1d, ideal" not in page, "it has the colour of 1p1d"
+    assert page.count("dashed: ideal") == len(LIMITS)
+    assert page.count('class="line teal dashed"') == page.count('class="line teal"') == len(LIMITS)
 
 
 async def test_the_table_is_made_again_of_what_two_commands_left(
