@@ -9,8 +9,9 @@ the choice is stable.
 Where sequences take more time, none is on duty, and each computes the prompts of what it decodes. Let `a` be
 the time of a step without sequences, `e` what each adds, `p` the time of a prompt and `o` its output tokens.
 Under a limit `L` of the time per output token `n` workers then run n (L - a) / (e + p / o) sequences, and
-(n - d) (L - a) / e where `d` of them are on duty: fewer, if d e o > (n - d) p. Means of late requests say
-which, not what the workers do at the moment: that depends on the arrangement, and follows the load late.
+(n - d) (L - a) / e where `d` of them are on duty: fewer, if d e o > (n - d) p. Moving averages over recent
+requests decide which holds, not the workers' current utilisation: that depends on the arrangement itself, and
+lags behind the load.
 
 Where workers of role prefill are there, or a single combined one, none is on duty.
 """
@@ -20,10 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from services.router.workers.recent_mean import RecentMean
 from services.router.workers.worker import Worker
 
-# How many requests means are over.
-_REQUESTS = 128
 # The ratio d e o / ((n - d) p) from which on workers compute their own prompts, and below which they cease
 # to. Between them both arrangements serve about as much; what runs in one of them is in the way of the other.
 _OWN_FROM, _OWN_UNTIL = 1.25, 0.8
@@ -37,18 +37,6 @@ class DecodeChoice:
     workers: list[Worker]
     own: dict[Worker, str] = field(default_factory=dict)
     spare: bool = False
-
-
-class _Mean:
-    """Over the last `_REQUESTS` (exponentially weighted)."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = value
-        self._count = 0
-
-    def add(self, value: float) -> None:
-        self._count = min(_REQUESTS, self._count + 1)
-        self.value += (value - self.value) / self._count
 
 
 def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
@@ -65,9 +53,9 @@ class PrefillDuty:
 
     def __init__(self) -> None:
         # Of requests that were placed: seconds of their prompts, and of their sequences while they decode.
-        self._prompt_s, self._sequence_s = _Mean(), _Mean()
+        self._prompt_s, self._sequence_s = RecentMean(), RecentMean()
         # Of requests that have ended: the share of the output tokens that they asked for.
-        self._output_share = _Mean(1.0)
+        self._output_share = RecentMean(1.0)
         self._own = False
 
     def placed(self, prompt_s: float, each_s: float, max_tokens: int) -> None:
@@ -108,7 +96,7 @@ class PrefillDuty:
         return DecodeChoice([*others, *kept], dict.fromkeys(kept, why), spare=True)
 
     def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
-        """Whether each worker computes its own prompts."""
+        """Whether each worker computes its own prompts, with hysteresis."""
         others = sum(worker.alive and worker.exchanges for worker in workers) - len(duty)
         sequences, prompts = len(duty) * self._sequence_s.value, others * self._prompt_s.value
         self._own = sequences > (_OWN_UNTIL if self._own else _OWN_FROM) * prompts

@@ -40,7 +40,7 @@ _HASH_BYTES = 16
 # that waits and is not late; its time is infinite without any.
 _HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<Iid")
 # Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these, share of its time
-# that prompts took of late.
+# that recent prompts took.
 _CLAIM = struct.Struct("<16sIQQff")
 _NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT = b"c", b"p"

@@ -106,7 +106,7 @@ class WaitingQueue:
         """That of a request over those of sibling processes: its own, and once in a while that of the most
         urgent."""
         own = entry.precedence
-        placed_at = self._order.last_placed_at(own.priority)
+        placed_at = self._order.last_placed_at(entry.call.priority)
         if asyncio.get_running_loop().time() - max(entry.since, placed_at) < _FLOOR_S:
             return own
         return FIRST._replace(since=own.since)

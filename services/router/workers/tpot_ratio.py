@@ -6,23 +6,25 @@ between, and a step's duration is not quite linear in what it computes, which pr
 
 from __future__ import annotations
 
-# How many requests the mean is over: a single one has an error of some percent, since others come and go.
-_REQUESTS = 128
+from services.router.workers.recent_mean import REQUESTS, RecentMean
+
 # What a single request may say at most: some are stalled, or their clients' connections are.
 _LEAST, _MOST = 0.8, 1.25
 
 
 class TpotRatio:
-    """The ratio of measured to predicted time per output token, over the last `_REQUESTS` that ended at a
-    worker (exponentially weighted); 1 counts as some of the first ones."""
+    """The ratio of measured to predicted time per output token, of recent requests that ended at a worker; 1
+    counts as some of the first ones."""
 
     def __init__(self) -> None:
-        self.value = 1.0
-        self._count = _REQUESTS // 8
+        self._mean = RecentMean(1.0, REQUESTS // 8)
+
+    @property
+    def value(self) -> float:
+        """The mean."""
+        return self._mean.value
 
     def observe(self, measured_s: float, predicted_s: float) -> None:
         """A request had a token every `measured_s` seconds on average, where `predicted_s` (above 0) were
         predicted."""
-        self._count = min(_REQUESTS, self._count + 1)
-        seen = min(_MOST, max(_LEAST, measured_s / predicted_s))
-        self.value += (seen - self.value) / self._count
+        self._mean.add(min(_MOST, max(_LEAST, measured_s / predicted_s)))

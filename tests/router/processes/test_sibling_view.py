@@ -159,7 +159,7 @@ async def test_the_last_slot_is_left_to_the_first_request_of_all(
 
 
 async def test_a_slot_is_free_once_the_first_request_waits_no_more(tmp_path: Path) -> None:
-    """Whoever waits for one looks again then, once for all workers."""
+    """The queue is tried again then, once for all workers."""
     async with waits_in_the_other(tmp_path) as (one, other):
         for _ in range(3):
             assert isinstance(one.claim(Precedence(3, 6.0)), Claim)
