@@ -52,7 +52,7 @@ from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.plaintext import check_plaintext
 from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
-from services.router.processes.sibling_view import SiblingView
+from services.router.processes.sibling_view import OwnLoad, SiblingView
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.tenants.leases import QuotaLeases
@@ -191,13 +191,17 @@ class Router:
         self._view = None
         relay = None
         if member is not None:
-            self._view = SiblingView(
+            self._view = view = SiblingView(
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
-                lambda: (self.dispatcher.running, self.queue.first_waiting),
+                self.placement.duty.means,
+                lambda: OwnLoad(
+                    self.dispatcher.running, self.queue.waiting_for_prefill, self.queue.first_waiting
+                ),
             )
             self.placement.on_claim = self.queue.on_wait = self._view.changed
+            self.queue.siblings_waiting_for_prefill = lambda: view.waiting_for_prefill
             if member.index == 0:
                 relay = _relay
         self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools, relay)

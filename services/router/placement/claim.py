@@ -100,7 +100,7 @@ class Claim(PrefillClaim):
         now_s = uncorrected_step_s(self.decode, *itself)
         if tokens >= _LEAST_TOKENS and min(self._step_s, now_s) > 0:
             # The load changes steadily between its first and last token, on average over many requests.
-            self.decode.tpot_ratio.observe(tpot_s, (self._step_s + now_s) / 2)
+            self.decode.tpot_ratio.ended(tpot_s, (self._step_s + now_s) / 2)
 
     def release(self) -> None:
         """Releases everything, the slot too."""

@@ -60,6 +60,10 @@ from services.router.workers.directory import Directory
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
+# A prompt of more than `prefill_ahead_tokens` that ends within so many seconds has the next one sent after
+# it.
+_NEXT_WITHIN_S = 0.25
+
 Cached = Callable[[Worker], int]
 DecodeOrder = tuple[MissRisk, int, float, int, int, int]
 
@@ -313,14 +317,16 @@ class Placement:
     ) -> bool:
         """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
         be placed before, which are taken to have as many each; with `prompt`, only those count that go before
-        it."""
+        it. Also where a single long prompt is there that soon ends: the next one must be there by then."""
         if not worker.accepts_work:
             return False
-        left = min(worker.others.siblings.waiting_before(precedence) * tokens, self._ahead // 2)
-        queued = worker.prefill_queue_tokens + left
-        if prompt is None or queued < self._ahead:
-            return queued < self._ahead
-        return queued - prompt(worker).turn.tokens_behind < self._ahead
+        before = worker.others.siblings.waiting_before(precedence)
+        queued = worker.prefill_queue_tokens + min(before * tokens, self._ahead // 2)
+        if queued < self._ahead:
+            return True
+        if worker.prefill_queue_prompts == 1 and not before and worker.backlog.wait_s < _NEXT_WITHIN_S:
+            return True
+        return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
 
 
 def _prefill_order(

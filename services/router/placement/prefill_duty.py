@@ -58,14 +58,20 @@ class PrefillDuty:
         self._output_share = RecentMean(1.0)
         self._own = False
 
+    @property
+    def means(self) -> tuple[RecentMean, ...]:
+        """What all processes of a router must agree on: one that chooses otherwise than the others would
+        place sequences where these leave no room."""
+        return self._prompt_s, self._sequence_s, self._output_share
+
     def placed(self, prompt_s: float, each_s: float, max_tokens: int) -> None:
         """A request was placed whose prompt takes `prompt_s`, and which makes each step `each_s` longer."""
-        self._prompt_s.add(prompt_s)
-        self._sequence_s.add(each_s * max_tokens * self._output_share.value)
+        self._prompt_s.observe(prompt_s)
+        self._sequence_s.observe(each_s * max_tokens * self._output_share.value)
 
     def ended(self, tokens: int, max_tokens: int) -> None:
         """A request has ended with so many output tokens."""
-        self._output_share.add(tokens / max_tokens)
+        self._output_share.observe(tokens / max_tokens)
 
     def may_decode(self, workers: Sequence[Worker]) -> list[Worker]:
         """The workers that may decode a new request, whatever their room under limits."""

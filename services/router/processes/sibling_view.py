@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from services.common.config.router import GroupMember
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.other_claims import Precedence, SiblingCounts
+from services.router.workers.recent_mean import RecentMean, Sum
 from services.router.workers.worker import Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.
@@ -36,23 +38,56 @@ _DATAGRAM_BYTES = 192 * 1024
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
-# Kind, index of the process; of claims also: how many requests run or wait, and the precedence of the first
-# that waits and is not late; its time is infinite without any.
-_HEAD, _LOAD = struct.Struct("<cB"), struct.Struct("<Iid")
-# Incarnation, slots, tokens in them, tokens queued for prefill, predicted seconds of these, share of its time
-# that recent prompts took.
-_CLAIM = struct.Struct("<16sIQQff")
+# Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, and
+# the precedence of the first that waits and is not late, whose time is infinite without any; then the sums of
+# the means that are not of one worker.
+_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIid"), struct.Struct("<Id")
+# Incarnation; slots, tokens in them, tokens and prompts queued for prefill, predicted seconds of these, share
+# of its time that recent prompts took; the sum of what `tpot_ratio` observed.
+_CLAIM = struct.Struct("<16sIQQIffId")
 _NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT = b"c", b"p"
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingReport:
-    """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
+class OwnLoad(NamedTuple):
+    """How many requests of this process run or wait, how many of these wait for prefill, and the precedence
+    of the first that waits and is not late."""
 
     running: int
-    first: Precedence
-    claims: Mapping[bytes, tuple[int, int, int, float, float]] = field(default_factory=dict)
+    waiting_for_prefill: int
+    first: Precedence | None
+
+
+class _Claims(NamedTuple):
+    """What one process has at one worker; `ratios`: the sum of what its `tpot_ratio` observed."""
+
+    slots: int = 0
+    context: int = 0
+    queued_tokens: int = 0
+    queued_prompts: int = 0
+    backlog_s: float = 0.0
+    prefill_share: float = 0.0
+    ratios: Sum = Sum()
+
+    @classmethod
+    def of(cls, worker: Worker) -> _Claims:
+        return cls(
+            worker.claimed_slots,
+            worker.claimed_context,
+            worker.queued_tokens,
+            worker.backlog.prompts,
+            worker.backlog.own_wait_s,
+            worker.prefill_share.own,
+            worker.tpot_ratio.own,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
+
+    load: OwnLoad
+    claims: Mapping[bytes, _Claims] = field(default_factory=dict)
 
 
 class SiblingView:
@@ -63,16 +98,17 @@ class SiblingView:
         member: GroupMember,
         workers: Callable[[], Sequence[Worker]],
         prefixes: PrefixAffinity,
-        load: Callable[[], tuple[int, Precedence | None]],
+        means: Sequence[RecentMean],
+        load: Callable[[], OwnLoad],
     ) -> None:
-        """`load`: how many requests of this process run or wait, and the precedence of the first that waits
-        and is not late."""
+        """`means`: those that are not of one worker; all processes have the same ones."""
         self._member = member
         self._workers = workers
         self._prefixes = prefixes
+        self._means = means
         self._load = load
         self._paths = [_path(member, i) for i in range(member.count) if i != member.index]
-        self._reports: dict[int, tuple[float, SiblingReport]] = {}
+        self._reports: dict[int, tuple[float, _Report]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._soon: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -81,7 +117,12 @@ class SiblingView:
     @property
     def running(self) -> int:
         """Requests that run or wait at siblings."""
-        return sum(report.running for _, report in self._reports.values())
+        return sum(report.load.running for _, report in self._reports.values())
+
+    @property
+    def waiting_for_prefill(self) -> int:
+        """Requests that wait for a prefill worker at siblings."""
+        return sum(report.load.waiting_for_prefill for _, report in self._reports.values())
 
     def start(self) -> None:
         """Binds the socket and begins to send; call it on the event loop."""
@@ -125,17 +166,17 @@ class SiblingView:
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _claims(self) -> bytes:
-        running, first = self._load()
+        running, waiting_for_prefill, first = self._load()
         parts = [
             _HEAD.pack(_CLAIMS, self._member.index),
-            _LOAD.pack(running, *(_NONE_WAITS if first is None else first)),
+            _LOAD.pack(running, waiting_for_prefill, *(_NONE_WAITS if first is None else first)),
+            *(_SUM.pack(*mean.own) for mean in self._means),
         ]
         for worker in self._workers():
             incarnation = worker.identity.incarnation
-            has = (worker.claimed_slots, worker.claimed_context, worker.queued_tokens)
-            share = worker.prefill_share.own
-            if (any(has) or share) and len(incarnation) == _HASH_BYTES:
-                parts.append(_CLAIM.pack(incarnation, *has, worker.backlog.own_wait_s, share))
+            claims = _Claims.of(worker)
+            if claims != _Claims() and len(incarnation) == _HASH_BYTES:
+                parts.append(_CLAIM.pack(incarnation, *claims[:-1], *claims.ratios))
         return b"".join(parts)
 
     def _send_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
@@ -163,12 +204,27 @@ class SiblingView:
             kind, index = _HEAD.unpack_from(datagram)
             body = memoryview(datagram)[_HEAD.size :]
             if kind == _CLAIMS and index != self._member.index:
-                running, *first = _LOAD.unpack_from(body)
-                claims = {one[0]: one[1:] for one in _CLAIM.iter_unpack(body[_LOAD.size :])}
-                self._reports[index] = time.monotonic(), SiblingReport(running, Precedence(*first), claims)
+                self._take(index, body)
                 self._apply()
             elif kind == _PROMPT:
                 self._learn(bytes(body[:_HASH_BYTES]), list(_pieces(body[_HASH_BYTES:])))
+
+    def _take(self, index: int, body: memoryview) -> None:
+        """Takes the claims of a sibling. Raises struct.error where they are malformed."""
+        running, waiting_for_prefill, *first = _LOAD.unpack_from(body)
+        body = body[_LOAD.size :]
+        sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(self._means))]
+        claims = {
+            one[0]: _Claims._make((*one[1:-2], Sum(*one[-2:])))
+            for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
+        }
+        load = OwnLoad(running, waiting_for_prefill, Precedence(*first))
+        self._reports[index] = time.monotonic(), _Report(load, claims)
+        for mean, reported in zip(self._means, sums, strict=True):
+            mean.take(index, reported)
+        for worker in self._workers():
+            if worker.identity.incarnation in claims:
+                worker.tpot_ratio.take(index, claims[worker.identity.incarnation].ratios)
 
     def _learn(self, incarnation: bytes, hashes: Sequence[bytes]) -> None:
         for worker in self._workers():
@@ -178,18 +234,20 @@ class SiblingView:
     def _apply(self) -> None:
         """Gives every worker the sum of what siblings have there."""
         reports = [report for _, report in self._reports.values()]
-        waiting = tuple(report.first for report in reports if report.first.since < math.inf)
+        firsts = (report.load.first or _NONE_WAITS for report in reports)
+        waiting = tuple(first for first in firsts if first.since < math.inf)
         changed: list[Worker] = []
         for worker in self._workers():
             incarnation = worker.identity.incarnation
-            claims = [report.claims.get(incarnation, (0, 0, 0, 0.0, 0.0)) for report in reports]
+            claims = [report.claims.get(incarnation, _Claims()) for report in reports]
             counts = SiblingCounts(
                 processes=len(reports),
-                slots=sum(claim[0] for claim in claims),
-                context=sum(claim[1] for claim in claims),
-                queued_tokens=sum(claim[2] for claim in claims),
-                backlog_s=sum(claim[3] for claim in claims),
-                prefill_share=sum(claim[4] for claim in claims),
+                slots=sum(claim.slots for claim in claims),
+                context=sum(claim.context for claim in claims),
+                queued_tokens=sum(claim.queued_tokens for claim in claims),
+                queued_prompts=sum(claim.queued_prompts for claim in claims),
+                backlog_s=sum(claim.backlog_s for claim in claims),
+                prefill_share=sum(claim.prefill_share for claim in claims),
                 waiting=waiting,
             )
             if worker.set_siblings(counts):

@@ -82,6 +82,8 @@ class WaitingQueue:
         self._blocks = BlockWait()
         # Called when `first_waiting` may have changed, but for placements.
         self.on_wait: Callable[[], None] = lambda: None
+        # `waiting_for_prefill` of sibling processes.
+        self.siblings_waiting_for_prefill: Callable[[], int] = lambda: 0
         self._places = Places(max_waiting, _PLACES, "requests wait already")
         self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
         self._outside = Places(_OUTSIDE_PER_PLACE * max_waiting, _PLACES, "requests wait already")
@@ -187,9 +189,14 @@ class WaitingQueue:
             entry.late_at = late_at
             entry.waits_until = late_at + _YIELDING_SHARE * (until - late_at)
 
+    @property
+    def waiting_for_prefill(self) -> int:
+        """Requests that wait for a prefill worker."""
+        return len(self._waiters) if self._last_no_room is NoRoom.PREFILL else 0
+
     def _behind(self) -> int:
-        """How many requests wait for a prefill worker behind the one that is placed."""
-        return max(0, len(self._waiters) - 1) if self._last_no_room is NoRoom.PREFILL else 0
+        """How many wait for a prefill worker behind the one that is placed, in all processes."""
+        return max(0, self.waiting_for_prefill - 1) + self.siblings_waiting_for_prefill()
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""

@@ -67,6 +67,11 @@ class Backlog:
         return self.own_wait_s + self._siblings_wait_s
 
     @property
+    def prompts(self) -> int:
+        """How many prompts of this router have not ended."""
+        return len(self._prompts)
+
+    @property
     def own_wait_s(self) -> float:
         """The same without the prompts of this router's sibling processes."""
         return max(0.0, self._clear_at - self._clock()) if self._prompts else 0.0

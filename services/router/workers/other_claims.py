@@ -35,6 +35,7 @@ class SiblingCounts:
     slots: int = 0
     context: int = 0
     queued_tokens: int = 0
+    queued_prompts: int = 0
     backlog_s: float = 0.0
     prefill_share: float = 0.0
     waiting: tuple[Precedence, ...] = ()

@@ -1,19 +1,50 @@
-"""An exponentially weighted mean over about the last requests."""
+"""An exponentially weighted mean over about the last requests of all processes of a router."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 # How many requests it is over: a single one has an error of some percent, since others come and go.
 REQUESTS = 128
 
 
+class Sum(NamedTuple):
+    """The values that one process has observed since its start: their number, and their sum."""
+
+    number: int = 0
+    total: float = 0.0
+
+
 class RecentMean:
-    """Starts at `value`, which counts as so many requests; the first ones after it are averaged equally."""
+    """Starts at `value`, which counts as so many requests; the first ones after it are averaged equally.
+
+    All processes of a router have the same mean: each reports `own`, which only grows, and takes what is new
+    in those of its siblings. So a report that is lost is made up for by the next one, and a process that
+    starts takes what the others have observed.
+    """
 
     def __init__(self, value: float = 0.0, count: int = 0) -> None:
         self.value = value
+        self.own = Sum()
         self._count = count
+        self._taken: dict[int, Sum] = {}
 
-    def add(self, value: float) -> None:
-        """Takes the value of one more request."""
+    def observe(self, value: float) -> None:
+        """Takes the value of one more request of this process."""
+        self._add(value)
+        self.own = Sum(self.own.number + 1, self.own.total + value)
+
+    def take(self, sibling: int, reported: Sum) -> None:
+        """Takes the sum that a sibling process reports; one of fewer requests than before is of a process
+        that has replaced it."""
+        taken = self._taken.get(sibling, Sum())
+        if reported.number < taken.number:
+            taken = Sum()
+        self._taken[sibling] = reported
+        if number := reported.number - taken.number:
+            for _ in range(min(number, REQUESTS)):
+                self._add((reported.total - taken.total) / number)
+
+    def _add(self, value: float) -> None:
         self._count = min(REQUESTS, self._count + 1)
         self.value += (value - self.value) / self._count

@@ -12,19 +12,14 @@ from services.router.workers.recent_mean import REQUESTS, RecentMean
 _LEAST, _MOST = 0.8, 1.25
 
 
-class TpotRatio:
+class TpotRatio(RecentMean):
     """The ratio of measured to predicted time per output token, of recent requests that ended at a worker; 1
     counts as some of the first ones."""
 
     def __init__(self) -> None:
-        self._mean = RecentMean(1.0, REQUESTS // 8)
+        super().__init__(1.0, REQUESTS // 8)
 
-    @property
-    def value(self) -> float:
-        """The mean."""
-        return self._mean.value
-
-    def observe(self, measured_s: float, predicted_s: float) -> None:
+    def ended(self, measured_s: float, predicted_s: float) -> None:
         """A request had a token every `measured_s` seconds on average, where `predicted_s` (above 0) were
         predicted."""
-        self._mean.add(min(_MOST, max(_LEAST, measured_s / predicted_s)))
+        self.observe(min(_MOST, max(_LEAST, measured_s / predicted_s)))

@@ -190,6 +190,11 @@ class Worker:
         return self.queued_tokens + self.others.siblings.queued_tokens
 
     @property
+    def prefill_queue_prompts(self) -> int:
+        """The prompts that these are of."""
+        return self.backlog.prompts + self.others.siblings.queued_prompts
+
+    @property
     def prefills(self) -> bool:
         """Whether it computes prompts, for itself or for others."""
         return self.prefills_itself or self.prefills_for_others

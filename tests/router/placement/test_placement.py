@@ -11,6 +11,7 @@ from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
+from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_work import PrefillShare
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import (
@@ -156,6 +157,38 @@ async def test_a_prefill_worker_that_just_refused_gets_no_work() -> None:
     assert placement.usable()  # it will have room
 
 
+@pytest.mark.parametrize(
+    ("there", "placed"),
+    [
+        ([], True),
+        ([(100, 0.1)], True),
+        ([(100, 0.3)], False),
+        ([(60, 0.1), (60, 0.1)], False),
+        ([(100, 0.0)], True),
+    ],
+    ids=["none", "one", "one-that-takes-long", "two", "one-of-an-unmeasured-worker"],
+)
+def test_a_long_prompt_has_the_next_one_sent_after_it(there: list[tuple[int, float]], placed: bool) -> None:
+    """Else the worker would compute nothing from its end until the next one arrives."""
+    prefill, decode = workers_of(PREFILL, DECODE)
+    placement = placement_of([prefill, decode], ahead=100)
+    claims = [PrefillClaim(prefill, tokens, seconds) for tokens, seconds in there]
+    assert isinstance(placement.pick(100, 10), Claim) is placed
+    if placed and claims:
+        assert placement.pick(100, 10) is NoRoom.PREFILL
+
+
+def test_a_prompt_of_a_sibling_process_counts_as_one_that_is_there() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    placement = placement_of([prefill, decode], ahead=100)
+    for prompts, expected in ((1, Claim), (2, NoRoom)):
+        prefill.others.set_siblings(SiblingCounts(processes=1, queued_tokens=200, queued_prompts=prompts))
+        claim = placement.pick(100, 10)
+        assert isinstance(claim, expected)
+        if isinstance(claim, Claim):
+            claim.release()
+
+
 async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker() -> None:
     decode, first, second, both, refusing = workers_of(DECODE, PREFILL, "prefill-1", BOTH, "prefill-2")
     first.queued_tokens, second.queued_tokens, both.queued_tokens = 98, 97, 96
@@ -168,7 +201,8 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
         assert claim.prefill is chosen
         assert type(claim) is PrefillClaim
         assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
-        chosen.queued_tokens += 2
+        claim.release()
+        chosen.queued_tokens += 4
     assert placement.pick_prefill(2) is NoRoom.PREFILL
     second.queued_tokens = 0
     second.set_following(following=False)  # only decode workers are followed

@@ -310,7 +310,7 @@ def test_predictions_learn_what_workers_do_not_report(monkeypatch: pytest.Monkey
 
     corrected = [served(unreported) for unreported in (1.04, 0.9)]
     assert min(share for _, share in corrected) >= 0.95
-    monkeypatch.setattr(TpotRatio, "observe", lambda ratio, measured_s, predicted_s: None)
+    monkeypatch.setattr(TpotRatio, "ended", lambda ratio, measured_s, predicted_s: None)
     slower, faster = (served(unreported) for unreported in (1.04, 0.9))
     assert slower[0] < 0.8 * corrected[0][0]
     assert slower[1] < 0.7

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from services.common.config.router import GroupMember
 from services.router.placement.placement import Placement
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes import sibling_view
-from services.router.processes.sibling_view import SiblingView
+from services.router.processes.sibling_view import OwnLoad, SiblingView
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.slo import Slo
 from services.router.workers.other_claims import SiblingCounts
+from services.router.workers.recent_mean import RecentMean
+from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import Cluster, Machine, Served, Traffic
@@ -35,7 +38,13 @@ class ModelledView(SiblingView):
     ) -> None:
         member = GroupMember(index=index, count=2, folder="")
         prefixes = cast("PrefixAffinity", SimpleNamespace())
-        super().__init__(member, lambda: workers, prefixes, lambda: (0, queue.first_waiting))
+        super().__init__(
+            member,
+            lambda: workers,
+            prefixes,
+            queue._placement.duty.means,
+            lambda: OwnLoad(0, queue.waiting_for_prefill, queue.first_waiting),
+        )
         self._queue, self._views = queue, views
         views.append(self)
 
@@ -56,12 +65,17 @@ class ModelledView(SiblingView):
 class TwoProcesses(Cluster):
     """Two processes of one router."""
 
-    def __init__(self, machines: list[Machine]) -> None:
+    def __init__(self, machines: list[Machine], first_ratio: float) -> None:
+        """`first_ratio`: by which the first process corrects predictions at its start."""
         super().__init__(machines, _placement, routers=2, heartbeat_s=0.25)
+        for worker in self.views[0]:
+            worker.tpot_ratio = TpotRatio()
+            worker.tpot_ratio.value = first_ratio
         views: list[ModelledView] = []
         for index, (workers, queue) in enumerate(zip(self.views, self.queues, strict=True)):
             view = ModelledView(index, workers, queue, views)
             queue._placement.on_claim = queue.on_wait = view.changed
+            queue.siblings_waiting_for_prefill = partial(getattr, view, "waiting_for_prefill")
             for number, worker in enumerate(workers):
                 worker.identity.incarnation = bytes([number + 1]) * 16
                 cast("Any", worker).changed = view.changed_at_workers
@@ -71,11 +85,14 @@ def _placement(found: Found, workers: list[Worker]) -> Placement:
     return Placement(found, pools_of(workers), 2048)
 
 
-def serve(roles: tuple[str, ...], rate: float, slo: Slo, first_share: float) -> tuple[float, float]:
+def serve(
+    roles: tuple[str, ...], rate: float, slo: Slo, first_share: float, first_ratio: float = 1.0
+) -> tuple[float, float]:
     """The share of the requests in time of each process, the first of which gets `first_share` of them."""
 
     async def main() -> tuple[list[Served], list[Served]]:
-        cluster = TwoProcesses([Machine(role, exchanges=role == "both") for role in roles])
+        machines = [Machine(role, exchanges=role == "both") for role in roles]
+        cluster = TwoProcesses(machines, first_ratio)
         draw, loop = random.Random(7), asyncio.get_running_loop()
         requests: tuple[list[asyncio.Task[Served]], ...] = ([], [])
         for at in Traffic(rate, 10, (slo,)).arrivals(draw):
@@ -104,3 +121,13 @@ def test_a_process_with_fewer_requests_does_not_starve(
     assert min(shares) >= 0.88, shares
     monkeypatch.setattr(SiblingCounts, "waiting_before", lambda counts, precedence: 0)
     assert min(serve(roles, rate, slo, 0.7)) < min(shares) - 0.05
+
+
+def test_a_process_that_predicts_longer_steps_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees no room where the other one does, places little, and by itself would learn little of what
+    tokens take now."""
+    unequal = partial(serve, ("prefill", "decode"), 34, Slo(0.5, 0.008), 0.2, 1.03)
+    shares = unequal()
+    assert min(shares) >= 0.88, shares
+    monkeypatch.setattr(RecentMean, "take", lambda mean, sibling, reported: None)
+    assert min(unequal()) < min(shares) - 0.1

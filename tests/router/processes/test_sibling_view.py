@@ -17,7 +17,7 @@ from services.common.config.router import GroupMember
 from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
-from services.router.processes.sibling_view import SiblingView
+from services.router.processes.sibling_view import OwnLoad, SiblingView
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.peer import Peer
 from services.router.workers.worker import Worker
@@ -39,8 +39,14 @@ class Process:
         self.prefixes = PrefixAffinity(SECRET, lambda: self.workers)
         self.first: Precedence | None = None
         member = GroupMember(index=index, count=2, folder=str(folder))
-        self.view = SiblingView(member, lambda: self.workers, self.prefixes, lambda: (3, self.first))
         self.placement = placement_of(self.workers)
+        self.view = SiblingView(
+            member,
+            lambda: self.workers,
+            self.prefixes,
+            self.placement.duty.means,
+            lambda: OwnLoad(3, 2, self.first),
+        )
         self.placement.on_claim = self.view.changed
 
     def claim(self, precedence: Precedence = FIRST) -> Claim | NoRoom:
@@ -90,7 +96,8 @@ async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
         assert other.decode.free_slots == 3
         assert other.decode.others.siblings.context == one.decode.claimed_context > 0
         assert sum(worker.others.siblings.queued_tokens for worker in other.workers) == 100
-        assert other.view.running == 3
+        assert sum(worker.prefill_queue_prompts for worker in other.workers) == 1
+        assert (other.view.running, other.view.waiting_for_prefill) == (3, 2)
         claim.release()
         await until(lambda: other.decode.others.siblings.slots == 0)
 
@@ -189,6 +196,19 @@ async def test_prompts_of_siblings_take_time_of_a_worker_too(tmp_path: Path) -> 
         await until(lambda: other.prefill.prefill_share.after() > 0)
         assert other.prefill.prefill_share.after() == pytest.approx(0.25)
         assert (other.prefill.prefill_share.own, one.prefill.prefill_share.siblings) == (0, 0)
+
+
+async def test_what_one_process_learns_of_workers_and_requests_the_other_knows(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, other):
+        for _ in range(500):
+            one.decode.tpot_ratio.ended(0.0055, 0.005)
+            one.placement.duty.placed(0.1, 0.001, 50)
+        one.view.changed()
+        await until(lambda: other.decode.tpot_ratio.value > 1.05)
+        assert other.decode.tpot_ratio.value == pytest.approx(one.decode.tpot_ratio.value, abs=0.02)
+        assert other.prefill.tpot_ratio.value == 1.0
+        for mine, theirs in zip(one.placement.duty.means, other.placement.duty.means, strict=True):
+            assert theirs.value == pytest.approx(mine.value)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:

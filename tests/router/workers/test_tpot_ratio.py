@@ -14,7 +14,7 @@ from tests.router.workers.bare_workers import bare_worker, workers_of
 def observed(*ratios: float) -> float:
     ratio = TpotRatio()
     for one in ratios:
-        ratio.observe(one * 0.005, 0.005)
+        ratio.ended(one * 0.005, 0.005)
     return ratio.value
 
 
