@@ -3,8 +3,8 @@
     python -m bench.decode.ring_reader FD SLOTS ENDED [SOCKET]
 
 FD: the ring's memory. ENDED: a pipe for slot and generation, 16 bits each, of ended sequences. SOCKET:
-takes one length-prefixed `SubscribeResponse` a reading that found something, made by the streams of a
-worker's front. Until stdin closes; then prints what it has read and sent as one JSON object.
+takes length-prefixed `SubscribeResponse`s of all that a reading found, made by the streams of a worker's
+front. Until stdin closes; then prints what it has read and sent as one JSON object.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Outlet:
         self.messages = 0
 
     def send(self, records: list[Record], steps: int) -> None:
-        """One message with all of them. A sequence's first word is what makes it known here."""
+        """Messages with all of them. A sequence's first word is what makes it known here."""
         for record in records:
             key = record.slot, record.generation
             if key not in self._known:
                 self._known.add(key)
                 attempt = Attempt(request_id=secrets.token_bytes(16), number=1)
                 self._streams.reserve(attempt, _ROUTER, 0, *key)
-            if self._streams.emit(record):
+            if self._streams.emit(record) is not None:
                 self._known.discard(key)
             self.tokens += record.has_token
-        message = self._streams.collect(_ROUTER, steps)
-        if message is not None:
+        # Until nothing is left, as a worker's front does: a message may have beginnings alone.
+        while (message := self._streams.collect(_ROUTER, steps)) is not None:
             data = message.SerializeToString()
             self._follower.sendall(LENGTH.pack(len(data)) + data)
             self.messages += 1

@@ -11,19 +11,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.demo_training import state
+from models.demo_training import state, train
 from models.demo_training.network import Llama, Shape
 from models.demo_training.optimizer import Optimizer, Rates, orthogonal
 from models.demo_training.recipe import FULL, SMOKE, Recipe
 from models.demo_training.train import run
 from models.demo_training.vocabulary import BOS, END, PAD
 
+# A run stops at a report.
+STEPS, REPORT_STEPS = 24, 8
 TINY = dataclasses.replace(
     SMOKE,
     shape=Shape(hidden=32, intermediate=64, layers=2, heads=2, kv_heads=1, head_dim=16),
-    plan=dataclasses.replace(SMOKE.plan, steps=60, short_rows=2, short_tokens=128, long_tokens=128),
+    plan=dataclasses.replace(SMOKE.plan, steps=STEPS, short_rows=2, short_tokens=128, long_tokens=128),
 )
 SPECIAL_IDS = {BOS: 0, END: 1, PAD: 5}
+
+
+@pytest.fixture
+def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "REPORT_STEPS", REPORT_STEPS)
 
 
 def arguments(*, out: Path | None, kept: Path | None, seconds: float = float("inf")) -> argparse.Namespace:
@@ -34,6 +41,7 @@ def losses(folder: Path) -> list[float]:
     return [point["answer_loss"] for point in json.loads((folder / "training.json").read_text())["curve"]]
 
 
+@pytest.mark.usefixtures("frequent_reports")
 def test_the_loss_falls_and_two_halves_are_one_run(tmp_path: Path) -> None:
     assert run(TINY, arguments(out=tmp_path / "whole", kept=None))
     assert not run(TINY, arguments(out=tmp_path / "halves", kept=tmp_path / "state", seconds=0))
@@ -46,6 +54,7 @@ def test_the_loss_falls_and_two_halves_are_one_run(tmp_path: Path) -> None:
     assert last < first - 0.5
 
 
+@pytest.mark.usefixtures("frequent_reports")
 def test_a_state_goes_on_with_its_own_recipe_only(tmp_path: Path) -> None:
     run(TINY, arguments(out=None, kept=tmp_path, seconds=0))
     with pytest.raises(ValueError, match="another recipe"):

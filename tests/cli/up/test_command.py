@@ -298,6 +298,8 @@ def test_a_child_that_never_serves_is_named(start: Start, trait: str, timeout_s:
     wait_gone(up.pids())
 
 
+# Over real children: tests/e2e/faults/one_pair/test_stopping.py.
+@pytest.mark.slow
 def test_a_signal_while_starting_stops_it(start: Start) -> None:
     up = start(worker=["silent"])
     while len(up.pids()) < 2:

@@ -37,7 +37,7 @@ class Size:
 
 FULL = Size(warm_up=5000, requests=5000, every=100, flat=Flat())
 # Too short for a small leak: one that keeps whole requests would show.
-REDUCED = Size(warm_up=200, requests=300, every=15, flat=Flat(kib_a_request=10.0, growth=0.1))
+REDUCED = Size(warm_up=150, requests=200, every=10, flat=Flat(kib_a_request=10.0, growth=0.1))
 
 
 @pytest.fixture(scope="module")

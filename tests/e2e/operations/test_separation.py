@@ -27,29 +27,33 @@ from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up,
 from tests.e2e.support.own_engine import program
 from tests.e2e.support.proc import maps_library, open_memory, tcp_sockets, writable_shared_maps
 from tests.e2e.support.tampered import TAMPER
-from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.e2e.tokens.test_exact_tokens import REDUCED, Cut, judge
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
 
 BLOCK_TOKENS, SLOTS = 16, 8
+# Small windows, so that the longer transfers stream through them several times.
+CUT = Cut(BLOCK_TOKENS, chunk_tokens=48, piece_bytes=16384, window_pieces=4)
 FLAGS = (
     "--dtype",
     "float64",
+    "--numerics",
+    "exact",
     "--slots",
     str(SLOTS),
-    "--block-tokens",
-    str(BLOCK_TOKENS),
-    "--chunk-tokens",
-    "48",
     "--transport",
     "grpc",
+    *CUT.flags,
 )
+# Its cache has two groups of layers: of all tokens, and of a window.
+CASE, GROUPS = next(case for case in FAMILIES if case.name == "qwen2-mixed-windows"), 2
 LENGTHS = (1, 15, 16, 17, 47, 48, 49, 130, 300, 5, 64, 96)
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=3)
+    return CASE.make(tmp_path_factory.mktemp("model"), seed=11)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,7 @@ def cluster(request: pytest.FixtureRequest, model: Path, dropping: Path) -> Iter
             count,
             "--decode",
             count,
+            config=CUT.config,
             program=program("tests.e2e.support.tampered"),
         ) as running:
             yield running
@@ -94,7 +99,13 @@ def total(audits: dict[str, Audit], role: str, count: str) -> int:
 
 
 def blocks_of(lengths: Sequence[int]) -> int:
-    return sum(-(-length // BLOCK_TOKENS) for length in lengths)
+    """Of all groups."""
+    return GROUPS * sum(-(-length // BLOCK_TOKENS) for length in lengths)
+
+
+async def test_tokens_are_transformers_own_through_both_apis(cluster: Cluster, model: Path) -> None:
+    """The first of this cluster: it counts all that was done. `test_exact_tokens.py` has every family."""
+    await judge(cluster, model, CUT, REDUCED)
 
 
 async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) -> None:
@@ -109,7 +120,7 @@ async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) ->
         assert held.live_tickets == 1
         assert held.load.slots - held.load.free_slots == 1
         # The last token's own KV is never computed.
-        assert held.load.blocks - held.load.free_blocks == -(-(100 + 1900 - 1) // BLOCK_TOKENS)
+        assert held.load.blocks - held.load.free_blocks == blocks_of([100 + 1900 - 1])
         assert held.links
         assert all(link.credited_pieces == link.window_pieces for link in held.links)
         call.cancel()
@@ -191,13 +202,14 @@ async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster:
     def grown(role: str, count: str) -> int:
         return total(after, role, count) - total(before, role, count)
 
-    (block_bytes,) = {audit.block_bytes[0] for audit in after.values()}
+    (of_all_groups,) = {sum(audit.block_bytes) for audit in after.values()}
     held = grown("decode", "blocks_resident")  # tests before have asked the same
     assert 0 < held < blocks_of(LENGTHS)
-    assert grown("decode", "bytes_resident") == held * block_bytes
-    assert grown("prefill", "bytes_shipped") == (blocks_of(LENGTHS) - held) * block_bytes
-    assert grown("decode", "bytes_received") == (blocks_of(LENGTHS) - held) * block_bytes
-    assert grown("decode", "blocks_received") == blocks_of(LENGTHS) - held
+    sent = blocks_of(LENGTHS) - held
+    assert grown("decode", "bytes_resident") == held // GROUPS * of_all_groups
+    assert grown("prefill", "bytes_shipped") == sent // GROUPS * of_all_groups
+    assert grown("decode", "bytes_received") == sent // GROUPS * of_all_groups
+    assert grown("decode", "blocks_received") == sent
     assert grown("decode", "handoffs_committed") == len(LENGTHS)
     assert grown("decode", "handoffs_local") == 0
     assert grown("decode", "bytes_shipped") == grown("prefill", "bytes_received") == 0
@@ -248,7 +260,9 @@ async def test_decode_reads_the_shipped_bytes(model: Path, cluster: Cluster, dro
         after = await cluster.audits()
     finally:
         await asyncio.to_thread(dropping.unlink, missing_ok=True)
-    assert total(after, "decode", "blocks_received") - total(before, "decode", "blocks_received") == 4 + 5
+    assert total(after, "decode", "blocks_received") - total(
+        before, "decode", "blocks_received"
+    ) == GROUPS * (4 + 5)
     assert total(after, "decode", "checksum_failures") == total(after, "decode", "dropped_unknown") == 0
     reference = load_reference(model)
     greedy_matches(reference, asked[0], outputs[0])

@@ -92,6 +92,7 @@ class Size:
     max_tokens: int
 
 
+# In make test on the cluster of tests/e2e/operations/test_separation.py.
 REDUCED = Size(prompts=8, longest=300, max_tokens=16)
 FULL = Size(prompts=50, longest=700, max_tokens=64)
 
@@ -103,17 +104,6 @@ class Ask:
     prompt: list[int]
     max_tokens: int
     ignore_eos: bool
-
-
-# The families that have clusters, of one combined worker and of one worker of each role: caches of two shapes
-# and lifetimes. All else about a family is within an engine (tests/engine); one combined worker answers with
-# exact tokens in test_combined_workers.py too, and two workers of each role in faults/two_pairs.
-FEW = (pytest.param(6, marks=pytest.mark.slow), 9)
-
-
-@pytest.mark.parametrize("number", FEW, ids=lambda number: str(FAMILIES[number]))
-async def test_some_families_a_few_prompts(number: int, tmp_path: Path) -> None:
-    await prove(FAMILIES[number], TOPOLOGIES[1 + number % 2], CUTS[number % 5], REDUCED, tmp_path)
 
 
 @pytest.mark.slow
@@ -129,20 +119,24 @@ async def test_every_family_fifty_prompts(
 async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Path) -> None:
     """Runs one cluster and judges all that came out of it."""
     case.make(folder, seed=11)
-    asks = make_asks(cut, size)
     flags = [*topology.flags, *cut.flags, "--dtype", "float64", "--numerics", "exact"]
     with baton_up(folder, *flags, config=cut.config) as cluster:
-        async with cluster.stub() as stub, cluster.http() as client:
-            answers = await ask_both_apis(
-                cluster, stub, client, asks, Tokenizer.from_file(str(folder / "tokenizer.json"))
-            )
-            await assert_all_free(cluster, within_s=5)
-            audits, roles = await cluster.audits(), await cluster.roles()
+        await judge(cluster, folder, cut, size)
+
+
+async def judge(cluster: Cluster, folder: Path, cut: Cut, size: Size) -> None:
+    """Asks a cluster of the folder's model that has served nothing yet, and judges all that comes of it."""
+    asks = make_asks(cut, size)
+    async with cluster.stub() as stub, cluster.http() as client:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        answers = await ask_both_apis(cluster, stub, client, asks, tokenizer)
+        await assert_all_free(cluster, within_s=5)
+        audits, roles = await cluster.audits(), await cluster.roles()
     reference = load_reference(folder)
     for ask, answer in zip(asks, answers, strict=True):
         greedy_matches(reference, ask.prompt, answer.token_ids)
     check_work(audits, roles, asks, answers)
-    if topology.both:
+    if set(roles.values()) == {"both"}:
         for audit in audits.values():
             assert audit.handoffs_local == audit.handoffs_committed > 0
             assert audit.bytes_shipped == audit.bytes_received == audit.blocks_received == 0

@@ -165,7 +165,11 @@ def test_bursts_are_smoothed_while_requests_have_time_until_their_first_token(
 
 @pytest.mark.parametrize(
     ("machines", "tpot_ms", "rate"),
-    [(apart, 6, 20), pytest.param(apart, 12, 50, marks=pytest.mark.slow), (conditional, 12, 56)],
+    [
+        (apart, 6, 20),
+        pytest.param(apart, 12, 50, marks=pytest.mark.slow),
+        pytest.param(conditional, 12, 56, marks=pytest.mark.slow),
+    ],
 )
 def test_under_overload_requests_that_are_late_yield(
     monkeypatch: pytest.MonkeyPatch, machines: Machines, tpot_ms: float, rate: float

@@ -18,7 +18,7 @@ from baton.v1.engine_pb2 import EngineCommand, EngineEvent, SlotEndedCommand
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from baton.v1.worker_pb2 import GetAuditRequest
-from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
+from services.common.config.worker import EngineConfig, KVWire, TransferConfig, Transport, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch
 from services.worker.engine.assembly import build_engine
@@ -39,25 +39,30 @@ class SteppedEngine:
         transport: Transport = "auto",
         *,
         both_receives: bool = False,
+        kv_wire: KVWire = "native",
         incarnation: str = "ab" * 16,
+        checkpoint: Path | None = None,
         **engine: Any,
     ) -> None:
-        (folder / "config.json").write_text(json.dumps(CONFIG))
+        """Random weights, in `folder`, where no `checkpoint` is given."""
+        model = checkpoint or folder
+        if checkpoint is None:
+            (folder / "config.json").write_text(json.dumps(CONFIG))
         settings = {
             "device": "cpu",
             "dtype": "float32",
             "slots": SLOTS,
             "block_tokens": 4,
             "kv_blocks": 33,
-            "weights": "random",
+            "weights": "random" if checkpoint is None else "file",
             "chunk_tokens": 8,
         }
         config = WorkerConfig(
             name=f"{role}-0",
             role=role,
-            model=str(folder),
+            model=str(model),
             prefix_secret=prefix_secret,
-            transfer=TransferConfig(transport=transport, both_receives=both_receives),
+            transfer=TransferConfig(transport=transport, both_receives=both_receives, kv_wire=kv_wire),
             engine=EngineConfig(**{**settings, **engine}),
         )
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -71,7 +76,7 @@ class SteppedEngine:
             worker=config, incarnation=incarnation, started_ns=1, channel_fd=0, memory_fd=0,
             stepped_fd=self.stepped.fileno(),
         )  # fmt: skip
-        self.model = load(str(folder), config.engine)
+        self.model = load(str(model), config.engine)
         self.engine = build_engine(launch, self.model, EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)
         self._buffer = b""
