@@ -143,7 +143,10 @@ class RouterSettings(StrictModel):
     queue_timeout_s: float = Field(60.0, gt=0, description="longest time in the queue")
     request_timeout_s: float = Field(600.0, gt=0, description="longest duration of a request")
     prefill_ahead_tokens: int = Field(
-        2048, ge=1, description="queued tokens above which a prefill worker gets no more prompts"
+        2048,
+        ge=1,
+        description="queued tokens above which a prefill worker gets no more prompts; one long prompt that "
+        "soon ends has the next one sent after it",
     )
     refuse_late: bool = Field(
         False,

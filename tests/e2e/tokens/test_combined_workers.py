@@ -1,8 +1,5 @@
 """Workers of role both that exchange sequences: each may compute what another decodes, and itself. Tokens are
-those of transformers, in float64, whichever way a request takes; nothing is held afterwards.
-
-Two engines that exchange: tests/worker/engine/test_exchange.py. A cluster of two combined workers, its tokens
-against the same reference: tests/e2e/faults/test_soak.py."""
+those of transformers, in float64, whichever way a request takes; nothing is held afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from tests.support.reference import greedy_matches, load_reference
 TWO, BESIDE_PREFILL = ("--both", "2"), ("--prefill", "1", "--both", "1")
 
 
-@pytest.mark.slow
 async def test_two_that_exchange(tmp_path: Path) -> None:
     await prove(2, TWO, REDUCED, tmp_path)
 
