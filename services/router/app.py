@@ -195,7 +195,7 @@ class Router:
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
-                self.placement.duty.means,
+                self.placement.duty,
                 lambda: OwnLoad(
                     self.dispatcher.running, self.queue.waiting_for_prefill, self.queue.first_waiting
                 ),

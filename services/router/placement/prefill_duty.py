@@ -56,7 +56,9 @@ class PrefillDuty:
         self._prompt_s, self._sequence_s = RecentMean(), RecentMean()
         # Of requests that have ended: the share of the output tokens that they asked for.
         self._output_share = RecentMean(1.0)
-        self._own = False
+        # Whether each computes its own prompts, as this process and the first one of the router saw it last.
+        self.own_prompts = False
+        self.first_process: bool | None = None
 
     @property
     def means(self) -> tuple[RecentMean, ...]:
@@ -102,8 +104,10 @@ class PrefillDuty:
         return DecodeChoice([*others, *kept], dict.fromkeys(kept, why), spare=True)
 
     def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
-        """Whether each worker computes its own prompts, with hysteresis."""
+        """Whether each worker computes its own prompts, with hysteresis: between both thresholds as before,
+        and as the first process says where there are several."""
         others = sum(worker.alive and worker.exchanges for worker in workers) - len(duty)
         sequences, prompts = len(duty) * self._sequence_s.value, others * self._prompt_s.value
-        self._own = sequences > (_OWN_UNTIL if self._own else _OWN_FROM) * prompts
-        return self._own
+        before = self.own_prompts if self.first_process is None else self.first_process
+        self.own_prompts = sequences > (_OWN_UNTIL if before else _OWN_FROM) * prompts
+        return self.own_prompts

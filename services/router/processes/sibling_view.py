@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.common.config.router import GroupMember
+from services.router.placement.prefill_duty import PrefillDuty
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.workers.other_claims import Precedence, SiblingCounts
-from services.router.workers.recent_mean import RecentMean, Sum
+from services.router.workers.recent_mean import Sum
 from services.router.workers.worker import Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.
@@ -38,10 +39,10 @@ _DATAGRAM_BYTES = 192 * 1024
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
-# Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, and
-# the precedence of the first that waits and is not late, whose time is infinite without any; then the sums of
-# the means that are not of one worker.
-_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIid"), struct.Struct("<Id")
+# Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, the
+# precedence of the first that waits and is not late, whose time is infinite without any, and whether workers
+# compute their own prompts; then the sums of the means of `PrefillDuty`.
+_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIid?"), struct.Struct("<Id")
 # Incarnation; slots, tokens in them, tokens and prompts queued for prefill, predicted seconds of these, share
 # of its time that recent prompts took; the sum of what `tpot_ratio` observed.
 _CLAIM = struct.Struct("<16sIQQIffId")
@@ -87,6 +88,7 @@ class _Report:
     """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
 
     load: OwnLoad
+    own_prompts: bool
     claims: Mapping[bytes, _Claims] = field(default_factory=dict)
 
 
@@ -98,14 +100,13 @@ class SiblingView:
         member: GroupMember,
         workers: Callable[[], Sequence[Worker]],
         prefixes: PrefixAffinity,
-        means: Sequence[RecentMean],
+        duty: PrefillDuty,
         load: Callable[[], OwnLoad],
     ) -> None:
-        """`means`: those that are not of one worker; all processes have the same ones."""
         self._member = member
         self._workers = workers
         self._prefixes = prefixes
-        self._means = means
+        self._duty = duty
         self._load = load
         self._paths = [_path(member, i) for i in range(member.count) if i != member.index]
         self._reports: dict[int, tuple[float, _Report]] = {}
@@ -169,8 +170,8 @@ class SiblingView:
         running, waiting_for_prefill, first = self._load()
         parts = [
             _HEAD.pack(_CLAIMS, self._member.index),
-            _LOAD.pack(running, waiting_for_prefill, *(_NONE_WAITS if first is None else first)),
-            *(_SUM.pack(*mean.own) for mean in self._means),
+            _LOAD.pack(running, waiting_for_prefill, *(first or _NONE_WAITS), self._duty.own_prompts),
+            *(_SUM.pack(*mean.own) for mean in self._duty.means),
         ]
         for worker in self._workers():
             incarnation = worker.identity.incarnation
@@ -211,16 +212,17 @@ class SiblingView:
 
     def _take(self, index: int, body: memoryview) -> None:
         """Takes the claims of a sibling. Raises struct.error where they are malformed."""
-        running, waiting_for_prefill, *first = _LOAD.unpack_from(body)
+        running, waiting_for_prefill, *first, own_prompts = _LOAD.unpack_from(body)
         body = body[_LOAD.size :]
-        sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(self._means))]
+        means = self._duty.means
+        sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(means))]
         claims = {
             one[0]: _Claims._make((*one[1:-2], Sum(*one[-2:])))
             for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
         }
         load = OwnLoad(running, waiting_for_prefill, Precedence(*first))
-        self._reports[index] = time.monotonic(), _Report(load, claims)
-        for mean, reported in zip(self._means, sums, strict=True):
+        self._reports[index] = time.monotonic(), _Report(load, own_prompts, claims)
+        for mean, reported in zip(means, sums, strict=True):
             mean.take(index, reported)
         for worker in self._workers():
             if worker.identity.incarnation in claims:
@@ -232,8 +234,11 @@ class SiblingView:
                 self._prefixes.sibling_sent(worker, hashes)
 
     def _apply(self) -> None:
-        """Gives every worker the sum of what siblings have there."""
+        """Gives every worker the sum of what siblings have there, and duty what the first process says."""
         reports = [report for _, report in self._reports.values()]
+        first_index = min(self._reports, default=self._member.index)
+        is_first = first_index >= self._member.index
+        self._duty.first_process = None if is_first else self._reports[first_index][1].own_prompts
         firsts = (report.load.first or _NONE_WAITS for report in reports)
         waiting = tuple(first for first in firsts if first.since < math.inf)
         changed: list[Worker] = []

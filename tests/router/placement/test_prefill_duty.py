@@ -151,10 +151,21 @@ def test_each_computes_its_own_prompts_where_sequences_take_more_time() -> None:
     assert decoded_at(workers, placement) == (duty.name, "own", why)
 
 
+def test_between_both_thresholds_a_process_does_as_the_first_one() -> None:
+    """Whatever it came from: where they differ, one places sequences where the other leaves no room."""
+    workers = pair()
+    for sequence_s, alike in ((0.0122, False), (0.0128, True), (0.0082, False), (0.0078, True)):
+        follows = PrefillDuty()
+        found = []
+        for follows.first_process in (False, True):
+            found.append(among(follows, 0.01, sequence_s).may_decode(workers) == list(workers))
+        assert found == ([sequence_s > 0.01] * 2 if alike else [False, True]), sequence_s
+
+
 def among(before: PrefillDuty, prompt_s: float, sequence_s: float) -> PrefillDuty:
     """After many requests that take so long."""
     duty = PrefillDuty()
-    duty._own = before._own
+    duty.own_prompts, duty.first_process = before.own_prompts, before.first_process
     for _ in range(100_000 // 256):
         duty.placed(prompt_s, sequence_s / 256, 256)
     return duty

@@ -42,7 +42,7 @@ class ModelledView(SiblingView):
             member,
             lambda: workers,
             prefixes,
-            queue._placement.duty.means,
+            queue._placement.duty,
             lambda: OwnLoad(0, queue.waiting_for_prefill, queue.first_waiting),
         )
         self._queue, self._views = queue, views

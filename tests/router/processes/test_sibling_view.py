@@ -44,7 +44,7 @@ class Process:
             member,
             lambda: self.workers,
             self.prefixes,
-            self.placement.duty.means,
+            self.placement.duty,
             lambda: OwnLoad(3, 2, self.first),
         )
         self.placement.on_claim = self.view.changed
@@ -209,6 +209,13 @@ async def test_what_one_process_learns_of_workers_and_requests_the_other_knows(t
         assert other.prefill.tpot_ratio.value == 1.0
         for mine, theirs in zip(one.placement.duty.means, other.placement.duty.means, strict=True):
             assert theirs.value == pytest.approx(mine.value)
+        for own_prompts in (False, True):
+            one.placement.duty.own_prompts = own_prompts
+            one.view.changed()
+            await until(lambda: other.placement.duty.first_process is own_prompts)  # noqa: B023
+            assert one.placement.duty.first_process is None
+        await one.view.stop()
+        await until(lambda: other.placement.duty.first_process is None, 3)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
