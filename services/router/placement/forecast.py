@@ -9,7 +9,6 @@ output token are corrected by what requests of late have had at the worker (`tpo
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,8 +22,6 @@ from services.router.workers.tpot_ratio import TpotRatio
 # The share of a limit up to which it counts as met, since predictions have errors: of the time to the first
 # token, and of the time per output token, whose errors on average `tpot_ratio` corrects.
 TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
-# Above this share of a limit a worker counts as near it.
-_NEAR = 0.8
 # Where steps take longer than so many times their limit, sequences are taken to miss it in any case: it is of
 # their mean, and predictions vary.
 _LOST = 1.1
@@ -135,17 +132,6 @@ def uncorrected_step_s(
     return alone_s / (1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(more_prefill_s)))
 
 
-class MissRisk(NamedTuple):
-    """What one more sequence does at a decode worker; smaller is better.
-
-    `misses`: how many more of its requests would miss their limits, itself included. `pressure`: how near the
-    others come to theirs: the predicted step over the tightest limit that is met, 0 where that is not near.
-    """
-
-    misses: int = 0
-    pressure: float = 0.0
-
-
 def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:
     """How many prompt tokens take as long to compute as one token of output: its part of a step of all slots.
     `context_tokens`: of its sequence, on average."""
@@ -155,19 +141,19 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
-def miss_risk(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> MissRisk:
-    """The risk of one more sequence at a worker, with its limit and its tokens. Requests whose limits are
-    missed there already count no more, so that those with loose limits gather with them, and tight limits are
-    met elsewhere."""
+def decode_misses(
+    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, more_prefill_s: float = 0.0
+) -> int:
+    """How many requests miss their limits of the time per output token by one more sequence at a decode
+    worker, itself included, whose prompt takes `more_prefill_s` of that worker. Those whose limits are missed
+    there already count no more, so that those with loose limits gather with them, and tight limits are met
+    elsewhere."""
     if tpot_s is None and not worker.tpot_limits:
-        return MissRisk()
-    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens)
-    own_s = math.inf if tpot_s is None else tpot_s
+        return 0
+    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens, more_prefill_s)
     missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-    misses = missed - bisect.bisect_left(limits, step_s(worker, 0) / TPOT_SAFETY)
-    tightest = min(own_s, limits[missed] if missed < len(limits) else math.inf)
-    pressure = after_s / tightest
-    return MissRisk(misses + (own_s < after_s / TPOT_SAFETY), pressure if pressure > _NEAR else 0.0)
+    missed -= bisect.bisect_left(limits, step_s(worker, 0) / TPOT_SAFETY)
+    return missed + (tpot_s is not None and tpot_s < after_s / TPOT_SAFETY)
 
 
 def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int, sequences: int = 1) -> bool:
@@ -180,21 +166,29 @@ def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int, sequences:
 
 
 def prefill_delay_s(
-    prefill: MeasuredWorker, decode: MeasuredWorker, prompt: PromptAt, behind: int, due: Due | None = None
+    prefill: MeasuredWorker, prompt: PromptAt, handed_over: bool, behind: int, due: Due | None = None
 ) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together, each by its urgency: its
     own until its first token, with the handoff where there is one; those that `prefill` decodes, whose steps
     do not run meanwhile; and `behind` others that wait for prefill workers, taken to be as urgent as
     itself."""
     own_s, delay_s = prompt.own_s, prompt.first_token_s
-    if prefill is not decode:
-        delay_s += _HANDOFF_S
-        if decode.exchanges:
-            delay_s += behind * own_s
+    if handed_over:
+        delay_s += _HANDOFF_S + behind * own_s
     delay_s *= _prompt_urgency(prompt.first_token_s, due)
     if prefill.decodes:
         delay_s += _delayed(prefill, own_s) * own_s
     return delay_s
+
+
+def sequence_delay_s(
+    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, output_tokens: int
+) -> float:
+    """Seconds by which one more sequence delays requests at a decode worker, all together, each by its
+    urgency: its own tokens, and those that the others generate meanwhile, in longer steps."""
+    before_s, after_s = step_s(worker, 0), step_s(worker, 1, context_tokens)
+    own_s = after_s * (1.0 if tpot_s is None else _stream_urgency(after_s / tpot_s))
+    return output_tokens * (own_s + _delayed(worker, 0.0) * (after_s - before_s))
 
 
 def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:

@@ -1,5 +1,5 @@
-"""Chooses the pair of workers for a request: the decode worker with the most free slots and the least loaded
-prefill worker.
+"""Chooses the pair of workers for a request: the decode worker and the prefill worker that delay all requests
+least (`worker_order`).
 
 A request is placed only if decode has a free slot and prefill will start it soon (few tokens go before it
 there), so that no slot waits long for its first token.
@@ -10,10 +10,9 @@ Elsewhere, if all that run have limits as tight, a request that has time until i
 under its limit, and one that is late while others would miss theirs: so bursts are smoothed, and fewer miss
 their limits.
 
-Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
-are not sent. Of prefill workers the one with the earliest predicted first token is chosen, by measured rates;
-before any are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the
-longest cached prefix wins, unless that worker's queue is longer by more than the hits save.
+Of prefill workers the one with the earliest predicted first token is chosen, by measured rates; before any
+are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the longest cached
+prefix wins, unless that worker's queue is longer by more than the hits save.
 
 A combined worker that exchanges sequences with others may compute a prompt for itself or leave it to another
 (conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
@@ -37,22 +36,18 @@ from typing import NamedTuple
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
-    MissRisk,
     PromptAt,
     each_s,
     mean_context,
-    miss_risk,
     output_token_cost,
-    prefill_delay_s,
-    prefill_misses,
     prefill_s,
     prompt_at,
-    step_s,
     usual_output,
 )
 from services.router.placement.pools import Pools, bind
 from services.router.placement.prefill_duty import DecodeChoice, PrefillDuty
 from services.router.placement.room import MayUse, Room, Waits, worth_waiting
+from services.router.placement.worker_order import DecodeOrder, PrefillOrder, WorkerOrder
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
 from services.router.workers.backlog import Queued
@@ -65,17 +60,6 @@ from services.router.workers.worker import Worker
 _NEXT_WITHIN_S = 0.25
 
 Cached = Callable[[Worker], int]
-DecodeOrder = tuple[MissRisk, int, float, int, int, int]
-
-
-class PrefillOrder(NamedTuple):
-    """Sort key of a prefill worker: limits that would be missed, the delay of all requests in seconds, load,
-    then distance."""
-
-    misses: int
-    delay_s: float
-    load: int
-    far: bool
 
 
 class NoRoom(Enum):
@@ -164,7 +148,6 @@ class Placement:
         """
         hits = {worker: cached(worker) for worker in self._admitted(call)}
         context = mean_context(tokens, max_tokens)
-        order = {worker: _decode_order(worker, hits[worker], tpot_s, context) for worker in hits}
         what_for = Waits.NOT if returning else self._waits(waits, hits, tpot_s, context)
         before = precedence()
         has_room = Room(may_use, what_for, tpot_s, context, before).at
@@ -175,9 +158,19 @@ class Placement:
         soon = partial(
             self._starts_soon, tokens=tokens, precedence=before, prompt=prompt if by_order() else None
         )
-        choice = self.duty.choose_decode(sorted(hits, key=order.__getitem__), may_use)
-        sort_key = partial(_prefill_order, prompt=prompt, hits=hits, due=first_due, behind=behind())
-        pair = self._pair(choice, order, has_room, soon, sort_key)
+        order = WorkerOrder(
+            hits,
+            prompt,
+            first_due,
+            behind(),
+            tpot_s,
+            context,
+            usual_output(max_tokens),
+            self.duty.computes_itself(hits),
+        )
+        keys = {worker: order.decode(worker) for worker in hits}
+        choice = self.duty.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
+        pair = self._pair(choice, keys, has_room, soon, order)
         if isinstance(pair, NoRoom):
             return pair
         prefill, decode = pair.prefill, pair.decode
@@ -198,7 +191,8 @@ class Placement:
             left_s=left_s,
             on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )
-        self.duty.placed(prompt(prefill).own_s, each_s(decode, context), max_tokens)
+        own_s = min((prompt(one).own_s for one in hits if one.exchanges), default=0.0)
+        self.duty.placed(own_s, each_s(decode, context), max_tokens)
         self.on_claim()
         return claim
 
@@ -216,28 +210,28 @@ class Placement:
     def _pair(
         self,
         choice: DecodeChoice,
-        order: Mapping[Worker, DecodeOrder],
+        keys: Mapping[Worker, DecodeOrder],
         has_room: Callable[[Worker], bool],
         soon: Callable[[Worker], bool],
-        sort_key: Callable[[Worker, Worker], PrefillOrder],
+        order: WorkerOrder,
     ) -> _Pair | NoRoom:
-        """The first decode worker with room for which a prefill worker starts the prompt soon. `order`: that
-        of the decode workers; `sort_key`: of a prefill worker, beside a decode worker."""
+        """The first decode worker with room for which a prefill worker starts the prompt soon. `keys`: those
+        of the decode workers in `order`."""
         no_room = NoRoom.DECODE
         for place, decode in enumerate(choice.workers):
             if not has_room(decode):
                 continue
             no_room = NoRoom.PREFILL
             why_own = choice.own.get(decode, "")
-            order_of = partial(sort_key, decode)
-            prefill = self._prefill_for(decode, [decode] if why_own else order, order_of, soon)
+            order_of = partial(order.prefill, decode)
+            prefill = self._prefill_for(decode, [decode] if why_own else keys, order_of, soon)
             if prefill is None:
                 continue
             if prefill.group != decode.group:
-                decode = _nearest(prefill, choice.workers[place:], order, has_room)
+                decode = _nearest(prefill, choice.workers[place:], keys, has_room)
             if why_own:
                 return _Pair(prefill, decode, "spare" if choice.spare else "own", why_own)
-            reason = _reason(decode, prefill, self._prefills(decode, order), order_of)
+            reason = order.reason(decode, prefill, self._prefills(decode, keys))
             return _Pair(prefill, decode, "own" if prefill is decode else "other", reason)
         return no_room
 
@@ -329,38 +323,6 @@ class Placement:
         return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
 
 
-def _prefill_order(
-    decode: Worker,
-    prefill: Worker,
-    *,
-    prompt: Callable[[Worker], PromptAt],
-    hits: Mapping[Worker, int],
-    due: Due | None,
-    behind: int,
-) -> PrefillOrder:
-    """The sort key of a prefill worker; its delay is rounded to ms."""
-    misses = prefill_misses(prefill, prompt(prefill), None if due is None else due.left_s)
-    delay_s = round(prefill_delay_s(prefill, decode, prompt(prefill), behind, due), 3)
-    load = prefill.prefill_queue_tokens - hits[prefill]
-    return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
-
-
-def _reason(
-    decode: Worker, prefill: Worker, able: Iterable[Worker], order: Callable[[Worker], PrefillOrder]
-) -> str:
-    """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice."""
-    own = prefill is decode
-    others = [worker for worker in able if (worker is decode) is not own]
-    if not decode.exchanges or not others:
-        return ""
-    chosen, other = order(prefill), min(map(order, others))
-    return (
-        f"{'own' if own else 'other'} prefill: {chosen.misses} limits missed, all delayed by "
-        f"{chosen.delay_s * 1e3:.0f} ms; {'other' if own else 'own'}: {other.misses}, "
-        f"{other.delay_s * 1e3:.0f} ms"
-    )
-
-
 def _nearest(
     prefill: Worker,
     ordered: Sequence[Worker],
@@ -374,12 +336,3 @@ def _nearest(
         if near and has_room(decode):
             return decode
     return first
-
-
-def _decode_order(worker: Worker, hits: int, tpot_s: float | None, context: int) -> DecodeOrder:
-    """Sort key: first the risk that limits are missed, then what a combined worker's cache saves beyond its
-    queue, then the time of its steps where it exchanges sequences with others, then free slots."""
-    risk = miss_risk(worker, tpot_s, context) if worker.decodes else MissRisk()
-    saves = max(0, hits - worker.prefill_queue_tokens) if worker.prefills_itself else 0
-    step = round(step_s(worker, 1, context), 4) if worker.exchanges else 0.0
-    return (risk, -saves, step, -worker.free_slots, worker.reserved_tokens, -hits)

@@ -52,7 +52,8 @@ class PrefillDuty:
     """Which workers decode a request, and which of them compute its prompt."""
 
     def __init__(self) -> None:
-        # Of requests that were placed: seconds of their prompts, and of their sequences while they decode.
+        # Of requests that were placed: seconds of their prompts where each worker computes its own, and of
+        # their sequences while they decode.
         self._prompt_s, self._sequence_s = RecentMean(), RecentMean()
         # Of requests that have ended: the share of the output tokens that they asked for.
         self._output_share = RecentMean(1.0)
@@ -67,13 +68,21 @@ class PrefillDuty:
         return self._prompt_s, self._sequence_s, self._output_share
 
     def placed(self, prompt_s: float, each_s: float, max_tokens: int) -> None:
-        """A request was placed whose prompt takes `prompt_s`, and which makes each step `each_s` longer."""
+        """A request was placed whose prompt takes `prompt_s` of the combined worker that has cached most of
+        it, and which makes each step `each_s` longer."""
         self._prompt_s.observe(prompt_s)
         self._sequence_s.observe(each_s * max_tokens * self._output_share.value)
 
     def ended(self, tokens: int, max_tokens: int) -> None:
         """A request has ended with so many output tokens."""
         self._output_share.observe(tokens / max_tokens)
+
+    def computes_itself(self, workers: Iterable[Worker]) -> Callable[[Worker], bool]:
+        """Whether a decode worker of these computes the prompts of what it decodes in any case."""
+        pool = list(workers)
+        duty = on_duty(pool)
+        own = bool(duty) and self._compute_their_own(pool, duty)
+        return lambda worker: worker.prefills_itself and (own or not worker.exchanges)
 
     def may_decode(self, workers: Sequence[Worker]) -> list[Worker]:
         """The workers that may decode a new request, whatever their room under limits."""

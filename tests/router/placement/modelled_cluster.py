@@ -22,7 +22,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.placement.claim import Claim
-from services.router.placement.placement import Placement
+from services.router.placement.placement import Cached, Placement
 from services.router.queue.request_order import RequestOrder
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
@@ -217,13 +217,14 @@ class Cluster:
         output: int = OUTPUT,
         call: ClientCall | None = None,
         deadline: float | None = None,
+        cached: Cached = lambda worker: 0,
     ) -> Served:
         """One request from its arrival to its end."""
         loop, queue = asyncio.get_running_loop(), self.queues[router]
         arrived = loop.time()
         entry = queue.enter(call or ClientCall(), slo, deadline=deadline)
         try:
-            claim = await queue.claim(entry, prompt, output, arrived + 60, lambda worker: 0)
+            claim = await queue.claim(entry, prompt, output, arrived + 60, cached)
         except BatonError as error:
             if error.kind not in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.DEADLINE):
                 raise
@@ -231,16 +232,17 @@ class Cluster:
         queue.ended(entry)
         try:
             due = math.inf if slo is None or slo.ttft_s is None else arrived + slo.ttft_s
-            return await self._run(router, claim, prompt, output, arrived, due)
+            uncached = prompt - cached(claim.prefill)
+            return await self._run(router, claim, prompt, uncached, output, arrived, due)
         finally:
             claim.release()
 
     async def _run(
-        self, router: int, claim: Claim, prompt: int, output: int, arrived: float, due: float
+        self, router: int, claim: Claim, prompt: int, uncached: int, output: int, arrived: float, due: float
     ) -> Served:
         loop, view = asyncio.get_running_loop(), self.views[router]
         prefill, decode = (self.machines[view.index(one)] for one in (claim.prefill, claim.decode))
-        await prefill.prefill(prompt, due - loop.time())
+        await prefill.prefill(uncached, due - loop.time())
         claim.prefill_ended()
         first = loop.time()
         await decode.decode(prompt, output - 1)
