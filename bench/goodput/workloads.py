@@ -31,7 +31,7 @@ WORKLOADS = {
         Workload(
             "chat",
             (
-                *("--dataset", "chat", "--prefix-len", str(_SYSTEM), "--turns", str(_TURNS)),
+                *("--dataset", "chat", "--system-len", str(_SYSTEM), "--turns", str(_TURNS)),
                 *("--think-time", "exp:1", *_lengths(_MESSAGE, _ANSWER)),
             ),
             _SYSTEM + _TURNS * (_MESSAGE + _ANSWER),

@@ -105,8 +105,8 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--prompts", dest="file", metavar="FILE", help="own prompts: JSONL, or ShareGPT JSON")
     _add(group, PromptSettings, input_len="TOKENS", output_len="TOKENS", prefix_len="TOKENS")
-    _add(group, PromptSettings, num_prefixes="N", question_len="TOKENS", turns="N", think_time="S")
-    _add(group, PromptSettings, vocab_size="N")
+    _add(group, PromptSettings, system_len="TOKENS", num_prefixes="N", question_len="TOKENS")
+    _add(group, PromptSettings, turns="N", think_time="S", vocab_size="N")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:

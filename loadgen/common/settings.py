@@ -99,7 +99,10 @@ class PromptSettings(Strict):
     file: str | None = None
     input_len: str = Field("64", description="tokens of a prompt, or of a user's message")
     output_len: str = Field("32", description="tokens of an output")
-    prefix_len: int = Field(0, ge=0, description="tokens of a prefix that prompts share")
+    prefix_len: int = Field(0, ge=0, description="tokens of a shared prefix, as a part of a prompt")
+    system_len: int = Field(
+        0, ge=0, description="tokens of a system prompt that conversations share, before the first message"
+    )
     num_prefixes: int = Field(1, ge=1, description="number of different shared prefixes")
     question_len: int = Field(32, ge=1, description="tokens of a question about a shared document")
     turns: str = Field("1", description="turns of a conversation")

@@ -5,7 +5,8 @@
     code       few different lines, repeated with small changes, which suits speculative decoding
     chat       like random; conversations have several turns by default
 
-There are `num_prefixes` documents; other prompts may begin with one of as many shared prefixes.
+There are `num_prefixes` documents; other prompts may begin with one of as many shared prefixes, and the first
+of a conversation with one of as many system prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from loadgen.common.settings import PromptSettings
 from loadgen.load.alphabet import Alphabet
 
 # Each purpose has its own random stream, so that none changes when another is used more.
-PREFIXES, DOCUMENTS, LINES, BLOCKS = 11, 12, 13, 14
+PREFIXES, DOCUMENTS, LINES, BLOCKS, SYSTEMS = 11, 12, 13, 14, 15
 
 _DIFFERENT_LINES = 64
 _LINE = (4, 16)
@@ -44,6 +45,10 @@ class PromptMaker:
         rest = wanted - len(shared)
         own = self._code(random, rest) if prompts.dataset == "code" else self._even(random, rest)
         return np.concatenate([shared, own])
+
+    def system(self, random: np.random.Generator) -> Integers:
+        """The symbols of a system prompt."""
+        return self._shared(random, SYSTEMS, self._prompts.system_len // self._alphabet.cost)
 
     def block(self, name: int, tokens: int) -> Integers:
         """The symbols of a block of a trace: the same wherever its id occurs."""

@@ -97,6 +97,7 @@ class SyntheticWorkload:
         self._alphabet = alphabet_of(prompts)
         self._maker = PromptMaker(prompts, self._alphabet, settings.load.seed)
         self._turns = Distribution.parse(prompts.turns)
+        self._system_len = prompts.system_len
         self._lengths = {
             one.name: (
                 Distribution.parse(one.input_len or prompts.input_len),
@@ -118,7 +119,11 @@ class SyntheticWorkload:
         inputs, outputs = self._lengths[klass]
         tokens, output = inputs.draw_length(random), outputs.draw_length(random)
         alphabet = self._alphabet
-        content = alphabet.content(self._maker.symbols(random, tokens), tokens)
+        symbols = self._maker.symbols(random, tokens)
+        if first:
+            symbols = np.concatenate([self._maker.system(random), symbols])
+            tokens += self._system_len
+        content = alphabet.content(symbols, tokens)
         if isinstance(alphabet, WordAlphabet):
             tokens = alphabet.counted(tokens)
         return self._mix.turn(random, content, tokens, output, first)

@@ -60,6 +60,8 @@ def _sharing(prompts: PromptSettings) -> str:
         words += f", about {prompts.num_prefixes} documents"
     elif prompts.prefix_len:
         words += f", {prompts.prefix_len} of them one of {prompts.num_prefixes} shared prefixes"
+    if prompts.system_len:
+        words += f", after one of {prompts.num_prefixes} system prompts of {prompts.system_len}"
     if prompts.turns != "1":
         words += f", {prompts.turns} turns with {prompts.think_time} s between"
     return words

@@ -76,6 +76,16 @@ def test_shared_prefixes() -> None:
     assert all(common(a, b) in (0, 40) for n, a in enumerate(some) for b in some[:n])
 
 
+def test_conversations_share_a_system_prompt_before_their_first_message() -> None:
+    some = conversations(40, input_len="50", system_len=300, num_prefixes=2, turns="3", vocab_size=9999)
+    for one in some:
+        assert [turn.tokens for turn in one.turns] == [350, 50, 50]
+        assert [len(turn.content) for turn in one.turns] == [350, 50, 50]
+    assert len({tuple(one.turns[0].content[:300]) for one in some}) == 2
+    messages = {tuple(turn.content[-50:]) for one in some for turn in one.turns}
+    assert len(messages) == 3 * len(some)
+
+
 def test_documents_are_asked_different_questions() -> None:
     some = [
         ids_of(one)
