@@ -141,18 +141,15 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
-def decode_misses(
-    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, more_prefill_s: float = 0.0
-) -> int:
-    """How many requests miss their limits of the time per output token by one more sequence at a decode
-    worker, itself included, whose prompt takes `more_prefill_s` of that worker. Those whose limits are missed
-    there already count no more, so that those with loose limits gather with them, and tight limits are met
-    elsewhere."""
-    if tpot_s is None and not worker.tpot_limits:
+def decode_misses(worker: MeasuredWorker, tpot_s: float | None, before_s: float, after_s: float) -> int:
+    """How many requests miss their limits of the time per output token where one more sequence makes steps of
+    `before_s` last `after_s`, itself included. Those whose limits are missed there already count no more, so
+    that those with loose limits gather with them, and tight limits are met elsewhere."""
+    limits = worker.tpot_limits
+    if tpot_s is None and not limits:
         return 0
-    limits, after_s = worker.tpot_limits, step_s(worker, 1, context_tokens, more_prefill_s)
     missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-    missed -= bisect.bisect_left(limits, step_s(worker, 0) / TPOT_SAFETY)
+    missed -= bisect.bisect_left(limits, before_s / TPOT_SAFETY)
     return missed + (tpot_s is not None and tpot_s < after_s / TPOT_SAFETY)
 
 
@@ -177,28 +174,30 @@ def prefill_delay_s(
         delay_s += _HANDOFF_S + behind * own_s
     delay_s *= _prompt_urgency(prompt.first_token_s, due)
     if prefill.decodes:
-        delay_s += _delayed(prefill, own_s) * own_s
+        delay_s += _delayed(prefill, step_s(prefill, 0, 0, own_s)) * own_s
     return delay_s
 
 
 def sequence_delay_s(
-    worker: MeasuredWorker, tpot_s: float | None, context_tokens: int, output_tokens: int
+    worker: MeasuredWorker, tpot_s: float | None, output_tokens: int, before_s: float, after_s: float
 ) -> float:
-    """Seconds by which one more sequence delays requests at a decode worker, all together, each by its
-    urgency: its own tokens, and those that the others generate meanwhile, in longer steps."""
-    before_s, after_s = step_s(worker, 0), step_s(worker, 1, context_tokens)
+    """Seconds by which one more sequence, that makes steps of `before_s` last `after_s`, delays requests at a
+    decode worker, all together, each by its urgency: its own tokens, and those that the others generate
+    meanwhile."""
     own_s = after_s * (1.0 if tpot_s is None else _stream_urgency(after_s / tpot_s))
-    return output_tokens * (own_s + _delayed(worker, 0.0) * (after_s - before_s))
+    return output_tokens * (own_s + _delayed(worker, before_s) * (after_s - before_s))
 
 
-def _delayed(worker: MeasuredWorker, more_prefill_s: float) -> float:
-    """How many sequences a prompt more delays where they are decoded, those with limits by their urgency.
-    Those of other routers are taken to be like this router's."""
-    after_s = step_s(worker, 0, 0, more_prefill_s)
+def _delayed(worker: MeasuredWorker, token_s: float) -> float:
+    """How many sequences are delayed where they are decoded, those with limits by their urgency while each
+    token takes `token_s`. Those of other routers are taken to be like this router's."""
     limits = worker.tpot_limits
     claimed = max(worker.claimed_slots, len(limits))
-    urgencies = {limit: _stream_urgency(after_s / limit) for limit in set(limits)}
-    urgency = sum(map(urgencies.__getitem__, limits)) + claimed - len(limits)
+    urgency, at = float(claimed - len(limits)), 0
+    while at < len(limits):  # many sequences have the same limit
+        end = bisect.bisect_right(limits, limits[at], at)
+        urgency += (end - at) * _stream_urgency(token_s / limits[at])
+        at = end
     return worker.used_slots * urgency / max(1, claimed)
 
 

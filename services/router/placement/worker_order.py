@@ -9,6 +9,7 @@ rates are not known, by what the cache saves, then by free slots.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from services.router.placement.forecast import (
     prefill_delay_s,
     prefill_misses,
     sequence_delay_s,
+    step_s,
 )
 from services.router.request.slo import Due
 from services.router.workers.worker import Worker
@@ -79,13 +81,18 @@ class WorkerOrder:
         """Of a decode worker."""
         if not worker.decodes:
             return DecodeOrder(0, 0.0, 0, 0, 0, 0)
-        own_s = self.prompt(worker).own_s if self.computes_itself(worker) else 0.0
-        misses = decode_misses(worker, self.tpot_s, self.context, own_s)
-        sequence_s = sequence_delay_s(worker, self.tpot_s, self.context, self.output)
-        delay_s = round(self._least_prompt_delay_s(worker) + sequence_s, 3)
-        hits = self.hits[worker]
+        hits, free = self.hits[worker], worker.free_slots
+        before_s, after_s = step_s(worker, 0), step_s(worker, 1, self.context)
+        delay_s = round(sequence_delay_s(worker, self.tpot_s, self.output, before_s, after_s), 3)
+        if not after_s:  # what was never measured gets work, but no more than others
+            delay_s = 0.0 if worker.used_slots <= self._least_used else math.inf
+        elif self._some_have_the_choice:
+            delay_s = round(delay_s + self._least_prompt_delay_s(worker), 3)
+        if self.computes_itself(worker):
+            after_s = step_s(worker, 1, self.context, self.prompt(worker).own_s)
+        misses = decode_misses(worker, self.tpot_s, before_s, after_s)
         saves = max(0, hits - worker.prefill_queue_tokens) if worker.prefills_itself else 0
-        return DecodeOrder(misses, delay_s, -saves, -worker.free_slots, worker.reserved_tokens, -hits)
+        return DecodeOrder(misses, delay_s, -saves, -free, worker.reserved_tokens, -hits)
 
     def reason(self, decode: Worker, prefill: Worker, able: Iterable[Worker]) -> str:
         """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice
@@ -107,18 +114,25 @@ class WorkerOrder:
         return prefill_delay_s(prefill, self.prompt(prefill), prefill is not decode, behind, self.due)
 
     def _least_prompt_delay_s(self, decode: Worker) -> float:
-        """By the way that delays least; alike for all that compute no prompts."""
+        """By the way that delays least; alike for all decode workers that compute no prompts."""
         delays = [self._prompt_delay_s(decode, decode)] if decode.prefills_itself else []
         if not self.computes_itself(decode):
             delays += [delay_s for delay_s, other in self._least_of_others if other is not decode][:1]
         return min(delays, default=0.0)
 
     @cached_property
+    def _least_used(self) -> float:
+        """Slots of the decode worker that uses fewest of those that were measured."""
+        used = (worker.used_slots for worker in self.hits if worker.decodes and step_s(worker))
+        return min(used, default=math.inf)
+
+    @cached_property
+    def _some_have_the_choice(self) -> bool:
+        return any(worker.prefills_itself for worker in self.hits)
+
+    @cached_property
     def _least_of_others(self) -> list[tuple[float, Worker]]:
-        """The two ways over a prefill worker that delay least, which are enough to leave one out; none where
-        no worker has the choice."""
-        if not any(worker.prefills_itself for worker in self.hits):
-            return []
+        """The two ways over a prefill worker that delay least, which are enough to leave one out."""
         able = [worker for worker in self.hits if worker.prefills_for_others and worker.accepts_work]
         behind = self.behind
         delays = [(prefill_delay_s(one, self.prompt(one), True, behind, self.due), one) for one in able]

@@ -54,6 +54,16 @@ def test_a_prompt_is_computed_again_where_that_delays_all_requests_less(
         claim.release()
 
 
+def test_a_worker_that_was_never_measured_gets_as_much_as_the_others() -> None:
+    """Whatever they have cached: so it is measured, and one that has just come is not given all."""
+    known, new = rated("both-0", 3), bare_worker("both-1", slots=400)
+    placement = placement_of([known, new], ahead=10**6)
+    claims = [placement.pick(1100, 128, partial(_tokens, {known: 1024})) for _ in range(9)]
+    decoding = [claim.decode for claim in claims if isinstance(claim, Claim)]
+    assert decoding[:3] == [new] * 3
+    assert (known.claimed_slots, new.claimed_slots) == (6, 6)
+
+
 def test_what_delays_streams_with_time_to_spare_counts_less() -> None:
     """So a request whose streams are far from their limits stays where it is cached, up to more sequences."""
     stays = []
