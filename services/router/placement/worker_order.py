@@ -86,7 +86,7 @@ class WorkerOrder:
         delay_s = round(sequence_delay_s(worker, self.tpot_s, self.output, before_s, after_s), 3)
         if not after_s:  # what was never measured gets work, but no more than others
             delay_s = 0.0 if worker.used_slots <= self._least_used else math.inf
-        elif self._some_have_the_choice:
+        elif self._some_prefill_themselves:
             delay_s = round(delay_s + self._least_prompt_delay_s(worker), 3)
         if self.computes_itself(worker):
             after_s = step_s(worker, 1, self.context, self.prompt(worker).own_s)
@@ -127,7 +127,7 @@ class WorkerOrder:
         return min(used, default=math.inf)
 
     @cached_property
-    def _some_have_the_choice(self) -> bool:
+    def _some_prefill_themselves(self) -> bool:
         return any(worker.prefills_itself for worker in self.hits)
 
     @cached_property

@@ -36,7 +36,7 @@ def _tokens(cached: Mapping[Worker, int], worker: Worker) -> int:
     ("cached", "running", "beside", "stays"),
     [
         (1024, 10, 8, True),
-        (1024, 10, 0, False),  # a prompt at an idle worker delays nobody but itself
+        (1024, 10, 0, False),  # an idle worker has no sequences whose steps a prompt would delay
         (2048, 30, 20, True),
         (2048, 150, 20, False),
         (64, 12, 8, False),
