@@ -16,8 +16,9 @@ goodput.json, goodput.html with one plot a limit, and each run's folder. `python
 makes the table anew, of several commands together or of one that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
-                    `baton up` or to `vllm serve`. An arm that needs more GPUs than there are, or does not
-                    come up, is skipped, and the table says why
+                    `baton up` or to `vllm serve`; vllm@URL runs already,
+                    with `--served-model-name random`. An arm that needs more GPUs than there are, or does
+                    not come up, is skipped, and the table says why
     --ideal RATES   adds, for each arm of Baton, what the same arrivals would get from
                     the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them

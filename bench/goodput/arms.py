@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 _PAIR = re.compile(r"(\d+)p(\d+)(d|both)")
 _BOTH = re.compile(r"(\d*)both")
-KINDS_HELP = "vllm, both, Nboth such as 2both, NpMd such as 1p1d, NpMboth (conditional disaggregation)"
+KINDS_HELP = (
+    "vllm, vllm@URL, both, Nboth such as 2both, NpMd such as 1p1d, NpMboth (conditional disaggregation)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     """`kind`: baton or vllm. `prefill`, `decode`, `both`: workers of Baton, a GPU each. `flags`: more words
-    for `baton up` or `vllm serve`."""
+    for `baton up` or `vllm serve`. `url`: of a server that runs already, which is not started."""
 
     name: str
     kind: str
@@ -22,6 +24,7 @@ class Arm:
     decode: int = 0
     both: int = 0
     flags: tuple[str, ...] = ()
+    url: str = ""
 
     @property
     def gpus(self) -> int:
@@ -41,10 +44,13 @@ def parse_arm(text: str) -> Arm:
     words = shlex.split(text)
     if not words:
         raise ValueError(f"an arm is {KINDS_HELP}")
+    words[0], _, url = words[0].partition("@")
     name, equals, kind = words[0].partition("=")
     kind, flags = kind if equals else name, tuple(words[1:])
     if kind == "vllm":
-        return Arm(name, "vllm", flags=flags)
+        return Arm(name, "vllm", flags=flags, url=url)
+    if url:
+        raise ValueError(f"only an arm of vllm can run already: {KINDS_HELP}")
     if found := _PAIR.fullmatch(kind):
         prefill, others = int(found[1]), int(found[2])
         if prefill and others and found[3] == "d":

@@ -4,10 +4,11 @@ A step is bounded in time (what its chunks are expected to take) and in rows. Th
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
 arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
 it is in. A prompt goes before shorter ones where its limit of the time to the first token would be missed
-otherwise (`prompt_order`). While no short prompt waits, none has come lately and nothing is decoded beside,
-steps are longer, since a long prompt takes less time in fewer steps; short prompts whose limits leave time
-for such steps do not count. The oldest, once it has waited longer than the age cap, is guaranteed an eighth
-of the steps' time, so that none starves: neither those without limits, nor those whose limits are missed.
+otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer, since a
+long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do not count.
+Beside sequences that are decoded only their limits of the time per output token allow that. The oldest, once
+it has waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves:
+neither those without limits, nor those whose limits are missed.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks none behind it
 starts; and once it has waited for the age cap none starts before it.
@@ -47,6 +48,9 @@ SLACK = 1 / 8
 # A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
 # longest steps.
 PATIENT_STEPS = 4
+# How many limits of the time per output token a longer step may take beside sequences that are decoded: each
+# waits for it once, and has its limit on average.
+STEP_LIMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class Chunk:
 class StepBounds:
     """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
     chunks that are longer, and not their sequence's last, end at a multiple of it. `alone_seconds`: of a step
-    while no short prompt waits, none has come lately and nothing is decoded; at least `seconds` in any
-    case."""
+    while no short prompt waits, none has come lately and what is decoded beside allows it; at least `seconds`
+    in any case."""
 
     tokens: int
     seconds: float = STEP_S
@@ -110,6 +114,8 @@ class PrefillScheduler:
         self.cost = cost or PrefillCost()
         # Whether this worker decodes sequences too, whose steps wait for prefill steps.
         self.beside_decode = False
+        # The tightest limit of the time per output token of those; infinite where none has one.
+        self.tpot_limit_s = math.inf
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
@@ -152,9 +158,7 @@ class PrefillScheduler:
         }
         patient = {sequence for sequence in left_s if self._is_patient(sequence, left_s[sequence], now)}
         crowded = self._crowded(left_s, patient, now)
-        seconds = self._bounds.seconds
-        if not (crowded or self.beside_decode):
-            seconds = max(seconds, self._bounds.alone_seconds)
+        seconds = self._bounds.seconds if crowded else self._longest_s()
         prompts = self._prompts(left_s, seconds, now)
         runnable = self._with_blocks(in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0))
         step = _Step(self.cost, self._bounds, seconds, crowded=crowded)
@@ -227,6 +231,15 @@ class PrefillScheduler:
         longest_s = max(self._bounds.seconds, self._bounds.alone_seconds)
         due_s = self._due_s(sequence, now)
         return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * longest_s
+
+    def _longest_s(self) -> float:
+        """What a step may take while no prompt is in a hurry."""
+        bounds = self._bounds
+        if not self.beside_decode:
+            return max(bounds.seconds, bounds.alone_seconds)
+        if math.isinf(self.tpot_limit_s):
+            return bounds.seconds
+        return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))
 
     def _due_s(self, sequence: Sequence, now: float) -> float:
         """Seconds until its first token is due; infinite without a limit."""

@@ -113,7 +113,8 @@ class EngineConfig(StrictModel):
         None,
         gt=0,
         description="longest expected duration of a prefill step while none do and the worker decodes "
-        f"nothing; unset: {1e3 * ALONE_STEP_S:g} on a GPU, on a CPU prefill_step_ms",
+        "nothing, or two limits of the time per output token of what it decodes take as long; "
+        f"unset: {1e3 * ALONE_STEP_S:g} on a GPU, on a CPU prefill_step_ms",
     )
     tpot_slo_ms: float | None = Field(
         None,

@@ -94,7 +94,8 @@ class EngineLoop:
         ring = self.decode.loop.ring
         decoding = self.decode.allocation.running > 0
         self.prefill.pacing.look(ring.steps, decoding=decoding)
-        self.prefill.loop.scheduler.beside_decode = decoding
+        scheduler = self.prefill.loop.scheduler
+        scheduler.beside_decode, scheduler.tpot_limit_s = decoding, self.prefill.pacing.limit_s()
         steps_ended = self.prefill.loop.steps_ended
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended

@@ -25,6 +25,7 @@ from bench.goodput.workloads import WORKLOADS
     [
         ("vllm", Arm("vllm", "vllm"), 1),
         ("v=vllm --seed 1", Arm("v", "vllm", flags=("--seed", "1")), 1),
+        ("v=vllm@http://[::1]:8000", Arm("v", "vllm", url="http://[::1]:8000"), 1),
         ("both", Arm("both", "baton", both=1), 1),
         ("2both", Arm("2both", "baton", both=2), 2),
         ("1p2both", Arm("1p2both", "baton", prefill=1, both=2, flags=("--both-receives",)), 3),
@@ -41,7 +42,9 @@ def test_arms(text: str, arm: Arm, gpus: int) -> None:
     assert arm.gpus == gpus
 
 
-@pytest.mark.parametrize("text", ["", "p1d", "0p1d", "1p0d", "0both", "sglang", "x=", "1p1d=2x"])
+@pytest.mark.parametrize(
+    "text", ["", "p1d", "0p1d", "1p0d", "0both", "sglang", "x=", "1p1d=2x", "both@http://a"]
+)
 def test_what_is_no_arm(text: str) -> None:
     with pytest.raises(ValueError, match="arm"):
         parse_arm(text)
@@ -86,6 +89,13 @@ async def test_an_arm_whose_server_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotServedError, match="it ended with 1 before it was ready"):
         async with serve(parse_arm("vllm"), false, ["0"]):
             pass
+
+
+async def test_an_arm_that_runs_already_is_not_started(tmp_path: Path) -> None:
+    setup = Setup("tiny", "fp32", "cpu", 64, "no-such-python", tmp_path)
+    async with serve(parse_arm("v=vllm@http://a:1"), setup, ["0"]) as target:
+        assert target == Target("http://a:1")
+    assert not (tmp_path / "v").exists()
 
 
 def test_a_comparison_that_is_terminated_leaves_no_server(tmp_path: Path) -> None:

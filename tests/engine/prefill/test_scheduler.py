@@ -194,6 +194,9 @@ def test_steps_are_long_while_no_short_prompt_comes() -> None:
     assert counts() == [3000]
     scheduler.beside_decode = True
     assert counts() == [1000], "each step that is decoded beside it takes longer"
+    for limit_s, tokens in ((0.3, 1000), (0.75, 1500), (2.0, 3000)):
+        scheduler.tpot_limit_s = limit_s
+        assert counts() == [tokens], "as far as their limits allow"
     scheduler.beside_decode = False
     cached.computed = cached.cached = 4900
     scheduler.add(cached)

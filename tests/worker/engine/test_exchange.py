@@ -3,6 +3,7 @@ decodes its own beside it. Tokens are the same either way, and nothing is left."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,7 @@ def test_prefill_knows_whether_sequences_are_decoded_beside_it(
     assert not seen[0]
     assert any(seen)
     assert not seen[-1]
+    assert math.isinf(engine.prefill.loop.scheduler.tpot_limit_s)
+    engine.prefill.pacing.limit_s = lambda: 0.03
+    engine.turn()
+    assert engine.prefill.loop.scheduler.tpot_limit_s == 0.03
