@@ -54,8 +54,8 @@ class Setup:
 
 @contextlib.asynccontextmanager
 async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Target]:
-    """Serves an arm on these GPUs; one that runs already is taken as it is. Raises NotServedError where it does
-    not come up."""
+    """Serves an arm on these GPUs; one that runs already is taken as it is. Raises NotServedError where it
+    does not come up."""
     if arm.url:
         yield Target(arm.url)
         return
