@@ -32,9 +32,10 @@ from baton.engine.rings.logprob_records import Logprobs
 
 # Steps launched and not ended, on a GPU: one runs, one is queued.
 _AHEAD = 2
-# The next step is launched so long before the last should end; not earlier, since prompts that arrive
-# meanwhile wait for both. A device starts on the first kernels while the rest are still being launched.
-_LEAD_S = 0.002
+# The next step is launched so long before the last should end, or for such a share of it where that is more:
+# predictions have errors of some percent. Not earlier, since prompts that arrive meanwhile wait for both. A
+# device starts on the first kernels while the rest are still being launched.
+_LEAD_S, _LEAD_SHARE = 0.002, 0.1
 # The loop may turn again as late as it last did; a longer turn than this counts as an exception.
 _LONGEST_TURN_S = 0.01
 # Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
@@ -274,7 +275,8 @@ class PrefillLoop:
             return True
         if self._waits_for_decode:
             return False
-        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
+        lead_s = max(_LEAD_S, _LEAD_SHARE * self.expected_step_s)
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - lead_s
 
     def _results(self, step: _Step) -> list[ChunkResult]:
         """The results of a step that has ended, except those of sequences that were removed."""
