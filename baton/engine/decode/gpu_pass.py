@@ -139,10 +139,11 @@ class DecodePass:
 
 
 def buckets_up_to(rows: int) -> list[int]:
-    """Batch sizes that have a graph of their own: powers of two with halves between, and `rows` itself."""
+    """Batch sizes that have a graph of their own: powers of two with halves between, from 256 on with quarters,
+    where a step takes the longer the more rows it has, and `rows` itself."""
     steps = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
     while steps[-1] < rows:
-        steps.append(steps[-1] * 2)
+        steps += [steps[-1] * quarters // 4 for quarters in (5, 6, 7, 8)]
     return [step for step in steps if step < rows] + [rows]
 
 
