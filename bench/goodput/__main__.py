@@ -11,7 +11,8 @@ Each arm is started, gets Poisson arrivals at every rate (of each GPU that it ha
 Rates in tables and plots are of the requests that did arrive.
 Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
-The table has the rate per GPU at which attainment crosses its goal, with a 95 % interval; DIR has goodput.md,
+The table has the rate per GPU at which attainment crosses its goal, on the line between the rates measured on
+both sides, which it names; DIR has goodput.md,
 goodput.json, goodput.html with one plot a limit, and each run's folder. `python -m bench.goodput.from_runs`
 makes the table anew, of several commands together or of one that was cut off.
 

@@ -4,8 +4,8 @@
         [--attainment 0.9] [--ideal RATES] [--images DIR]
 
 Each DIR is the --out of a `python -m bench.goodput`, all of one workload. Runs that did not end are left out,
-and so are arms without any. Where requests stated their limits, they are judged under these alone; such runs
-of one arm are one curve a limit.
+and so are arms without any. Runs of arms of one name are one curve a limit; where requests stated their
+limits, they are judged under these alone.
 """
 
 from __future__ import annotations
@@ -76,14 +76,24 @@ def compared(folders: Sequence[Path], limits: Sequence[Limits], ideal: Rates | N
             values = about.setdefault(name, [])
             if value not in values:
                 values.append(value)
-    comparison = Comparison(workloads.pop(), {name: "; ".join(values) for name, values in about.items()})
+    arms: dict[str, Arm] = {}
+    found: dict[str, dict[Limits, list[tuple[float, Run]]]] = {}
     for folder, document in documents:
         stated = document["stated_tpot_ms"]
-        judges = [one for one in limits if stated in (None, one.tpot_ms)]
         for fields in document["arms"]:
             arm = Arm(**(fields | {"flags": tuple(fields["flags"])}))
+            arm = arms.setdefault(arm.name, arm)
             if runs := runs_of(folder / arm.name, arm):
-                comparison.curves += curves_of(arm, runs, judges, ideal)
+                for one in limits:
+                    if stated in (None, one.tpot_ms):
+                        found.setdefault(arm.name, {}).setdefault(one, []).extend(runs)
+    comparison = Comparison(workloads.pop(), {name: "; ".join(values) for name, values in about.items()})
+    for name, by_limit in found.items():
+        curves = []
+        for one in sorted(by_limit, key=lambda limit: limit.tpot_ms):
+            runs = sorted(by_limit[one], key=lambda pair: pair[0])
+            curves += curves_of(arms[name], runs, [one], ideal)
+        comparison.curves += sorted(curves, key=lambda curve: curve.arm != name)  # the ideal ones after them
     return comparison
 
 

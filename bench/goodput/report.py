@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.goodput.arms import Arm
+from bench.goodput.between import cross
 from bench.goodput.ideal_probe import ideal_probe
 from bench.goodput.runs import Limits, judged
 from loadgen.analysis.run_folder import Run
-from loadgen.goodput.crossing import find_crossing
-from loadgen.goodput.probe import Probe, Verdict
+from loadgen.goodput.probe import Probe
 from loadgen.reports.page import charts, heading, page, section
 from loadgen.reports.scales import Scale
 from loadgen.reports.svg import Chart
@@ -44,17 +44,17 @@ class Curve:
 
     @property
     def goodput(self) -> str:
-        """Requests a second and GPU at the goal, with the 95 % interval, in words where it is not between the
-        rates that were measured."""
+        """Requests a second and GPU at the goal, with the rates measured on both sides of it, in words where
+        it is not between any."""
         if not self.probes:
             return f"skipped: {self.skipped}"
-        if not any(probe.verdict is Verdict.PASS for probe in self.probes):
-            return f"below {min(probe.offered for probe in self.probes) / self.gpus:.3g}"
-        if all(probe.verdict is Verdict.PASS for probe in self.probes):
-            return f"above {max(probe.offered for probe in self.probes) / self.gpus:.3g}"
-        found = find_crossing(self.probes, self.limits.goal)
-        rate, low, high = (value / self.gpus for value in (found.rate, found.low, found.high))
-        return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
+        found = cross(self.probes, self.limits.goal)
+        rate = f"{found.rate / self.gpus:.3g}"
+        if found.low is None:
+            return f"below {rate}"
+        if found.high is None:
+            return f"above {rate}"
+        return f"{rate} [{found.low / self.gpus:.3g}, {found.high / self.gpus:.3g}]"
 
 
 def curves_of(

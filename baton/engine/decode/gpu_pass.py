@@ -139,8 +139,8 @@ class DecodePass:
 
 
 def buckets_up_to(rows: int) -> list[int]:
-    """Batch sizes that have a graph of their own: powers of two with halves between, from 256 on with quarters,
-    where a step takes the longer the more rows it has, and `rows` itself."""
+    """Batch sizes that have a graph of their own: powers of two with halves between, or with quarters from
+    256 on, where each row makes a step longer, and `rows` itself."""
     steps = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
     while steps[-1] < rows:
         steps += [steps[-1] * quarters // 4 for quarters in (5, 6, 7, 8)]

@@ -157,6 +157,8 @@ async def test_the_table_is_made_again_of_what_two_commands_left(
     one = compared([tmp_path / "0", tmp_path / "2"], LIMITS, None)
     curves = [(curve.arm, curve.limits.tpot_ms) for curve in one.curves]
     assert curves == [("both", 6), ("both", 12), ("1p1d", 12)]
+    joined = compared([tmp_path / "2", tmp_path / "1"], LIMITS, None).curves
+    assert [[probe.rate for probe in curve.probes] for curve in joined] == [[8.0], [8.0, 8.0]]
     assert one.table().splitlines()[2].endswith("|  |")
     write_arms(tmp_path / "1", Comparison("chat", {}), [])
     with pytest.raises(ValueError, match="different workloads: 1k-256, chat"):
