@@ -158,6 +158,7 @@ class Placement:
         soon = partial(
             self._starts_soon, tokens=tokens, precedence=before, prompt=prompt if by_order() else None
         )
+        division = self.duty.divide(hits)
         order = WorkerOrder(
             hits,
             prompt,
@@ -166,10 +167,10 @@ class Placement:
             tpot_s,
             context,
             usual_output(max_tokens),
-            self.duty.computes_itself(hits),
+            division.computes_itself,
         )
         keys = {worker: order.decode(worker) for worker in hits}
-        choice = self.duty.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
+        choice = division.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
         pair = self._pair(choice, keys, has_room, soon, order)
         if isinstance(pair, NoRoom):
             return pair
@@ -243,7 +244,7 @@ class Placement:
         if not self.refuse_late:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
-        decodes = self.duty.may_decode(workers)
+        decodes = self.duty.divide(workers).may_decode(workers)
         prefills = {worker: cached(worker) for worker in workers if worker.prefills}
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)

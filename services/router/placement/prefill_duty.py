@@ -39,6 +39,38 @@ class DecodeChoice:
     spare: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the workers of a pool divide the work at a moment. `on_duty`: those on prefill duty. `why_own`: why
+    each that exchanges sequences computes the prompts of what it decodes; empty where it need not."""
+
+    on_duty: frozenset[Worker] = frozenset()
+    why_own: str = ""
+
+    def computes_itself(self, worker: Worker) -> bool:
+        """Whether a decode worker computes the prompts of what it decodes in any case."""
+        return worker.prefills_itself and (bool(self.why_own) or not worker.exchanges)
+
+    def may_decode(self, workers: Iterable[Worker]) -> list[Worker]:
+        """The workers that may decode a new request, whatever their room under limits."""
+        decodes = [worker for worker in workers if worker.decodes]
+        others = [worker for worker in decodes if worker not in self.on_duty]
+        return others if any(worker.has_free_slot for worker in others) else decodes
+
+    def choose_decode(self, ordered: Sequence[Worker], may_use: Callable[[Worker], bool]) -> DecodeChoice:
+        """`ordered`: the workers that a request may use, in the order of decode without duties; `may_use`:
+        whether it may use one with a free slot."""
+        if self.why_own:
+            own = dict.fromkeys((worker for worker in ordered if worker.prefills_itself), self.why_own)
+            return DecodeChoice(list(ordered), own)
+        others = [worker for worker in ordered if worker not in self.on_duty]
+        kept = [worker for worker in ordered if worker in self.on_duty]
+        if not kept or any(worker.decodes and worker.has_free_slot and may_use(worker) for worker in others):
+            return DecodeChoice(others)
+        why = "kept on prefill duty: no other worker has a free slot"
+        return DecodeChoice([*others, *kept], dict.fromkeys(kept, why), spare=True)
+
+
 def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
     """Those of the workers of a pool that are on prefill duty where prompts take more time than sequences."""
     alive = [worker for worker in workers if worker.alive]
@@ -49,7 +81,7 @@ def on_duty(workers: Iterable[Worker]) -> frozenset[Worker]:
 
 
 class PrefillDuty:
-    """Which workers decode a request, and which of them compute its prompt."""
+    """Which workers compute prompts and which decode, by what recent requests took."""
 
     def __init__(self) -> None:
         # Of requests that were placed: seconds of their prompts where each worker computes its own, and of
@@ -77,40 +109,15 @@ class PrefillDuty:
         """A request has ended with so many output tokens."""
         self._output_share.observe(tokens / max_tokens)
 
-    def computes_itself(self, workers: Iterable[Worker]) -> Callable[[Worker], bool]:
-        """Whether a decode worker of these computes the prompts of what it decodes in any case."""
+    def divide(self, workers: Iterable[Worker]) -> Division:
+        """How these workers, of one pool, divide the work now."""
         pool = list(workers)
         duty = on_duty(pool)
-        own = bool(duty) and self._compute_their_own(pool, duty)
-        return lambda worker: worker.prefills_itself and (own or not worker.exchanges)
-
-    def may_decode(self, workers: Sequence[Worker]) -> list[Worker]:
-        """The workers that may decode a new request, whatever their room under limits."""
-        decodes = [worker for worker in workers if worker.decodes]
-        duty = on_duty(workers)
-        if not duty or self._compute_their_own(workers, duty):
-            return decodes
-        others = [worker for worker in decodes if worker not in duty]
-        return others if any(worker.has_free_slot for worker in others) else decodes
-
-    def choose_decode(self, ordered: Sequence[Worker], may_use: Callable[[Worker], bool]) -> DecodeChoice:
-        """`ordered`: all workers that a request may use, in the order of decode without duties; `may_use`:
-        whether it may use one with a free slot."""
-        duty = on_duty(ordered)
-        if not duty:
-            return DecodeChoice(list(ordered))
-        if self._compute_their_own(ordered, duty):
-            why = (
-                f"own prefill: a request's prompt takes {self._prompt_s.value * 1e3:.0f} ms on average, its "
-                f"sequence {self._sequence_s.value * 1e3:.0f}"
-            )
-            return DecodeChoice(list(ordered), {worker: why for worker in ordered if worker.prefills_itself})
-        others = [worker for worker in ordered if worker not in duty]
-        if any(worker.decodes and worker.has_free_slot and may_use(worker) for worker in others):
-            return DecodeChoice(others)
-        why = "kept on prefill duty: no other worker has a free slot"
-        kept = [worker for worker in ordered if worker in duty]
-        return DecodeChoice([*others, *kept], dict.fromkeys(kept, why), spare=True)
+        if not duty or not self._compute_their_own(pool, duty):
+            return Division(duty)
+        prompt_ms, sequence_ms = (1e3 * mean.value for mean in (self._prompt_s, self._sequence_s))
+        why = f"own prefill: a request's prompt takes {prompt_ms:.0f} ms on average, its sequence {sequence_ms:.0f}"
+        return Division(why_own=why)
 
     def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
         """Whether each worker computes its own prompts, with hysteresis: between both thresholds as before,

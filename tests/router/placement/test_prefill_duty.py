@@ -158,7 +158,9 @@ def test_between_both_thresholds_a_process_does_as_the_first_one() -> None:
         follows = PrefillDuty()
         found = []
         for follows.first_process in (False, True):
-            found.append(among(follows, 0.01, sequence_s).may_decode(workers) == list(workers))
+            found.append(
+                among(follows, 0.01, sequence_s).divide(workers).may_decode(workers) == list(workers)
+            )
         assert found == ([sequence_s > 0.01] * 2 if alike else [False, True]), sequence_s
 
 
@@ -175,18 +177,18 @@ def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
     duty = PrefillDuty()
     workers = pair()
     duty.placed(0.01, 2e-5, 1000)
-    assert duty.may_decode(workers) == list(workers)
+    assert duty.divide(workers).may_decode(workers) == list(workers)
     for _ in range(500):
         duty.ended(100, 1000)
         duty.placed(0.01, 2e-5, 1000)
-    assert duty.may_decode(workers) == [workers[1]], "2 ms"
+    assert duty.divide(workers).may_decode(workers) == [workers[1]], "2 ms"
 
 
 def test_of_three_workers_two_that_decode_are_compared_with_one_on_duty() -> None:
     """Sequences have to take more than twice the time of prompts before the third one gains by decoding."""
     workers = [bare_worker(f"both-{number}", receives_handoffs=True) for number in range(3)]
-    assert among(PrefillDuty(), 0.01, 0.024).may_decode(workers) == workers[1:]
-    assert among(PrefillDuty(), 0.01, 0.026).may_decode(workers) == workers
+    assert among(PrefillDuty(), 0.01, 0.024).divide(workers).may_decode(workers) == workers[1:]
+    assert among(PrefillDuty(), 0.01, 0.026).divide(workers).may_decode(workers) == workers
 
 
 def test_one_on_duty_decodes_what_no_other_has_a_slot_for() -> None:
@@ -200,10 +202,10 @@ def test_one_on_duty_decodes_what_no_other_has_a_slot_for() -> None:
     assert isinstance(claim, Claim)
     reason = "kept on prefill duty: no other worker has a free slot"
     assert (claim.prefill, claim.decode, claim.reason) == (workers[1], workers[1], reason)
-    assert placement.duty.may_decode(workers) == workers
+    assert placement.duty.divide(workers).may_decode(workers) == workers
     claim.release()
     workers[3].claimed_slots = 99
-    assert placement.duty.may_decode(workers) == workers[2:]
+    assert placement.duty.divide(workers).may_decode(workers) == workers[2:]
     for barred, decode in ((workers[0], workers[3]), (workers[3], workers[1])):
         claim = placement.pick(64, 10, may_use=partial(is_not, barred))
         assert isinstance(claim, Claim)
