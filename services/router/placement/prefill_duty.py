@@ -116,8 +116,8 @@ class PrefillDuty:
         if not duty or not self._compute_their_own(pool, duty):
             return Division(duty)
         prompt_ms, sequence_ms = (1e3 * mean.value for mean in (self._prompt_s, self._sequence_s))
-        why = f"own prefill: a request's prompt takes {prompt_ms:.0f} ms on average, its sequence {sequence_ms:.0f}"
-        return Division(why_own=why)
+        means = f"a request's prompt takes {prompt_ms:.0f} ms on average, its sequence {sequence_ms:.0f}"
+        return Division(why_own=f"own prefill: {means}")
 
     def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
         """Whether each worker computes its own prompts, with hysteresis: between both thresholds as before,
