@@ -21,6 +21,8 @@ from services.router.request.request import ClientCall, Finish, Request
 
 # The outcome of a request whose client disconnected or cancelled.
 CANCELLED = "cancelled"
+# What requests with limits may have missed.
+_MISSED = ("none", "ttft", "tpot", "both", "failed")
 _NOT_ERRORS = (*(finish.name.lower() for finish in Finish), CANCELLED)
 
 # The stages that a request's time is divided into, and the latencies that its client sees.
@@ -48,6 +50,8 @@ class Observations:
     completion_lengths: Histogram = field(default_factory=tokens_histogram)
     # By finish reason or kind of error; includes requests that were not admitted.
     outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_NOT_ERRORS, 0)))
+    # Of requests that stated limits: by what they missed (`Slo.missed`), or failed.
+    limits: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_MISSED, 0)))
     errors: int = 0
     attempts: int = 0
     failed_attempts: Counter[str] = field(default_factory=Counter)
@@ -105,6 +109,8 @@ class Observations:
         self.cached_tokens += usage.cached_tokens
         self.outcomes[outcome] += 1
         self.errors += outcome not in _NOT_ERRORS
+        if request.slo is not None and outcome != CANCELLED:
+            self.limits["failed" if outcome not in _NOT_ERRORS else request.slo.missed(latencies)] += 1
         self.attempts += trace.attempts
         self._record(request, outcome, usage)
         error = "" if outcome in _NOT_ERRORS else outcome

@@ -120,6 +120,10 @@ FAMILIES: tuple[Metric[Status], ...] = (
            "Requests that were refused before their time was up, because their first token would come after "
            "the call's deadline (deadline), or they would miss a limit that they state (limits).",
            lambda router: _by_key(router.queue.refused_early), ("reason",)),
+    Metric("baton_router_slo_requests_total",
+           "Requests that ended and had stated limits, by what they missed: none, ttft, tpot, both, or "
+           "failed (neither cancelled ones nor those refused early).",
+           lambda router: _by_key(router.observations.limits), ("missed",)),
     Metric("baton_router_attempts_total", "Attempts of requests that ended.",
            lambda router: router.observations.attempts),
     Metric("baton_router_failed_attempts_total", "Attempts that failed, by kind of error.",

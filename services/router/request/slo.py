@@ -25,6 +25,17 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    def missed(self, latencies: Mapping[str, float]) -> str:
+        """What a request missed that had these latencies in seconds, by name, and ended: `none`, `ttft`,
+        `tpot` or `both`. One token has no time per output token."""
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s}
+        missed = [
+            name
+            for name, limit_s in limits.items()
+            if limit_s is not None and latencies.get(name, 0.0) > limit_s
+        ]
+        return "both" if len(missed) == 2 else "".join(missed) or "none"
+
 
 class Due(NamedTuple):
     """When a first token is due: in `left_s`, of `limit_s` that there were at the request's arrival, None

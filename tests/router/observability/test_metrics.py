@@ -62,6 +62,30 @@ async def test_counts_and_latencies_of_requests(site: SiteMaker) -> None:
         assert 0 < parts <= value(seen, "e2e_seconds_sum")
 
 
+async def test_requests_with_limits_by_what_they_missed(site: SiteMaker) -> None:
+    async with site() as here:
+        prefill, decode = (here.worker(name).behaviour for name in ("prefill-0", "decode-0"))
+        await here.generate(ids_request([1], 3))
+        await here.generate(ids_request([1], 3, ttft_slo_ms=60_000, tpot_slo_ms=60_000))
+        prefill.prefill_s = decode.step_s = 0.05
+        await here.generate(ids_request([1], 3, ttft_slo_ms=1, tpot_slo_ms=60_000))
+        await here.generate(ids_request([1], 3, tpot_slo_ms=1))
+        await here.generate(ids_request([1], 3, ttft_slo_ms=1, tpot_slo_ms=1))
+        await here.generate(ids_request([1], 1, tpot_slo_ms=1))
+        call = here.stub.Generate(ids_request([1], 100, tpot_slo_ms=1), timeout=10)
+        await anext(aiter(call))
+        call.cancel()
+        prefill.prefill_s = 1.2
+        with pytest.raises(grpc.aio.AioRpcError):
+            await here.generate(ids_request([1], 3, ttft_slo_ms=60_000), timeout=0.2)
+        await here.quiet()
+        seen = await scrape(here)
+        missed = {kind: value(seen, "slo_requests_total", missed=kind) for kind in ("none", "ttft", "tpot")}
+        assert missed == {"none": 2, "ttft": 1, "tpot": 1}
+        assert value(seen, "slo_requests_total", missed="both") == 1
+        assert value(seen, "slo_requests_total", missed="failed") == 1
+
+
 async def test_failed_attempts_and_cancels(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("prefill-0").behaviour.break_prefills = 1

@@ -95,9 +95,7 @@ async def test_two_processes_serve_one_port(model_folder: Path) -> None:
         os.kill(killed, signal.SIGKILL)
         ends = await asyncio.gather(*(_end(one) for one in running))
         assert set(ends) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-        await until(
-            lambda: len(_routers(process.pid)) == 2 and killed not in _routers(process.pid), _START_S
-        )
+        await until(lambda: len(_routers(process.pid)) == 2 and killed not in _routers(process.pid), _START_S)
         worker.behaviour.step_s = 0.001
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), _START_S) == 0
