@@ -37,7 +37,6 @@ from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, check_in_time
 from services.router.placement.forecast import (
     PromptAt,
-    each_s,
     mean_context,
     output_token_cost,
     prefill_s,
@@ -193,7 +192,7 @@ class Placement:
             on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )
         own_s = min((prompt(one).own_s for one in hits if one.exchanges), default=0.0)
-        self.duty.placed(own_s, each_s(decode, context), max_tokens)
+        self.duty.placed(own_s, decode.described.load.rates, context, max_tokens)
         self.on_claim()
         return claim
 

@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from baton.v1.worker_pb2 import Rates
 from services.router.workers.recent_mean import RecentMean
 from services.router.workers.worker import Worker
 
 # The ratio d e o / ((n - d) p) from which on workers compute their own prompts, and below which they cease
 # to. Between them both arrangements serve about as much; what runs in one of them is in the way of the other.
 _OWN_FROM, _OWN_UNTIL = 1.25, 0.8
+# Over so many requests the rates of workers are averaged; at the start none counts as so many.
+_RATES_OF = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,13 @@ class PrefillDuty:
     """Which workers compute prompts and which decode, by what recent requests took."""
 
     def __init__(self) -> None:
-        # Of requests that were placed: seconds of their prompts where each worker computes its own, and of
-        # their sequences while they decode.
-        self._prompt_s, self._sequence_s = RecentMean(), RecentMean()
+        # Of requests that were placed: seconds of their prompts where each worker computes its own, their
+        # output tokens, and these times the tokens of their context.
+        self._prompt_s, self._tokens, self._contexts = RecentMean(), RecentMean(), RecentMean()
+        # Seconds by which a sequence, and a token of context, make a step longer, by the rates of the workers
+        # that requests were placed on. Of few requests, since until the load has varied for a while workers
+        # take what sequences cost for a part of the step itself; not of the first alone, which are rough.
+        self._sequence_s, self._context_token_s = (RecentMean(0.0, _RATES_OF, _RATES_OF) for _ in range(2))
         # Of requests that have ended: the share of the output tokens that they asked for.
         self._output_share = RecentMean(1.0)
         # Whether each computes its own prompts, as this process and the first one of the router saw it last.
@@ -97,13 +104,21 @@ class PrefillDuty:
     def means(self) -> tuple[RecentMean, ...]:
         """What all processes of a router must agree on: one that chooses otherwise than the others would
         place sequences where these leave no room."""
-        return self._prompt_s, self._sequence_s, self._output_share
+        return (
+            self._prompt_s, self._tokens, self._contexts, self._sequence_s, self._context_token_s,
+            self._output_share,
+        )  # fmt: skip
 
-    def placed(self, prompt_s: float, each_s: float, max_tokens: int) -> None:
-        """A request was placed whose prompt takes `prompt_s` of the combined worker that has cached most of
-        it, and which makes each step `each_s` longer."""
+    def placed(self, prompt_s: float, rates: Rates, context: int, max_tokens: int) -> None:
+        """A request of so many tokens on average was placed on a decode worker with these rates; its prompt
+        takes `prompt_s` of the combined worker that has cached most of it."""
+        tokens = max_tokens * self._output_share.value
         self._prompt_s.observe(prompt_s)
-        self._sequence_s.observe(each_s * max_tokens * self._output_share.value)
+        self._tokens.observe(tokens)
+        self._contexts.observe(tokens * context)
+        if rates.decode_sequence_s or rates.decode_context_token_s:
+            self._sequence_s.observe(rates.decode_sequence_s)
+            self._context_token_s.observe(rates.decode_context_token_s)
 
     def ended(self, tokens: int, max_tokens: int) -> None:
         """A request has ended with so many output tokens."""
@@ -115,15 +130,21 @@ class PrefillDuty:
         duty = on_duty(pool)
         if not duty or not self._compute_their_own(pool, duty):
             return Division(duty)
-        prompt_ms, sequence_ms = (1e3 * mean.value for mean in (self._prompt_s, self._sequence_s))
+        prompt_ms, sequence_ms = 1e3 * self._prompt_s.value, 1e3 * self._sequences_s
         means = f"a request's prompt takes {prompt_ms:.0f} ms on average, its sequence {sequence_ms:.0f}"
         return Division(why_own=f"own prefill: {means}")
+
+    @property
+    def _sequences_s(self) -> float:
+        """Seconds that a request's sequence adds to the steps of its worker, all together."""
+        sequence_s, context_token_s = self._sequence_s.value, self._context_token_s.value
+        return self._tokens.value * sequence_s + self._contexts.value * context_token_s
 
     def _compute_their_own(self, workers: Sequence[Worker], duty: frozenset[Worker]) -> bool:
         """Whether each worker computes its own prompts, with hysteresis: between both thresholds as before,
         and as the first process says where there are several."""
         others = sum(worker.alive and worker.exchanges for worker in workers) - len(duty)
-        sequences, prompts = len(duty) * self._sequence_s.value, others * self._prompt_s.value
+        sequences, prompts = len(duty) * self._sequences_s, others * self._prompt_s.value
         before = self.own_prompts if self.first_process is None else self.first_process
         self.own_prompts = sequences > (_OWN_UNTIL if before else _OWN_FROM) * prompts
         return self.own_prompts

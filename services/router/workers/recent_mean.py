@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# How many requests it is over: a single one has an error of some percent, since others come and go.
+# How many requests it is over by default: a single one has an error of some percent, since others come and
+# go.
 REQUESTS = 128
 
 
@@ -16,17 +17,19 @@ class Sum(NamedTuple):
 
 
 class RecentMean:
-    """Starts at `value`, which counts as so many requests; the first ones after it are averaged equally.
+    """Over about the last `requests`. Starts at `value`, which counts as so many; the first ones after it are
+    averaged equally.
 
     All processes of a router have the same mean: each reports `own`, which only grows, and takes what is new
     in those of its siblings. So a report that is lost is made up for by the next one, and a process that
     starts takes what the others have observed.
     """
 
-    def __init__(self, value: float = 0.0, count: int = 0) -> None:
+    def __init__(self, value: float = 0.0, count: int = 0, requests: int = REQUESTS) -> None:
         self.value = value
         self.own = Sum()
         self._count = count
+        self._requests = requests
         self._taken: dict[int, Sum] = {}
 
     def observe(self, value: float) -> None:
@@ -42,9 +45,9 @@ class RecentMean:
             taken = Sum()
         self._taken[sibling] = reported
         if number := reported.number - taken.number:
-            for _ in range(min(number, REQUESTS)):
+            for _ in range(min(number, self._requests)):
                 self._add((reported.total - taken.total) / number)
 
     def _add(self, value: float) -> None:
-        self._count = min(REQUESTS, self._count + 1)
+        self._count = min(self._requests, self._count + 1)
         self.value += (value - self.value) / self._count

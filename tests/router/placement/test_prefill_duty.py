@@ -10,6 +10,7 @@ from operator import is_not
 
 import pytest
 
+from baton.v1.worker_pb2 import Rates
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.prefill_duty import PrefillDuty, on_duty
@@ -169,19 +170,33 @@ def among(before: PrefillDuty, prompt_s: float, sequence_s: float) -> PrefillDut
     duty = PrefillDuty()
     duty.own_prompts, duty.first_process = before.own_prompts, before.first_process
     for _ in range(100_000 // 256):
-        duty.placed(prompt_s, sequence_s / 256, 256)
+        duty.placed(prompt_s, Rates(decode_sequence_s=sequence_s / 256), 0, 256)
     return duty
 
 
 def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
     duty = PrefillDuty()
     workers = pair()
-    duty.placed(0.01, 2e-5, 1000)
+    rates = Rates(decode_context_token_s=2e-8)
+    duty.placed(0.01, rates, 1000, 1000)
     assert duty.divide(workers).may_decode(workers) == list(workers)
     for _ in range(500):
         duty.ended(100, 1000)
-        duty.placed(0.01, 2e-5, 1000)
+        duty.placed(0.01, rates, 1000, 1000)
     assert duty.divide(workers).may_decode(workers) == [workers[1]], "2 ms"
+
+
+def test_what_a_sequence_costs_is_by_the_rates_of_late() -> None:
+    """At first workers take it for a part of the step; requests' own properties are of many."""
+    duty, workers = PrefillDuty(), pair()
+    for sequence_s, count in ((0.0, 100), (1e-6, 100)):
+        for _ in range(count):
+            duty.placed(0.01, Rates(decode_step_s=0.005, decode_sequence_s=sequence_s), 0, 1000)
+        assert duty.divide(workers).may_decode(workers) == [workers[1]]
+    for max_tokens in (1000, 10):
+        for _ in range(32):
+            duty.placed(0.01, Rates(decode_step_s=0.004, decode_sequence_s=2e-5), 0, max_tokens)
+        assert duty.divide(workers).may_decode(workers) == list(workers)
 
 
 def test_of_three_workers_two_that_decode_are_compared_with_one_on_duty() -> None:
