@@ -45,9 +45,12 @@ class RecentMean:
             taken = Sum()
         self._taken[sibling] = reported
         if number := reported.number - taken.number:
-            for _ in range(min(number, self._requests)):
-                self._add((reported.total - taken.total) / number)
+            self._add((reported.total - taken.total) / number, number)
 
-    def _add(self, value: float) -> None:
-        self._count = min(self._requests, self._count + 1)
-        self.value += (value - self.value) / self._count
+    def _add(self, value: float, number: int = 1) -> None:
+        """So many requests have that value, each or on average."""
+        while number and self._count < self._requests:
+            number -= 1
+            self._count += 1
+            self.value += (value - self.value) / self._count
+        self.value += (value - self.value) * (1 - (1 - 1 / self._requests) ** number)

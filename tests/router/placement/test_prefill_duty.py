@@ -178,8 +178,9 @@ def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
     duty = PrefillDuty()
     workers = pair()
     rates = Rates(decode_context_token_s=2e-8)
-    duty.placed(0.01, rates, 1000, 1000)
-    assert duty.divide(workers).may_decode(workers) == list(workers)
+    for _ in range(100):
+        duty.placed(0.01, rates, 1000, 1000)
+    assert duty.divide(workers).may_decode(workers) == list(workers), "20 ms"
     for _ in range(500):
         duty.ended(100, 1000)
         duty.placed(0.01, rates, 1000, 1000)
