@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-from services.router.placement.forecast import uncorrected_step_s
+from services.router.placement.forecast import loaded_step_s
+from services.router.workers.decode_load import LoadMark
 from services.router.workers.worker import Worker
 
 # Fewer output tokens say little of a worker's pace: the first gap, which a handoff is in, is one of them.
@@ -67,7 +68,6 @@ class Claim(PrefillClaim):
         """`reserved`: tokens that it may have at most, `context`: on average while it decodes. `reason`: why
         this prefill worker, where decode could compute the prompt too. `on_decoded` is called at its end with
         its output tokens."""
-        self._step_s = uncorrected_step_s(decode, 1, context)
         super().__init__(prefill, tokens, seconds, cost, left_s)
         self.decode = decode
         self.reason = reason
@@ -81,6 +81,9 @@ class Claim(PrefillClaim):
         decode.claimed_context += context
         if tpot_s is not None:
             bisect.insort(decode.tpot_limits, tpot_s)
+        decode.load_changed()
+        # Since when it is decoded; None: its prompt is not computed yet.
+        self._decoded_since: LoadMark | None = None
 
     @property
     def prefills_itself(self) -> bool:
@@ -92,15 +95,23 @@ class Claim(PrefillClaim):
         """Whether prefill may start before decode has reserved the slot."""
         return not self.prefills_itself and self.decode.has_certain_room
 
+    def prefill_ended(self) -> None:
+        super().prefill_ended()
+        if self._decoded_since is None and not self._released:
+            self.decode.decoding_slots += 1
+            self.decode.load_changed()
+            self._decoded_since = self.decode.loads.mark()
+
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
         corrects what is predicted for later ones. To be called right before or after `release`."""
         self._on_decoded(tokens)
-        itself = (1, self._context) if self._released else (0, 0)
-        now_s = uncorrected_step_s(self.decode, *itself)
-        if tokens >= _LEAST_TOKENS and min(self._step_s, now_s) > 0:
-            # The load changes steadily between its first and last token, on average over many requests.
-            self.decode.tpot_ratio.ended(tpot_s, (self._step_s + now_s) / 2)
+        if self._decoded_since is None or tokens < _LEAST_TOKENS:
+            return
+        # By what is known now of the worker: after a start its first rates are rough.
+        rates, load = self.decode.described.load.rates, self.decode.loads.mean_since(self._decoded_since)
+        if rates.decode_step_s > 0:
+            self.decode.tpot_ratio.ended(tpot_s, loaded_step_s(rates, load))
 
     def release(self) -> None:
         """Releases everything, the slot too."""
@@ -108,9 +119,11 @@ class Claim(PrefillClaim):
         if not self._released:
             self._released = True
             self.decode.claimed_slots -= 1
+            self.decode.decoding_slots -= self._decoded_since is not None
             self.decode.reserved_tokens -= self._reserved
             self.decode.claimed_context -= self._context
             if self._tpot_s is not None:
                 self.decode.tpot_limits.remove(self._tpot_s)
+            self.decode.load_changed()
             self.decode.turnover.add()
             self.decode.changed()

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from baton.prefill_defaults import MOST_PREFILL_SHARE
-from baton.v1.worker_pb2 import DescribeResponse
+from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn
+from services.router.workers.decode_load import DecodeLoad
 from services.router.workers.recent_work import PrefillShare
 from services.router.workers.tpot_ratio import TpotRatio
 
@@ -123,13 +124,22 @@ def uncorrected_step_s(
     worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
 ) -> float:
     """`step_s` by the worker's own rates alone; 0 where they are not known."""
-    rates = worker.described.load.rates
+    load = DecodeLoad(
+        worker.used_slots + sequences,
+        worker.context_tokens + context_tokens,
+        worker.prefill_share.after(more_prefill_s),
+    )
+    return loaded_step_s(worker.described.load.rates, load)
+
+
+def loaded_step_s(rates: Rates, load: DecodeLoad) -> float:
+    """Seconds of a step in that load, by a worker's own rates; 0 where they are not known."""
     alone_s = (
         rates.decode_step_s
-        + (worker.used_slots + sequences) * rates.decode_sequence_s
-        + (worker.context_tokens + context_tokens) * rates.decode_context_token_s
+        + load.sequences * rates.decode_sequence_s
+        + load.context_tokens * rates.decode_context_token_s
     )
-    return alone_s / (1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(more_prefill_s)))
+    return alone_s / (1 - min(MOST_PREFILL_SHARE, load.prefill_share))
 
 
 def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:

@@ -20,6 +20,7 @@ from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.observability.logs import get_log
 from services.router.workers.backlog import Backlog
+from services.router.workers.decode_load import DecodeLoad, LoadHistory
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.other_claims import OtherClaims, Precedence, SiblingCounts
 from services.router.workers.peer import Peer
@@ -122,12 +123,15 @@ class Worker:
         self._refused_at = -math.inf
         # This router's counters: slots and tokens reserved at decode, tokens that prefill has yet to compute.
         self.claimed_slots = 0
+        self.decoding_slots = 0  # of them, those whose prompts are computed
         self.reserved_tokens = 0
         self.queued_tokens = 0
         # Predicted seconds of those prompts, and how fast slots become free.
         self.backlog = Backlog()
         self.turnover = Turnover()
         self.prefill_share = PrefillShare()
+        # What its decode steps depend on, over time; and how output tokens compare with predictions.
+        self.loads = LoadHistory()
         self.tpot_ratio = TpotRatio()
         # This router's requests at decode: the sum of the tokens that they have on average while they run,
         # and their limits of the time per output token, in ascending order.
@@ -242,7 +246,16 @@ class Worker:
         self.answers.reset()
         self.reachable = self.reachable or asked_at > self._failed_at
         self.others.update(described.load, max(claimed_before, self.claimed_slots))
+        self.load_changed()
         self.changed()
+
+    def load_changed(self) -> None:
+        """What its steps depend on has changed, as far as this router knows. The same part of other routers'
+        slots is taken to be decoded as of its own."""
+        if self.decodes:
+            decoding = self.decoding_slots / self.claimed_slots if self.claimed_slots else 1.0
+            sequences, context_tokens = decoding * self.used_slots, decoding * self.context_tokens
+            self.loads.changed(DecodeLoad(sequences, context_tokens, self.prefill_share.after()))
 
     def set_siblings(self, counts: SiblingCounts) -> bool:
         """Takes what sibling processes have here; whether that may give a request room."""
@@ -250,6 +263,7 @@ class Worker:
         self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog_s)
         self.prefill_share.siblings = counts.prefill_share
+        self.load_changed()
         return (before.slots, before.queued_tokens, before.waiting) != (
             counts.slots, counts.queued_tokens, counts.waiting,
         )  # fmt: skip

@@ -28,6 +28,7 @@ from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Backlog
+from services.router.workers.decode_load import LoadHistory
 from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
@@ -193,7 +194,7 @@ class Cluster:
                     f"{machine.role}-{number}", slots=machine.slots, receives_handoffs=machine.exchanges
                 )
                 worker.backlog, worker.turnover = Backlog(loop.time), Turnover(loop.time)
-                worker.prefill_share = PrefillShare(loop.time)
+                worker.prefill_share, worker.loads = PrefillShare(loop.time), LoadHistory(loop.time)
                 workers.append(worker)
             queue = WaitingQueue(make(Found(workers), workers), max_waiting, 60.0)
             for worker in workers:

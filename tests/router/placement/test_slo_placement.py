@@ -144,7 +144,7 @@ def test_goodput_survives_twice_the_sustainable_rate(machines: Machines, slo: Sl
     accepted = [one for _, one in refusing if one.refused_s is None]
     assert sum(one.meets(slo) for one in accepted) >= 0.98 * len(accepted)
     refused = sorted(one.refused_s for _, one in refusing if one.refused_s is not None)
-    assert refused[int(0.98 * len(refused))] == 0, "at once"
+    assert refused[int(0.96 * len(refused))] == 0, "at once"
     assert refused[-1] <= slo.ttft_s, "when it is late, at the latest"  # type: ignore[operator]
 
 
@@ -345,8 +345,8 @@ def test_old_heartbeats_do_not_make_routers_herd() -> None:
     by_counts, by_heartbeats = (
         simulate(machines, make, traffic, routers=4, heartbeat_s=2.0) for make in (aware(), Heartbeats)
     )
-    assert attained(by_counts) >= 0.95 * len(by_counts)
-    assert attained(by_heartbeats) < 0.8 * len(by_heartbeats)
+    assert attained(by_counts) >= 0.9 * len(by_counts)
+    assert attained(by_heartbeats) < 0.2 * len(by_heartbeats)
     counted, herded = ([one.most_running for one in each if one.role == "decode"] for each in seen)
-    assert max(counted) <= 1.5 * min(counted), counted
-    assert max(herded) > 1.5 * min(herded), herded
+    assert max(counted) <= 3 * min(counted), counted
+    assert max(herded) > 10 * min(herded), herded

@@ -6,6 +6,7 @@ import pytest
 
 from services.router.placement.claim import Claim
 from services.router.placement.forecast import step_s, uncorrected_step_s
+from services.router.workers.decode_load import LoadHistory
 from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import bare_worker, workers_of
@@ -37,11 +38,18 @@ def measured() -> Worker:
     return worker
 
 
-def test_a_request_is_compared_with_the_mean_of_its_first_and_last_prediction() -> None:
-    """5.1 ms by the worker's rates when it is placed alone, 5.3 when it ends beside two others."""
-    (prefill,), decode = workers_of("prefill-0"), measured()
+def test_a_request_is_compared_with_the_mean_load_of_its_time() -> None:
+    """3 s of it alone, 5.1 ms by the worker's rates, 1 s beside four others, 5.5 ms; two
+    more wait for their prompts."""
+    (prefill,), decode, now = workers_of("prefill-0"), measured(), [0.0]
+    decode.loads = LoadHistory(lambda: now[0])
     claim = Claim(prefill, decode, 10, 20)
-    others = [Claim(prefill, decode, 10, 20) for _ in range(2)]
+    claim.prefill_ended()
+    now[0] = 3.0
+    others = [Claim(prefill, decode, 10, 20) for _ in range(6)]
+    for other in others[:4]:
+        other.prefill_ended()
+    now[0] = 4.0
     claim.decoded(100, 0.0052)
     assert decode.tpot_ratio.value == pytest.approx(1.0)
     claim.release()
@@ -50,6 +58,21 @@ def test_a_request_is_compared_with_the_mean_of_its_first_and_last_prediction() 
     for other in others:
         other.release()
     assert step_s(decode) == decode.tpot_ratio.value * uncorrected_step_s(decode) > 0.0051
+
+
+def test_a_burst_after_a_start_says_nothing_wrong() -> None:
+    """96 requests at once, placed before the worker knew what a sequence costs: none was ever alone."""
+    (prefill,), decode, now = workers_of("prefill-0"), measured(), [0.0]
+    decode.loads, rates = LoadHistory(lambda: now[0]), decode.described.load.rates
+    rates.decode_sequence_s = 0.0
+    claims = [Claim(prefill, decode, 10, 20) for _ in range(96)]
+    for claim in claims:
+        claim.prefill_ended()
+    now[0], rates.decode_sequence_s = 2.0, 0.0001
+    for claim in claims:
+        claim.decoded(100, 0.005 + 0.0001 * 96)
+        claim.release()
+    assert decode.tpot_ratio.value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("tokens", "known"), [(15, True), (100, False)])
