@@ -62,10 +62,11 @@ Cached = Callable[[Worker], int]
 
 
 class NoRoom(Enum):
-    """Why a request is not placed: no decode worker that it may use has room, or no prefill worker would
-    start its prompt soon."""
+    """Why a request is not placed: no decode worker that it may use has room, or only such as would compute
+    much of its prompt that another one has cached, or no prefill worker would start its prompt soon."""
 
     DECODE = auto()
+    CACHED = auto()
     PREFILL = auto()
 
 
@@ -149,7 +150,6 @@ class Placement:
         context = mean_context(tokens, max_tokens)
         what_for = Waits.NOT if returning else self._waits(waits, hits, tpot_s, context)
         before = precedence()
-        has_room = Room(may_use, what_for, tpot_s, context, before).at
         first_due = due()
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
@@ -158,6 +158,12 @@ class Placement:
             self._starts_soon, tokens=tokens, precedence=before, prompt=prompt if by_order() else None
         )
         division = self.duty.divide(hits)
+        uncached: dict[Worker, int] = {}
+        if (
+            what_for is Waits.FOR_ITSELF and waits() is Waits.FOR_ITSELF
+        ):  # else the former since it may be refused
+            uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
+        room = Room(may_use, what_for, tpot_s, context, before, uncached)
         order = WorkerOrder(
             hits,
             prompt,
@@ -170,24 +176,24 @@ class Placement:
         )
         keys = {worker: order.decode(worker) for worker in hits}
         choice = division.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
-        pair = self._pair(choice, keys, has_room, soon, order)
+        pair = self._pair(choice, keys, room.at, soon, order)
         if isinstance(pair, NoRoom):
-            return pair
+            elsewhere = pair is NoRoom.DECODE and any(map(room.within_limits, choice.workers))
+            return NoRoom.CACHED if elsewhere else pair
         prefill, decode = pair.prefill, pair.decode
         bind(call, prefill, decode)
         self.placed[pair.computed_by] += 1
-        uncached = tokens - hits[prefill]
         output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
         claim = Claim(
             prefill,
             decode,
-            uncached,
+            tokens - hits[prefill],
             tokens + max_tokens,
             seconds=prompt(prefill).own_s,
             context=context,
             tpot_s=tpot_s,
             reason=pair.reason,
-            cost=max(1, uncached) + output_cost,
+            cost=max(1, tokens - hits[prefill]) + output_cost,
             left_s=left_s,
             on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )

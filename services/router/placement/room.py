@@ -1,14 +1,16 @@
 """What counts as room at a decode worker for one request.
 
 A free slot; for one that waits under a limit of the time per output token also that its own limit is met
-there, or, where it is late, the limits of others. Where requests that are to be placed before it wait in
-sibling processes of the router, there must be room for one more of each.
+there, or, where it is late, the limits of others. While it waits for itself, a worker has no room where it
+would compute much more of its prompt than where most is cached: that would take time from the sequences
+there, so that more of them wait and are moved away from their caches in turn. Where requests that are to be
+placed before it wait in sibling processes of the router, there must be room for one more of each.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -17,6 +19,10 @@ from services.router.workers.other_claims import Precedence
 from services.router.workers.worker import Worker
 
 MayUse = Callable[[Worker], bool]
+
+# Where prompts are computed by the worker that decodes: how many times as many tokens as at the worker with
+# most of it cached a request that waits may have to compute, and how many more in any case.
+_MORE_TIMES, _MORE_TOKENS = 1.5, 128
 
 
 class Waits(Enum):
@@ -31,16 +37,22 @@ class Waits(Enum):
 @dataclass(frozen=True, slots=True)
 class Room:
     """Of a request that has `context` tokens on average. `may_use`: whether it may use a worker with a free
-    slot."""
+    slot. `uncached`: how many tokens of its prompt each worker would compute that decodes it then; empty
+    where it does not wait for the one that computes little."""
 
     may_use: MayUse
     waits: Waits
     tpot_s: float | None
     context: int
     precedence: Precedence
+    uncached: Mapping[Worker, int]
 
     def at(self, decode: Worker) -> bool:
         """Whether a worker has room for the request."""
+        return self.within_limits(decode) and self._computes_little(decode)
+
+    def within_limits(self, decode: Worker) -> bool:
+        """The same, whatever of its prompt the worker would have to compute."""
         if not (decode.decodes and decode.has_free_slot):
             return False
         left = decode.slots_left_by(self.precedence)
@@ -52,6 +64,13 @@ class Room:
             case Waits.FOR_OTHERS:
                 return keeps_others_in_time(decode, self.context, 1 + left)
         return True
+
+    def _computes_little(self, decode: Worker) -> bool:
+        tokens = self.uncached.get(decode)
+        if tokens is None:
+            return True
+        least = min((tokens for worker, tokens in self.uncached.items() if worker.alive), default=0)
+        return tokens <= _MORE_TIMES * least + _MORE_TOKENS
 
 
 def worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:

@@ -42,6 +42,8 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
+# Requests that wait for the worker that has their prompts cached, of which so many are tried at a time.
+_MOST_KEPT = 16
 # A late request waits behind others for this share of the time that it may wait at all.
 _YIELDING_SHARE = 0.5
 # Where a process placed no request of some priority for so long, the next one goes before more urgent ones of
@@ -287,11 +289,13 @@ class WaitingQueue:
         A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
         reserved for it. One that its own limits may keep from being placed blocks only those of its tenant
         and priority, where others wait too; while it may still wait for room under them, it blocks only those
-        that need as much room.
+        that need as much room. One that waits for the worker that has its prompt cached blocks none.
         """
         blocked: set[str | None] = set()
         # By pool, the loosest limit of the time per output token under which no worker has room.
         full: dict[str | None, float] = {}
+        # How many wait for the worker that has their prompts cached: they are in the way of none.
+        kept = 0
         pools = self._placement.pools
         now = asyncio.get_running_loop().time()
         passing = Passing(now) if may_pass(self._placement, self._order) else None
@@ -314,7 +318,11 @@ class WaitingQueue:
                 self._place(entry, placed)
                 continue
             self._last_no_room = placed
-            if limit is not None and placed is NoRoom.DECODE:
+            if placed is NoRoom.CACHED:
+                kept += 1
+                if kept == _MOST_KEPT:
+                    return
+            elif limit is not None and placed is NoRoom.DECODE:
                 full[pool] = limit
             elif waiter.limited and not entry.returning and self._order.flows > 1:
                 self._order.pass_flow(entry)
