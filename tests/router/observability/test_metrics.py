@@ -149,8 +149,12 @@ async def test_the_log_line_has_the_stage_in_which_a_request_ended(site: SiteMak
                 setattr(worker.behaviour, delay, 0.0)
                 await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.05
-            both = [here.generate(ids_request([1], 100), timeout=1.0) for _ in range(2)]  # for one slot
-            await asyncio.gather(*both, return_exceptions=True)
+            first = asyncio.create_task(here.generate(ids_request([1], 100), timeout=2.0))
+            await until(
+                lambda: [one.claimed_slots for one in here.router.directory.workers if one.decodes] == [1]
+            )
+            second = here.generate(ids_request([1], 100), timeout=0.5)  # there is one slot
+            await asyncio.gather(first, second, return_exceptions=True)
             await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.001
             await here.generate(ids_request([1], 3))
