@@ -1,10 +1,11 @@
 """What counts as room at a decode worker for one request.
 
 A free slot; for one that waits under a limit of the time per output token also that its own limit is met
-there, or, where it is late, the limits of others. While it waits for itself, a worker has no room where it
-would compute much more of its prompt than where most is cached: that would take time from the sequences
-there, so that more of them wait and are moved away from their caches in turn. Where requests that are to be
-placed before it wait in sibling processes of the router, there must be room for one more of each.
+there, or, where it is late, the limits of others. While it waits for itself, a worker that would compute much
+more of its prompt than the one with most of it cached must have room for a quarter more than runs there: else
+that takes time that sequences need, more of them wait, and are moved away from their caches in turn. Where
+requests that are to be placed before it wait in sibling processes of the router, there must be room for one
+more of each.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ class Room:
 
     def at(self, decode: Worker) -> bool:
         """Whether a worker has room for the request."""
-        return self.within_limits(decode) and self._computes_little(decode)
+        if not self.within_limits(decode):
+            return False
+        return self._computes_little(decode) or self.within_limits(decode, decode.used_slots // 4 + 1)
 
-    def within_limits(self, decode: Worker) -> bool:
-        """The same, whatever of its prompt the worker would have to compute."""
+    def within_limits(self, decode: Worker, more: int = 0) -> bool:
+        """The same, whatever of its prompt the worker would have to compute; with `more`, whether there is
+        room for so many further ones, too."""
         if not (decode.decodes and decode.has_free_slot):
             return False
         left = decode.slots_left_by(self.precedence)
@@ -60,7 +64,7 @@ class Room:
             return False
         match self.waits:
             case Waits.FOR_ITSELF:
-                return sequences_within(decode, self.tpot_s, self.context) > left
+                return sequences_within(decode, self.tpot_s, self.context) > left + more
             case Waits.FOR_OTHERS:
                 return keeps_others_in_time(decode, self.context, 1 + left)
         return True
