@@ -94,7 +94,7 @@ async def _vllm(arm: Arm, setup: Setup, model: Path, visible: dict[str, str]) ->
         raise NotServedError(f"there is no {setup.vllm}")
     port = _free_port()
     command = [
-        program, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port),
+        program, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port),
         "--host", "127.0.0.1", "--served-model-name", MODEL, "--load-format", "dummy",
         "--max-model-len", str(setup.tokens), "--enable-prefix-caching", *arm.flags,
     ]  # fmt: skip
