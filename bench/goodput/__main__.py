@@ -11,15 +11,15 @@ Each arm is started, gets Poisson arrivals at every rate (of each GPU that it ha
 Rates in tables and plots are of the requests that did arrive.
 Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
-The table has the rate per GPU at which attainment crosses its goal, on the line between the rates measured on
-both sides, which it names; DIR has goodput.md,
-goodput.json, goodput.html with one plot a limit, and each run's folder. `python -m bench.goodput.from_runs`
-makes the table anew, of several commands together or of one that was cut off.
+The table has the rate per GPU at which attainment crosses its goal, interpolated between the rates measured
+on both sides, which it names; DIR has goodput.md, goodput.json, goodput.html with one plot a limit, and each
+run's folder. `python -m bench.goodput.from_runs` makes the table anew, of several commands together or of one
+that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
-                    `baton up` or to `vllm serve`; vllm@URL runs already,
-                    with `--served-model-name random`. An arm that needs more GPUs than there are, or does
-                    not come up, is skipped, and the table says why
+                    `baton up` or to `vllm serve`. vllm@URL: a server that runs already, whose model is
+                    named `random`. An arm that needs more GPUs than there are, or does not come up, is
+                    skipped, and the table says why
     --ideal RATES   adds, for each arm of Baton, what the same arrivals would get from
                     the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them

@@ -87,6 +87,11 @@ class StepBounds:
     alignment: int = 1
     alone_seconds: float = 0.0
 
+    @property
+    def longest_seconds(self) -> float:
+        """Of any step."""
+        return max(self.seconds, self.alone_seconds)
+
 
 def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
     """The step that computes these chunks."""
@@ -228,15 +233,14 @@ class PrefillScheduler:
 
     def _is_patient(self, sequence: Sequence, left_s: float, now: float) -> bool:
         """Whether its limit leaves it time for several of the longest steps."""
-        longest_s = max(self._bounds.seconds, self._bounds.alone_seconds)
         due_s = self._due_s(sequence, now)
-        return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * longest_s
+        return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * self._bounds.longest_seconds
 
     def _longest_s(self) -> float:
         """What a step may take while no prompt is in a hurry."""
         bounds = self._bounds
         if not self.beside_decode:
-            return max(bounds.seconds, bounds.alone_seconds)
+            return bounds.longest_seconds
         if math.isinf(self.tpot_limit_s):
             return bounds.seconds
         return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))

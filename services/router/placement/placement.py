@@ -159,9 +159,8 @@ class Placement:
         )
         division = self.duty.divide(hits)
         uncached: dict[Worker, int] = {}
-        if (
-            what_for is Waits.FOR_ITSELF and waits() is Waits.FOR_ITSELF
-        ):  # else the former since it may be refused
+        # With `refuse_late` it waits for room to the end; for a cache it waits only while it has time.
+        if what_for is Waits.FOR_ITSELF and waits() is Waits.FOR_ITSELF:
             uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
         room = Room(may_use, what_for, tpot_s, context, before, uncached)
         order = WorkerOrder(

@@ -28,8 +28,8 @@ from services.router.workers.worker import Worker
 # The ratio d e o / ((n - d) p) from which on workers compute their own prompts, and below which they cease
 # to. Between them both arrangements serve about as much; what runs in one of them is in the way of the other.
 _OWN_FROM, _OWN_UNTIL = 1.25, 0.8
-# Over so many requests the rates of workers are averaged; at the start none counts as so many.
-_RATES_OF = 16
+# Workers' decode rates are averaged over so many requests, from an initial value of 0.
+_RATE_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the workers of a pool divide the work at a moment. `on_duty`: those on prefill duty. `why_own`: why
-    each that exchanges sequences computes the prompts of what it decodes; empty where it need not."""
+    """How the workers of a pool divide prefill and decode, as seen by one placement. `on_duty`: workers on
+    prefill duty. `why_own`: the reason why each worker that exchanges sequences computes the prompts of the
+    sequences that it decodes; empty where it does not have to."""
 
     on_duty: frozenset[Worker] = frozenset()
     why_own: str = ""
@@ -93,7 +94,9 @@ class PrefillDuty:
         # Seconds by which a sequence, and a token of context, make a step longer, by the rates of the workers
         # that requests were placed on. Of few requests, since until the load has varied for a while workers
         # take what sequences cost for a part of the step itself; not of the first alone, which are rough.
-        self._sequence_s, self._context_token_s = (RecentMean(0.0, _RATES_OF, _RATES_OF) for _ in range(2))
+        self._sequence_s, self._context_token_s = (
+            RecentMean(0.0, _RATE_REQUESTS, _RATE_REQUESTS) for _ in range(2)
+        )
         # Of requests that have ended: the share of the output tokens that they asked for.
         self._output_share = RecentMean(1.0)
         # Whether each computes its own prompts, as this process and the first one of the router saw it last.

@@ -21,9 +21,9 @@ from services.router.workers.worker import Worker
 
 MayUse = Callable[[Worker], bool]
 
-# Where prompts are computed by the worker that decodes: how many times as many tokens as at the worker with
-# most of it cached a request that waits may have to compute, and how many more in any case.
-_MORE_TIMES, _MORE_TOKENS = 1.5, 128
+# Where the worker that decodes computes the prompt, too: with how many uncached tokens it counts as having
+# the prompt cached, as a factor of the fewest at any worker, plus a constant.
+_UNCACHED_FACTOR, _UNCACHED_TOKENS = 1.5, 128
 
 
 class Waits(Enum):
@@ -38,8 +38,8 @@ class Waits(Enum):
 @dataclass(frozen=True, slots=True)
 class Room:
     """Of a request that has `context` tokens on average. `may_use`: whether it may use a worker with a free
-    slot. `uncached`: how many tokens of its prompt each worker would compute that decodes it then; empty
-    where it does not wait for the one that computes little."""
+    slot. `uncached`: the tokens of its prompt that each worker would compute that decodes it then; empty
+    where it does not wait for a worker that has it cached."""
 
     may_use: MayUse
     waits: Waits
@@ -52,7 +52,7 @@ class Room:
         """Whether a worker has room for the request."""
         if not self.within_limits(decode):
             return False
-        return self._computes_little(decode) or self.within_limits(decode, decode.used_slots // 4 + 1)
+        return self._has_cached(decode) or self.within_limits(decode, decode.used_slots // 4 + 1)
 
     def within_limits(self, decode: Worker, more: int = 0) -> bool:
         """The same, whatever of its prompt the worker would have to compute; with `more`, whether there is
@@ -69,12 +69,12 @@ class Room:
                 return keeps_others_in_time(decode, self.context, 1 + left)
         return True
 
-    def _computes_little(self, decode: Worker) -> bool:
+    def _has_cached(self, decode: Worker) -> bool:
         tokens = self.uncached.get(decode)
         if tokens is None:
             return True
         least = min((tokens for worker, tokens in self.uncached.items() if worker.alive), default=0)
-        return tokens <= _MORE_TIMES * least + _MORE_TOKENS
+        return tokens <= _UNCACHED_FACTOR * least + _UNCACHED_TOKENS
 
 
 def worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:

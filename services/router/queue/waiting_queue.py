@@ -42,7 +42,8 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# Requests that wait for the worker that has their prompts cached, of which so many are tried at a time.
+# Of requests that wait for a worker that has their prompts cached, so many are tried each time; while there
+# are more, those behind them wait, too.
 _MOST_KEPT = 16
 # A late request waits behind others for this share of the time that it may wait at all.
 _YIELDING_SHARE = 0.5
@@ -289,12 +290,13 @@ class WaitingQueue:
         A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
         reserved for it. One that its own limits may keep from being placed blocks only those of its tenant
         and priority, where others wait too; while it may still wait for room under them, it blocks only those
-        that need as much room. One that waits for the worker that has its prompt cached blocks none.
+        that need as much room. Those that wait for a worker
+        that has their prompts cached block none, up to `_MOST_KEPT` of them.
         """
         blocked: set[str | None] = set()
         # By pool, the loosest limit of the time per output token under which no worker has room.
         full: dict[str | None, float] = {}
-        # How many wait for the worker that has their prompts cached: they are in the way of none.
+        # How many wait for a worker that has their prompts cached.
         kept = 0
         pools = self._placement.pools
         now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What the steps of a decode worker depend on, and the mean of it over the time of a request."""
+"""The load of a decode worker, on which the duration of its steps depends, and its mean over an interval."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class DecodeLoad(NamedTuple):
-    """A worker's sequences, the tokens of their contexts, and the share of its time that prompts take; at a
-    moment or on average."""
+    """Sequences that are decoded, the sum of their context tokens, and the share (0 to 1) of the worker's
+    time that prompts take. Current values, or means over an interval."""
 
     sequences: float = 0
     context_tokens: float = 0
@@ -17,14 +17,15 @@ class DecodeLoad(NamedTuple):
 
 
 class LoadMark(NamedTuple):
-    """A moment of a `LoadHistory`: when it was, and the load until then, in load times seconds."""
+    """The integral of a `LoadHistory` up to `at`, in seconds of its clock; `sum`: of each value."""
 
     at: float
     sum: DecodeLoad
 
 
 class LoadHistory:
-    """A worker's load over time, as the sum of it until now: of two moments that gives the mean between."""
+    """Integrates a worker's load over time. The difference of two integrals, divided by the time between
+    them, is the mean load of that interval: a request keeps only the one from its beginning."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,12 +33,12 @@ class LoadHistory:
         self._mark = LoadMark(clock(), DecodeLoad())
 
     def changed(self, load: DecodeLoad) -> None:
-        """The load is this from now on."""
+        """Records that the load has this value from now on."""
         self._mark = self.mark()
         self._load = load
 
     def mark(self) -> LoadMark:
-        """This moment."""
+        """The integral up to now."""
         now = self._clock()
         at, (sequences, context_tokens, prefill_share) = self._mark
         load, seconds = self._load, now - at
@@ -51,7 +52,7 @@ class LoadHistory:
         )
 
     def mean_since(self, begun: LoadMark) -> DecodeLoad:
-        """The mean load from that moment until now; the load now where that is no time."""
+        """The mean load between `begun` and now; the current load if no time has passed."""
         now = self.mark()
         seconds = now.at - begun.at
         if seconds <= 0:

@@ -1,4 +1,4 @@
-"""The mean load of a decode worker between two moments."""
+"""The mean load of a decode worker over an interval."""
 
 from __future__ import annotations
 
