@@ -88,12 +88,14 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was launched. `tokens`: of the results that draw one, valid once the step has ended."""
+    """A step that was launched. `tokens`: of the results that draw one, valid once the step has ended.
+    `ends_at`: when it was expected to end; infinite where it waits for decode steps."""
 
     results: list[ChunkResult]
     runs: list[tuple[int, int]]
     units: float
     tokens: Tensor
+    ends_at: float
     begun: TimedEvent
     end: TimedEvent
 
@@ -125,6 +127,8 @@ class PrefillLoop:
         # When the step that `ended` last returned was last seen to be running.
         self.ended_after_ns = 0
         self._looked_ns = 0
+        # The same by `clock`, and when the step that was finalized last ended, as far as is known.
+        self._running_at = self._last_end = 0.0
         self.device_s = 0.0  # time of steps on the device
         self.host_s = 0.0  # and of the host, to launch them; on a CPU, to run them
         self._under_way: deque[_Step] = deque()
@@ -210,18 +214,20 @@ class PrefillLoop:
             self._ends_at = math.inf if waits else max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
-        self._under_way.append(_Step(results, step.runs, units, tokens, begun, end))
+        self._under_way.append(_Step(results, step.runs, units, tokens, self._ends_at, begun, end))
         if len(self._under_way) == 1:  # else the one that runs was polled before
-            self._looked_ns = time.monotonic_ns()
+            self._see_running()
         return True
 
     def await_end(self, most_s: float) -> bool:
         """Busy-polls for up to `most_s` seconds until the oldest step has ended; returns whether it has."""
-        now = time.monotonic_ns()
-        until = now + int(most_s * 1e9)
-        while self._under_way and not self._under_way[0].end.query():
-            self._looked_ns, now = now, time.monotonic_ns()
-            if now > until:
+        until_ns = time.monotonic_ns() + int(most_s * 1e9)
+        while self._under_way:
+            looked_ns, looked_at = time.monotonic_ns(), self._clock()
+            if self._under_way[0].end.query():
+                break
+            self._looked_ns, self._running_at = looked_ns, looked_at
+            if looked_ns > until_ns:
                 return False
         return True
 
@@ -230,9 +236,12 @@ class PrefillLoop:
         `finalize` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
         self._see_begun()
-        self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        ran_at, self.ended_after_ns = self._running_at, self._looked_ns
+        self._see_running()
         while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
+            # The host may see it late: launching the next step, kernel by kernel, takes it some ms.
+            self._last_end = min(self._running_at, max(ran_at, step.ends_at))
             self.steps_ended += 1
             self._unfinalized.append(step)
             results += self._results(step)
@@ -253,13 +262,17 @@ class PrefillLoop:
                     self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
         self._unfinalized.clear()
-        # The steps that are left run from now on, however long they were expected to wait.
+        # The steps that are left run since that end, however long they were expected to wait.
         left = sum(step.units for step in self._under_way)
-        self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
+        self._ends_at = self._last_end + self.scheduler.cost.seconds_of(left)
 
     @property
     def _waits_for_decode(self) -> bool:
         return self.in_turn and self.scheduler.beside_decode
+
+    def _see_running(self) -> None:
+        """Records when the oldest step that is under way is about to be polled."""
+        self._looked_ns, self._running_at = time.monotonic_ns(), self._clock()
 
     def _see_begun(self) -> None:
         """Predicts the end of a step that had to wait for decode steps, once it runs."""

@@ -190,6 +190,36 @@ def test_who_looks_seldom_begins_the_sooner() -> None:
     assert ahead.loop.begin()
 
 
+def test_a_host_that_sees_a_step_end_late_begins_the_next_one_in_time() -> None:
+    """It launches a step kernel by kernel, which takes it 30 ms, and the one before ends meanwhile."""
+    ahead = Ahead(tokens=100)
+    ahead.add(400)
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.09
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.12  # the first has ended at 0.1, the second will at 0.2
+    assert len(take(ahead.loop)) == 1
+    assert ahead.loop.ends_in_s == pytest.approx(0.08)
+    ahead.stream.now = 0.165
+    assert not ahead.loop.begin()
+    ahead.stream.now = 0.192
+    assert ahead.loop.begin()
+
+
+def test_a_step_that_takes_longer_than_predicted_is_not_taken_to_have_ended() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.scheduler.cost.took([(0, 1)], PACE / 2)  # predicted is the median: 3/4 of what it takes
+    ahead.add(300)
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.074
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.099
+    assert take(ahead.loop) == []
+    ahead.stream.now = 0.101
+    assert len(take(ahead.loop)) == 1
+    assert ahead.loop.ends_in_s == pytest.approx(0.099 + 0.1 - 0.101), "it was seen running at 0.099"
+
+
 def test_a_long_step_that_ends_earlier_than_predicted_leaves_no_gap() -> None:
     ahead = Ahead(tokens=100)
     ahead.scheduler.cost.took([(0, 1)], 1.16 * PACE)  # predicted is the median: 8 % too long
