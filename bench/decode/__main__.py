@@ -3,7 +3,7 @@
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
         [--quantization fp8|int8|int4 [--quantize-head]] [--tune | --ignore-tables] [--seconds S] [--churn]
-        [--budget] [--memory [--cold]] [--front] [--burners N]
+        [--budget] [--mixed ROWS,ROWS] [--memory [--cold]] [--front] [--burners N]
 
 Random weights and KV. One JSON object a batch goes to stdout.
 
@@ -14,6 +14,8 @@ Random weights and KV. One JSON object a batch goes to stdout.
                  --seconds (10), at the rate that keeps about `batch` slots busy; each one's KV is scattered
                  from staging first, by --scatter
     --budget     a table of what a step's time goes to, after a second of steady steps
+    --mixed R,R  a step that is part of a prefill step of so many rows (`engine.mixed_steps`), beside both by
+                 themselves
     --memory     instead of all that: GPU memory of an engine of the largest batch, and its start's seconds
 
 --ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
@@ -97,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scatter", default="staged", choices=("staged", "pinned", "pieces"), help="with --churn: from where"
     )
     parser.add_argument("--budget", action="store_true", help="what a step's time goes to")
+    parser.add_argument("--mixed", metavar="ROWS,ROWS", help="steps that are part of prefill steps")
     parser.add_argument("--memory", action="store_true", help="where the memory goes; start-up")
     parser.add_argument("--cold", action="store_true", help="with an empty cache of compiled kernels")
     parser.add_argument("--front", action="store_true", help="the front streams every token to a follower")
@@ -117,12 +120,14 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
     import torch
 
     from baton.engine.tuning.tuner import LIMIT_S
-    from bench.decode import churn_plan
+    from bench.decode import churn_plan, mixed
     from bench.decode.engine import DecodeEngine
     from bench.decode.front import Front
 
     seconds = arguments.seconds or (_BUDGET_S if arguments.budget else None)
     size = churn_plan.engine_size(cases) if arguments.churn else EngineSize.steady(cases, seconds)
+    if arguments.mixed:
+        size = mixed.engine_size(cases, _rows(arguments))
     lacking = size.lacking(cases[0], torch.cuda.mem_get_info()[0])
     if lacking is not None:
         sys.exit(f"bench.decode: {lacking}")
@@ -165,8 +170,12 @@ def tune_missing(case: Case, rows: int, limit_s: float | None = None) -> None:
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
     """Measures each case, or the memory, and finally prints the budgets."""
-    from bench.decode import budget, memory
+    from bench.decode import budget, memory, mixed
 
+    if arguments.mixed:
+        for case, found in zip(cases, mixed.run(engine, cases, _rows(arguments)), strict=True):
+            _print(case, found, arguments)
+        return
     if arguments.memory:
         case = max(cases, key=lambda case: case.batch)
         _print(case, memory.memory_use(engine) | {"cold": arguments.cold}, arguments)
@@ -199,6 +208,11 @@ def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[
     if arguments.seconds:
         return steady.run_seconds(engine, case, arguments.seconds)
     return steady.run_tokens(engine, case)
+
+
+def _rows(arguments: argparse.Namespace) -> list[int]:
+    """The prompt rows of mixed steps."""
+    return [int(rows) for rows in arguments.mixed.split(",")]
 
 
 def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -106,7 +106,7 @@ class Bench:
         self._pass.workspace.qkv[:rows].normal_()
         self._pass.inputs.slot.copy_(torch.arange(rows))
         self._pass.inputs.position.fill_(context - 1)
-        self._pass.embed(rows)
+        self._pass.embed(rows, self._pass.workspace)
         self._device = device
 
     def measure(self) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ class Bench:
 
     def _launch(self) -> None:
         for attention in self._attention:
-            self._pass.attend(attention, self.rows)
+            self._pass.attend(attention, self.rows, self._pass.workspace)
 
     def _plan(self) -> None:
         """The lists of items, as a step plans them."""

@@ -51,16 +51,16 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
         return launch
 
     def head() -> None:
-        pass_.head(rows)
+        pass_.head(rows, pass_.workspace)
 
     def attention() -> None:
         for layer in model.layers:
-            pass_.attend(layer.attention, rows)
+            pass_.attend(layer.attention, rows, pass_.workspace)
 
     def front() -> None:
         step.begin(rows, SIMPLE)
         step.plan(rows)
-        pass_.embed(rows)
+        pass_.embed(rows, pass_.workspace)
 
     of_layers = dict.fromkeys(product.name for layer in model.layers for product in layer.products())
     return {

@@ -65,10 +65,10 @@ class WatchedPass:
         self.alignment, self.refused = inner.alignment, inner.refused
         self.uncaptured, self.timed_passes = inner.uncaptured, inner.timed_passes
 
-    def forward(self, step: Any) -> Any:
+    def forward(self, step: Any, joined: Any = None) -> Any:
         self._log.record_step(step)
         begun = self._now()
-        hidden = self._inner.forward(step)
+        hidden = self._inner.forward(step, joined)
         self._log.host.append(self._now() - begun)
         return hidden
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
@@ -66,8 +67,8 @@ class GraphTwins:
         self.steps = self.replayed = 0
         replay = self.graphed._graphs.replay
 
-        def counted(step: StepInputs) -> bool:
-            found = replay(step)
+        def counted(step: StepInputs, joined: JoinedRows | None = None) -> bool:
+            found = replay(step, joined)
             self.replayed += found
             return found
 

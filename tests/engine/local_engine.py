@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
@@ -24,6 +25,7 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
+from baton.engine.prefill.graphs import GraphBounds
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
@@ -112,10 +114,12 @@ class LocalEngine:
         longest: int = 256,
         ring_slots: int | None = None,
         cache_dtype: str | None = None,
+        mixed: Literal["", "graphs", "eager"] = "",
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens.
         `ring_slots`: slots that mailbox and ring are sized for; by default `slots`. `cache_dtype`: by
-        default `dtype`."""
+        default `dtype`. `mixed`: prefill steps are by kernels, and decode steps join them, in graphs or
+        not; with `graph` only."""
         weights_dtype = getattr(torch, dtype)
         cache_dtype = cache_dtype or dtype
         if checkpoint:
@@ -150,10 +154,37 @@ class LocalEngine:
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
             self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
+        # Prefill steps that a decode step was part of.
+        self.mixed_steps = 0
+        if mixed:
+            self._mix(model, chunk, graphs=mixed == "graphs")
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
         self.tables: dict[tuple[int, int], BlockTables] = {}
+
+    def _mix(self, model: Model, chunk: int, *, graphs: bool) -> None:
+        from baton.engine.prefill.gpu_pass import PrefillPass
+
+        passes = PrefillPass(model, self.cache, chunk, None, joined=self.decode.joined_rows())
+        joined_rows = chunk if graphs else 0
+        passes.capture(GraphBounds(rows=0, joined_rows=joined_rows, least_chunks=2, entries=256))
+        assert not passes.uncaptured
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.decode.resume()
+        stream = self.decode.prefill_stream() or compute_stream(model.device)
+        self.prefill = PrefillLoop(passes, self.scheduler, stream)
+        self.prefill.decode = self
+
+    def join(self) -> JoinedRows | None:
+        joined = self.decode.join()
+        self.mixed_steps += joined is not None
+        return joined
+
+    @property
+    def step_s(self) -> float:
+        return 0.0
 
     def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
         """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.

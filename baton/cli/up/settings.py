@@ -122,6 +122,12 @@ FLAGS = (
     Flag("engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
     Flag("engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
     Flag("engine.tpot_slo_ms", "MS", "role both: prompts wait while decode steps take longer on average"),
+    Flag(
+        "engine.mixed_steps",
+        "true|false",
+        "role both, on a GPU: run a decode step as part of each prefill step",
+        bare="true",
+    ),
     Flag("engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
     Flag("engine.max_context_tokens", "N", "longest prompt and output together"),
     Flag("engine.tune", "auto|off|full", "measure kernels for shapes that no table has, at the start"),

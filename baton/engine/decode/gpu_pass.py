@@ -101,19 +101,22 @@ class DecodePass:
 
     def run(self, rows: int) -> Tensor:
         """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer."""
-        self.embed(rows)
-        run_layers(
-            self._model, self.workspace, rows, lambda attention: self.attend(attention, rows), self.gemm
-        )
-        return self.head(rows)
+        self.embed(rows, self.workspace)
 
-    def embed(self, rows: int) -> None:
+        def attend(attention: Attention) -> Tensor:
+            return self.attend(attention, rows, self.workspace)
+
+        run_layers(self._model, self.workspace, rows, attend, self.gemm)
+        return self.head(rows, self.workspace)
+
+    def embed(self, rows: int, workspace: Workspace) -> None:
         """Launches the embedding of the input tokens, and the rotary tables of their positions."""
-        embed_rows(self._model, self.workspace, rows, self.inputs.token, self.inputs.position)
+        embed_rows(self._model, workspace, rows, self.inputs.token, self.inputs.position)
 
-    def attend(self, attention: Attention, rows: int) -> Tensor:
-        """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim]."""
-        group, workspace = attention.group, self.workspace
+    def attend(self, attention: Attention, rows: int, workspace: Workspace) -> Tensor:
+        """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim], in its
+        `attn_out`."""
+        group = attention.group
         attn_out = workspace.attn_out[:rows]
         split_attention(
             attn_out,
@@ -131,10 +134,11 @@ class DecodePass:
         )
         return attn_out
 
-    def head(self, rows: int) -> Tensor:
-        """Launches the final norm and the head's product → logits [rows, vocab], a view of a buffer."""
+    def head(self, rows: int, workspace: Workspace) -> Tensor:
+        """Launches the final norm and the head's product over `hidden` of the workspace → logits [rows,
+        vocab], a view of a buffer."""
         logits = self.logits[:rows]
-        self.gemm(self._model.head, logits, self.workspace.hidden[:rows])
+        self.gemm(self._model.head, logits, workspace.hidden[:rows])
         return logits
 
 

@@ -22,6 +22,7 @@ from baton.device.host_memory import HostMemory
 from baton.device.stream import ComputeStream
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import SIMPLE, GraphStep
+from baton.engine.decode.joined_rows import JoinedDecodeRows, joined_buckets
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
@@ -84,8 +85,8 @@ class GraphDecodeLoop(DecodeLoop):
         self._times = StepTimes()
         if self._queue.on_chip:
             self._time_largest()
-        self._enqueued = self._status(0, 0).replays
-        self._status_seen = self._status(0, self._enqueued)
+        self._joins: dict[int, JoinedDecodeRows] = {}
+        self.resume()
         # (number of the entry, features) of admissions that no step is known to have applied.
         self._posted: deque[tuple[int, int]] = deque()
         self._expected = 0
@@ -95,6 +96,16 @@ class GraphDecodeLoop(DecodeLoop):
         self._mask_written = False
         self._watchdog = DeviceWatchdog(clock)
         self._began_at = clock()  # when the replay that runs could begin, at the earliest
+
+    def joined_rows(self) -> list[JoinedDecodeRows]:
+        rows = [JoinedDecodeRows(self.step_state, bucket) for bucket in joined_buckets(self.shape.rows)]
+        self._joins = {each.rows: each for each in rows}
+        return rows
+
+    def resume(self) -> None:
+        self._queue.drain()
+        self._enqueued = self._status(0, 0).replays
+        self._status_seen = self._status(0, self._enqueued)
 
     def _time_largest(self) -> None:
         """Runs a step of the largest bucket with no slot active, so that an expected duration is known
@@ -158,24 +169,42 @@ class GraphDecodeLoop(DecodeLoop):
         queued = self._enqueued - seen.replays
         most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
         most -= self._behind_prefill
-        if queued >= most or not self._would_advance(seen):
+        if queued >= most or not self._would_advance(seen) or not self._begin_queue(queued):
             return False
+        slots, features = self._next(seen)
+        bucket = min(bucket for bucket in self._graphs if bucket >= slots)
+        graphs = self._graphs[bucket]
+        (graphs.samples if features & ~int(SIMPLE) else graphs.simple)()
+        self._enqueued += 1
+        return True
+
+    def join(self) -> JoinedDecodeRows | None:
+        seen = self._look()
+        slots, features = self._next(seen)
+        if not self._joins or features & ~int(SIMPLE) or not self._would_advance(seen):
+            return None
+        if not self._begin_queue(self._enqueued - seen.replays):
+            return None
+        self._enqueued += 1
+        return self._joins[min(bucket for bucket in self._joins if bucket >= slots)]
+
+    def _next(self, seen: Status) -> tuple[int, int]:
+        """Rows that the next replay has at most, and the features that it may need."""
+        features = seen.features
+        for _, more in self._posted:
+            features |= more
+        # Entries may be posted until this replay begins, and it is enqueued up to a step before.
+        slots = seen.active + len(self._posted) + min(self._expected, _MOST_EXPECTED)
+        return self.shape.rows_of(min(self.shape.slots, slots)), features
+
+    def _begin_queue(self, queued: int) -> bool:
+        """To be called before a replay is enqueued behind `queued` others; False where it has no room."""
         if queued == 0:
             if not self._ring_has_room():
                 return False
             self._began_at = self._clock()
             self.step_state.fetch()  # else what is posted would wait for a step that advances nothing
         self._mask_written &= not self._state.sampler.masks.arrived
-        features = seen.features
-        for _, more in self._posted:
-            features |= more
-        # Entries may be posted until this replay begins, and it is enqueued up to a step before.
-        slots = seen.active + len(self._posted) + min(self._expected, _MOST_EXPECTED)
-        bound = self.shape.rows_of(min(self.shape.slots, slots))
-        bucket = min(bucket for bucket in self._graphs if bucket >= bound)
-        graphs = self._graphs[bucket]
-        (graphs.samples if features & ~int(SIMPLE) else graphs.simple)()
-        self._enqueued += 1
         return True
 
     def _would_advance(self, seen: Status) -> bool:

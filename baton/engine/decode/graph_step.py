@@ -112,7 +112,12 @@ class GraphStep:
         return graphs
 
     def _sample_simple(self, bucket: int) -> None:
-        logits = self._front(bucket, SIMPLE)
+        self.draw(bucket, self._front(bucket, SIMPLE))
+
+    def draw(self, bucket: int, logits: Tensor) -> None:
+        """Launches the rest of a step whose head has run, with the quicker sampler. logits [bucket, vocab].
+        What the host has posted is fetched meanwhile."""
+        self._queue.fork(self._fetch)
         inputs = self.pass_.inputs
         sample_simple(
             self._drawn[:bucket], logits, inputs.slot, inputs.position,
@@ -123,6 +128,7 @@ class GraphStep:
 
     def _sampling(self, bucket: int) -> None:
         logits = self._front(bucket, _EVERYTHING)
+        self._queue.fork(self._fetch)
         inputs = self.pass_.inputs
         self._sampler.launch(
             self._drawn, logits, (inputs.slot, inputs.position, self._place), self.control,
@@ -134,9 +140,7 @@ class GraphStep:
     def _front(self, bucket: int, features: Feature) -> Tensor:
         self.begin(bucket, features)
         self.plan(bucket)
-        logits = self.pass_.run(bucket)
-        self._queue.fork(self._fetch)
-        return logits
+        return self.pass_.run(bucket)
 
     def begin(self, bucket: int, features: Feature) -> None:
         """Launches the step's first kernel: it applies the mailbox and lists the rows of up to `bucket`

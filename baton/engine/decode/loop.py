@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.rings.mask_board import SlotMask
 from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
+
+if TYPE_CHECKING:
+    # Its module brings Triton, which a CPU worker needs not.
+    from baton.engine.forward.layers import JoinedRows
 
 _NO_STOP = -1
 # The longest time after which a loop with work should be polled for its next step.
@@ -130,6 +135,21 @@ class DecodeLoop(ABC):
     def expect_prefill(self, *, under_way: bool) -> None:
         """Whether a prefill step is enqueued on `prefill_stream` that has not ended: it takes the place of
         one of the steps enqueued ahead, so that prefill and decode steps alternate."""
+        return None
+
+    def joined_rows(self) -> Sequence[JoinedRows]:
+        """What `join` may return from now on: rows that prefill steps must be made for, after which `resume`
+        is called. Empty where steps cannot join others."""
+        return ()
+
+    def resume(self) -> None:
+        """To be called when steps have run that this loop did not enqueue, and none is under way."""
+        return None
+
+    def join(self) -> JoinedRows | None:
+        """Has the next step run as part of a prefill step, which the caller must launch next on
+        `prefill_stream` with these rows: weights are read once for both. None where a step would do nothing,
+        or cannot be run so; then the caller launches its own alone."""
         return None
 
     @property

@@ -10,6 +10,7 @@ products.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,6 +23,23 @@ from baton.engine.model.modules import Attention, Model
 Attend = Callable[[Attention], Tensor]
 """Computes a layer's attention from the workspace's `qkv`, writing keys and values to the cache → [rows,
 heads · dim]."""
+
+
+class JoinedRows(Protocol):
+    """Rows of another step that share a pass: its products are of the rows of both, all else is launched by
+    each for its own. `rows`: how many they are. The pass calls `begin`, for each layer `attend`, then `end`;
+    `workspace` has these rows first."""
+
+    rows: int
+
+    def begin(self, workspace: Workspace) -> None:
+        """Launches what comes before the layers, and the embedding."""
+
+    def attend(self, attention: Attention, workspace: Workspace) -> None:
+        """Launches a layer's attention, from `qkv` into `attn_out`."""
+
+    def end(self, workspace: Workspace) -> None:
+        """Launches what comes after the layers, from `hidden`."""
 
 
 def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:

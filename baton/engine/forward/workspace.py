@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,14 @@ class Workspace:
         """cos and sin [rows, dim / 2] float32 by the model's rotary embedding of that number."""
         cos, sin = self._rotary[rope]
         return cos[:rows], sin[:rows]
+
+    def behind(self, first: int) -> Workspace:
+        """The rows from `first` on as a workspace of their own, in the same memory."""
+        rows = copy(self)
+        rows.hidden, rows.qkv = self.hidden[first:], self.qkv[first:]
+        rows.attn_out, rows.inner = self.attn_out[first:], self.inner[first:]
+        rows._rotary = [(cos[first:], sin[first:]) for cos, sin in self._rotary]
+        return rows
 
     def operands(self, product: str, rows: int) -> tuple[Tensor, Tensor]:
         """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""

@@ -54,7 +54,7 @@ class PromptAttention:
     the library's shapes.
 
     A pass has its products in the first rows of `workspace.qkv`, and `rule.step` rows of zeros behind them.
-    In `workspace.attn_out` the parts of rows whose keys are split stand behind row `product_rows(most_rows)`.
+    In `workspace.attn_out` the parts of rows whose keys are split stand behind all rows that products have.
     """
 
     def __init__(
@@ -65,15 +65,17 @@ class PromptAttention:
         most_rows: int,
         rule: LibraryRule | None,
         split: KeySplit,
+        most_joined: int = 0,
     ) -> None:
-        """`workspace`: as `prompt_workspace` makes it."""
+        """`workspace`: as `prompt_workspace` makes it. `most_joined`: rows of other steps that may stand
+        behind a pass's own."""
         config = model.config
         self._cache = cache
         self._qkv, self._attn_out = workspace.qkv, workspace.attn_out
         self.rule = rule
         self.heads = attention_heads(model)
         device, dtype = model.device, model.precision.activations
-        self._most_rows = product_rows(most_rows)
+        self._most_rows = product_rows(most_rows + most_joined)
         self._split = split
         rows = self._attn_out.shape[0]
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
@@ -91,7 +93,7 @@ class PromptAttention:
         """Plans which kernel computes which part of the chunks `runs`, in packed order, and the tuning of
         the paged kernel: `tuning`, or by its rows."""
         plan = plan_attention(runs, self.rule if heads.window is None else None, self._ready.__contains__)
-        tuning = tuning or self._tuning(heads, sum(span.rows for span in plan.spans))
+        tuning = tuning or self.tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
         return GroupPlan(plan, tuning, item_lines(plan.spans, tuning.rows(heads), heads.window))
@@ -100,7 +102,7 @@ class PromptAttention:
         """Plans of a pass of so many rows (a multiple that products have) in which the library computes
         nothing; without spans, which are not known at capture."""
         nothing = item_lines([], 1, None)
-        return [GroupPlan(AttentionPlan(), tuning or self._tuning(h, rows), nothing) for h in self.heads]
+        return [GroupPlan(AttentionPlan(), tuning or self.tuning(h, rows), nothing) for h in self.heads]
 
     def graph_layout(self, rows: int, chunks: int, entries: int, plans: Sequence[GroupPlan]) -> InputLayout:
         """The layout of such a pass of up to `chunks` chunks, with `entries` of block tables. Beside the
@@ -113,7 +115,7 @@ class PromptAttention:
             joins.append(heads.window is None)
         return InputLayout(rows, tuple(items), tuple(joins), entries)
 
-    def _tuning(self, heads: Heads, rows: int) -> PromptTuning:
+    def tuning(self, heads: Heads, rows: int) -> PromptTuning:
         """The tuning by the rows that products have, so that a graph and the eager steps it replaces
         agree."""
         return PromptTuning.of(heads, self._qkv.dtype, product_rows(rows))
@@ -210,10 +212,14 @@ def product_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def prompt_workspace(model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit) -> Workspace:
-    """The workspace of passes of up to `most_rows` rows, with the further rows that attention needs."""
+def prompt_workspace(
+    model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit, most_joined: int = 0
+) -> Workspace:
+    """The workspace of passes of up to `most_rows` rows and `most_joined` of other steps, with the further
+    rows that attention needs."""
     slack = 0 if rule is None else rule.slack(most_rows)
-    return Workspace(model, product_rows(most_rows), more_qkv=slack, more_attn_out=split.rows)
+    rows = product_rows(most_rows + most_joined)
+    return Workspace(model, rows, more_qkv=slack, more_attn_out=split.rows)
 
 
 def library_rule(model: Model, most_rows: int) -> LibraryRule | None:

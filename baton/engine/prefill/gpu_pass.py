@@ -4,6 +4,11 @@ The layer program of `forward.layers`, with the vendor library's products, and a
 rotary embedding of q and k, the write to the cache, and `prefill.attention`. The step's inputs go to the
 device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
 (`prefill.graphs`).
+
+Rows of a decode step may join (`forward.layers.JoinedRows`), as in the mixed batches of Sarathi-Serve
+(Agrawal et al. 2024). They stand behind those of prompts; products are of both, so that weights are read
+once, and each has its own attention. Prompts have padding, so that both make a number of rows that products
+have.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from baton.device.upload import put_ints
 from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.forward.code_products import has_w8a8
 from baton.engine.forward.gemm import Gemm
-from baton.engine.forward.layers import embed_rows, run_layers
+from baton.engine.forward.layers import JoinedRows, embed_rows, run_layers
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
@@ -33,7 +38,7 @@ from baton.engine.model.modules import Attention, Model, Product
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import TimedPass
-from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
+from baton.engine.prefill.graphs import Case, GraphBounds, PrefillGraphs
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 
@@ -63,21 +68,28 @@ class PrefillPass:
         rule: LibraryRule | None,
         tuning: PromptTuning | None = None,
         split: KeySplit | None = None,
+        joined: Run[JoinedRows] = (),
     ) -> None:
         """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
-        few rows' keys are shared by several programs; None: as is best for a large GPU."""
+        few rows' keys are shared by several programs; None: as is best for a large GPU. `joined`: the rows
+        of another step that may join a pass, one of them at a time; `capture` makes graphs for each."""
         self.most_rows = most_rows
+        self._joined = joined
+        most_joined = max((each.rows for each in joined), default=0)
+        self._most_product_rows = product_rows(most_rows + most_joined)
         self._model = model
         self._cache = cache
         self._tuning = tuning
         self._split = split or KeySplit()
         self._padding = 0 if rule is None else rule.step
         self.alignment = 1 if rule is None else rule.step
-        self.workspace = prompt_workspace(model, most_rows, rule, self._split)
-        self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: _choice(product))
+        self.workspace = prompt_workspace(model, most_rows, rule, self._split, most_joined)
+        self._gemm = Gemm(model, [self._most_product_rows], lambda product, rows: _choice(product))
         # Rows are normed by the pass itself; logits are taken of some of them.
         self._head = replace(model.head, norm=None)
-        self._attention = PromptAttention(model, cache, self.workspace, most_rows, rule, self._split)
+        self._attention = PromptAttention(
+            model, cache, self.workspace, most_rows, rule, self._split, most_joined
+        )
         self.refused = self._attention.refused
         self._graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
@@ -98,17 +110,22 @@ class PrefillPass:
     def capture(self, bounds: GraphBounds | None = None) -> None:
         """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
         is captured in some 100 ms; they share all their memory with passes that are none."""
-        bounds, plans = bounds or GraphBounds(), {}
-        most = min(bounds.rows, self.most_rows)
-        layouts = []
-        for rows in sorted({product_rows(rows) for rows in range(1, most + 1)}, reverse=True):
-            plans[rows] = self._attention.graph_plans(rows, self._tuning)
-            chunks = bounds.chunks(rows)
-            layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))
+        bounds, cases = bounds or GraphBounds(), []
+        plans: dict[int, list[GroupPlan]] = {}
+        for joined in (None, *self._joined):
+            most = min(bounds.rows if joined is None else bounds.joined_rows, self.most_rows)
+            for rows in sorted({_prompt_rows(rows, joined) for rows in range(1, most + 1)}, reverse=True):
+                plans[rows] = self._attention.graph_plans(rows, self._tuning)
+                chunks = bounds.chunks(rows)
+                layout = self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows])
+                cases.append((layout, joined))
         nowhere: list[Run[int]] = [()] * len(self._attention.heads)
-        self.uncaptured = self._graphs.capture(
-            layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere)
-        )
+
+        def launch(case: Case, there: Places[Tensor]) -> None:
+            layout, joined = case
+            self._launch(there, plans[layout.rows], nowhere, joined)
+
+        self.uncaptured = self._graphs.capture(cases, launch)
 
     def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
@@ -135,36 +152,43 @@ class PrefillPass:
     def _warm_products(self) -> None:
         """Runs each product with each number of rows that passes have, and the head with a few."""
         *of_layers, _ = self._model.product_kinds()
-        for rows in sorted({product_rows(rows) for rows in range(1, self.most_rows + 1)}):
+        for rows in sorted({product_rows(rows) for rows in range(1, self._most_product_rows + 1)}):
             for product in of_layers:
                 self._gemm(product, *self.workspace.operands(product.name, rows))
         for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
             self.logits(self.workspace.hidden[:rows])
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
-        the chunks' order; a view of a buffer, valid until the next pass. Raises ValueError where the step
-        has more rows than the pass is made for."""
+        the chunks' order; a view of a buffer, valid until the next pass. `joined`: one of those that the pass
+        is made for, which it runs as well. Raises ValueError where the step has more rows than the pass is
+        made for."""
         if not 0 < step.rows <= self.most_rows:
             raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
-        attention = self._attention
-        plans = [attention.plan(step.runs, heads, self._tuning) for heads in attention.heads]
-        inputs = StepInputs(step, product_rows(step.rows), plans)
-        if not self._graphs.replay(inputs):
-            self._run_eagerly(inputs)
-        return self._normed(inputs.rows)[: step.rows]
+        attention, rows = self._attention, _prompt_rows(step.rows, joined)
+        plans = []
+        for heads in attention.heads:
+            tuning = self._tuning or (attention.tuning(heads, rows) if joined is not None else None)
+            plans.append(attention.plan(step.runs, heads, tuning))
+        inputs = StepInputs(step, rows, plans)
+        if not self._graphs.replay(inputs, joined):
+            self._run_eagerly(inputs, joined)
+        return self._normed(rows)[: step.rows]
 
-    def _run_eagerly(self, step: StepInputs) -> None:
+    def _run_eagerly(self, step: StepInputs, joined: JoinedRows | None) -> None:
         """Launches the step without a graph."""
         if any(plan.attention.by_library for plan in step.plans):
             # The library reads behind the rows, and a NaN of an earlier pass would spread.
-            self.workspace.qkv[step.rows : step.rows + self._padding].zero_()
+            rows = step.rows + (0 if joined is None else joined.rows)
+            self.workspace.qkv[rows : rows + self._padding].zero_()
         layout = step.layout
         there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)
         put_ints(step.values(layout), there)
-        self._launch(layout.places(there), step.plans, step.lines)
+        self._launch(layout.places(there), step.plans, step.lines, joined)
 
-    def _launch(self, there: Places[Tensor], plans: Run[GroupPlan], lines: Run[Run[int]]) -> None:
+    def _launch(
+        self, there: Places[Tensor], plans: Run[GroupPlan], lines: Run[Run[int]], joined: JoinedRows | None
+    ) -> None:
         """All of a pass, over inputs on the device; a graph is what this launches. Rows without a token are
         padding for the products: zeros, or what layers make of zeros."""
         rows = there.token.shape[0]
@@ -173,8 +197,11 @@ class PrefillPass:
             for plan, places, line in zip(plans, there.groups, lines, strict=True)
         ]
         model, workspace = self._model, self.workspace
+        behind, total = workspace.behind(rows), rows + (0 if joined is None else joined.rows)
         self._attention.begin(rows)
         embed_rows(model, workspace, rows, there.token, there.position)
+        if joined is not None:
+            joined.begin(behind)
 
         def attend(attention: Attention) -> Tensor:
             number, cache = attention.group, self._cache
@@ -184,10 +211,19 @@ class PrefillPass:
                 planned.places.line, there.position, workspace.rotary(rows, attention.rope), heads,
                 attention.head_norms, cache.scales[number],
             )  # fmt: skip
-            return self._attention.run(attention, rows, planned)
+            found = self._attention.run(attention, rows, planned)
+            if joined is None:
+                return found
+            out = workspace.attn_out[:total]
+            if found.data_ptr() != out.data_ptr():  # the library has memory of its own
+                out[:rows].copy_(found)
+            joined.attend(attention, behind)
+            return out
 
-        run_layers(model, workspace, rows, attend, self._gemm)
+        run_layers(model, workspace, total, attend, self._gemm)
         norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm)
+        if joined is not None:
+            joined.end(behind)
 
     def _normed(self, rows: int) -> Tensor:
         """[rows, hidden]: the buffer of a pass's result."""
@@ -199,3 +235,10 @@ class PrefillPass:
         logits = hidden.new_empty(hidden.shape[0], self._head.outputs)
         self._gemm(self._head, logits, hidden)
         return logits
+
+
+def _prompt_rows(rows: int, joined: JoinedRows | None) -> int:
+    """Rows that a pass of `rows` rows of prompts has for them, with padding."""
+    if joined is None:
+        return product_rows(rows)
+    return product_rows(rows + joined.rows) - joined.rows

@@ -1,4 +1,5 @@
-"""Prefill steps of few rows as graphs, one for each number of rows that products have.
+"""Prefill steps of few rows as graphs, one for each number of rows that products have; and where rows of a
+decode step join them, for each number of those.
 
 A step of a few hundred rows takes the host longer to launch, kernel by kernel, than a GPU to run. A graph is
 one launch; what differs from step to step is in memory, where one copy puts it before the replay. A step
@@ -16,19 +17,25 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
+
+Case = tuple[InputLayout, JoinedRows | None]
+"""What one graph is for: the layout of its inputs, and the rows that join it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBounds:
-    """Which steps are graphs: those of up to `rows` rows, of `least_chunks` chunks and one more for every
-    `rows_a_chunk` rows, with up to `entries` of block tables in all their cache groups together.
+    """Which steps are graphs: those of up to `rows` rows, or `joined_rows` where rows of a decode step join
+    them, of `least_chunks` chunks and one more for every `rows_a_chunk` rows, with up to `entries` of block
+    tables in all their cache groups together.
 
     A graph's attention has programs for the items that such a step may have; those that one has not end at
     once, but thousands of them would be felt.
     """
 
     rows: int = 1024
+    joined_rows: int = 512
     least_chunks: int = 8
     rows_a_chunk: int = 16
     entries: int = 16384
@@ -45,31 +52,31 @@ class PrefillGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._inputs = torch.zeros(0, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[InputLayout, Graph]] = {}
+        # By rows of prompts and rows that join them.
+        self._graphs: dict[tuple[int, int], tuple[InputLayout, Graph]] = {}
 
-    def capture(
-        self, layouts: Iterable[InputLayout], launch: Callable[[InputLayout, Places[Tensor]], None]
-    ) -> str:
-        """Captures one graph for each layout, of what `launch` does with inputs that stand there. It runs
+    def capture(self, cases: Iterable[Case], launch: Callable[[Case, Places[Tensor]], None]) -> str:
+        """Captures one graph for each case, of what `launch` does with inputs that stand there. It runs
         once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory
         for them there are none; returns why, or an empty string."""
-        layouts = list(layouts)
+        cases = list(cases)
         recorder = Recorder(self._device)
-        size = max((layout.size for layout in layouts), default=0)
+        size = max((layout.size for layout, _ in cases), default=0)
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self._device)
         try:
-            for layout in layouts:
-                graph = recorder.capture(partial(launch, layout, layout.places(self._inputs)))
+            for case in cases:
+                layout, joined = case
+                graph = recorder.capture(partial(launch, case, layout.places(self._inputs)))
                 graph()  # the first also brings it to the GPU
-                self._graphs[layout.rows] = layout, graph
+                self._graphs[layout.rows, _rows(joined)] = layout, graph
         except RuntimeError as error:
             self._graphs.clear()
             return str(error) or type(error).__name__
         return ""
 
-    def replay(self, step: StepInputs) -> bool:
+    def replay(self, step: StepInputs, joined: JoinedRows | None = None) -> bool:
         """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
-        found = self._graphs.get(step.rows)
+        found = self._graphs.get((step.rows, _rows(joined)))
         if found is None or any(plan.attention.by_library for plan in step.plans):
             return False
         layout, graph = found
@@ -78,3 +85,7 @@ class PrefillGraphs:
         put_ints(step.values(layout), self._inputs)
         graph()
         return True
+
+
+def _rows(joined: JoinedRows | None) -> int:
+    return 0 if joined is None else joined.rows

@@ -5,7 +5,8 @@
 On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
 complete. Where steps run in turn with decode steps, and some sequence is decoded, the next is launched when
-the one before has ended: the decode step that runs then is what the GPU does meanwhile.
+the one before has ended: the decode step that runs then is what the GPU does meanwhile. A decode step may
+also be part of a prefill step (`DecodeSteps.join`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.rings.logprob_records import Logprobs
 
+if TYPE_CHECKING:
+    # Its module brings Triton, which a CPU worker needs not.
+    from baton.engine.forward.layers import JoinedRows
+
 # Steps launched and not ended, on a GPU: one runs, one is queued.
 _AHEAD = 2
 # The next step is launched so long before the last should end, or for such a share of it where that is more:
@@ -40,6 +45,8 @@ _LEAD_S, _LEAD_SHARE = 0.002, 0.1
 _LONGEST_TURN_S = 0.01
 # Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
 _UNMEASURED_STEP_S = 5.0
+# Of the time of a step with a decode step in it, the least part that counts as the prompts'.
+_LEAST_PART = 0.1
 
 
 class PromptPass(Protocol):
@@ -57,12 +64,23 @@ class PromptPass(Protocol):
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass] | None: ...
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
-        the chunks' order; valid until the next pass."""
+        the chunks' order; valid until the next pass. Runs the rows that join, too."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] → [M, vocab] in the model's dtype."""
+
+
+class DecodeSteps(Protocol):
+    """Decode steps of the same worker, which may run as part of prefill steps."""
+
+    def join(self) -> JoinedRows | None:
+        """See `DecodeLoop.join`."""
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of one by itself; 0 before any was measured."""
 
 
 @dataclass(slots=True)
@@ -89,12 +107,14 @@ class ChunkResult:
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step that was launched. `tokens`: of the results that draw one, valid once the step has ended.
-    `ends_at`: when it was expected to end; infinite where it waits for decode steps."""
+    `decode_s`: what the decode step that is part of it would take by itself, None without one. `ends_at`:
+    when it was expected to end; infinite where it waits for decode steps."""
 
     results: list[ChunkResult]
     runs: list[tuple[int, int]]
     units: float
     tokens: Tensor
+    decode_s: float | None
     ends_at: float
     begun: TimedEvent
     end: TimedEvent
@@ -129,13 +149,16 @@ class PrefillLoop:
         self._looked_ns = 0
         # The same by `clock`, and when the step that was finalized last ended, as far as is known.
         self._running_at = self._last_end = 0.0
-        self.device_s = 0.0  # time of steps on the device
+        # Time of steps on the device; without what decode steps would have taken that were part of them.
+        self.device_s = 0.0
         self.host_s = 0.0  # and of the host, to launch them; on a CPU, to run them
         self._under_way: deque[_Step] = deque()
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take
         self._before_step = before_step
         self._unfinalized: list[_Step] = []
+        # Whose steps may be part of prefill steps; None: all run by themselves.
+        self.decode: DecodeSteps | None = None
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -150,10 +173,15 @@ class PrefillLoop:
         return self._stream.in_turn
 
     @property
+    def displaces_decode(self) -> bool:
+        """Whether a step is under way that runs in turn with decode steps, with none in it."""
+        return self.in_turn and any(step.decode_s is None for step in self._under_way)
+
+    @property
     def expected_step_s(self) -> float:
         """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
         measured."""
-        return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
+        return self._predicted_s(self._under_way[0]) if self._under_way else self._begun_s
 
     @property
     def begun_step_s(self) -> float:
@@ -179,10 +207,9 @@ class PrefillLoop:
         if not self._under_way:
             return None
         first, *others = self._under_way
-        cost = self.scheduler.cost
-        if not cost.seconds_of(first.units):  # nothing has been measured
+        if not self.scheduler.cost.seconds_of(first.units):  # nothing has been measured
             return None
-        behind = cost.seconds_of(sum(step.units for step in others))
+        behind = sum(map(self._predicted_s, others))
         return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
 
     def begin(self) -> bool:
@@ -195,13 +222,16 @@ class PrefillLoop:
         cost = self.scheduler.cost
         step = step_of(chunks)
         units = cost.of_step(step.runs)
-        self._begun_s = cost.seconds_of(units)
+        # Before the stream is activated: what it enqueues itself comes first.
+        joined = None if self.decode is None else self.decode.join()
+        decode_s = None if self.decode is None or joined is None else self.decode.step_s
+        self._begun_s = cost.seconds_of(units) + (decode_s or 0.0)
         if self._before_step is not None:
             self._before_step(self._begun_s)
         now, now_ns = self._clock(), time.monotonic_ns()
         with torch.inference_mode(), self._stream.activate():
             begun = self._stream.record_event()
-            hidden = self._pass.forward(step)
+            hidden = self._pass.forward(step, joined)
             results = [ChunkResult(chunk, now_ns) for chunk in chunks]
             tokens = self._draw(results, hidden)
             self._add_prompt_logprobs(results, hidden)
@@ -211,10 +241,10 @@ class PrefillLoop:
                 self.scheduler.begun(chunk)
             # Behind decode steps it begins later: when, is seen (`_see_begun`).
             waits = self._waits_for_decode
-            self._ends_at = math.inf if waits else max(now, self._ends_at) + cost.seconds_of(units)
+            self._ends_at = math.inf if waits else max(now, self._ends_at) + self._begun_s
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
-        self._under_way.append(_Step(results, step.runs, units, tokens, self._ends_at, begun, end))
+        self._under_way.append(_Step(results, step.runs, units, tokens, decode_s, self._ends_at, begun, end))
         if len(self._under_way) == 1:  # else the one that runs was polled before
             self._see_running()
         return True
@@ -254,6 +284,7 @@ class PrefillLoop:
             return
         for step in self._unfinalized:
             took = step.end.seconds_since(step.begun)
+            took = max(took - (step.decode_s or 0.0), _LEAST_PART * took)
             self.device_s += took
             self.scheduler.cost.took(step.runs, took)
             for chunk in step.chunks:
@@ -263,8 +294,10 @@ class PrefillLoop:
                 self.scheduler.computed(chunk)
         self._unfinalized.clear()
         # The steps that are left run since that end, however long they were expected to wait.
-        left = sum(step.units for step in self._under_way)
-        self._ends_at = self._last_end + self.scheduler.cost.seconds_of(left)
+        self._ends_at = self._last_end + sum(map(self._predicted_s, self._under_way))
+
+    def _predicted_s(self, step: _Step) -> float:
+        return self.scheduler.cost.seconds_of(step.units) + (step.decode_s or 0.0)
 
     @property
     def _waits_for_decode(self) -> bool:
@@ -277,8 +310,7 @@ class PrefillLoop:
     def _see_begun(self) -> None:
         """Predicts the end of a step that had to wait for decode steps, once it runs."""
         if math.isinf(self._ends_at) and self._under_way and self._under_way[0].begun.query():
-            units = sum(step.units for step in self._under_way)
-            self._ends_at = self._clock() + self.scheduler.cost.seconds_of(units)
+            self._ends_at = self._clock() + sum(map(self._predicted_s, self._under_way))
 
     def _is_due(self) -> bool:
         """Whether to launch a step: at once where none runs, else shortly before that one ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.prefill.step import PrefillStep, StepChunk
+
+if TYPE_CHECKING:
+    from baton.engine.forward.layers import JoinedRows
 
 
 class ReferencePass:
@@ -25,9 +29,11 @@ class ReferencePass:
         self._reference = reference
         self._cache = cache
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
-        the chunks' order."""
+        the chunks' order. Raises ValueError where rows join: their step is computed by itself."""
+        if joined is not None:
+            raise ValueError("no rows can join the reference's pass")
         device, chunks = self._reference.device, step.chunks
         rows = Rows(
             token_ids=torch.tensor(

@@ -130,6 +130,11 @@ class EngineConfig(StrictModel):
     prefill_graphs: bool = Field(
         True, description="run prefill steps of up to 1,024 rows as CUDA graphs on a GPU"
     )
+    mixed_steps: bool = Field(
+        False,
+        description="on a GPU worker of role both, run a decode step as part of each prefill step, so that "
+        "both read the weights once, unless requests use more than greedy or temperature sampling",
+    )
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
     max_logprobs: int = Field(
         20, ge=0, le=20, description="most top logprobs that a request may ask for; 0: no logprobs"

@@ -87,6 +87,7 @@ def build_engine(
         certificates=None if links.tls is None else links.tls.certificates,
         masks=_mask_board(launch, model),
     )
+    prompts.decode = decode
     sender = links.sender(model, config.transfer)
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
     local = decode.handoffs if config.role == "both" else None
@@ -200,6 +201,7 @@ def _step_loops(
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
     # As wide as the vocabulary: kept small where no slot is ever used.
     state = SlotState(model.slots if decodes else 1, widths, model.config.vocab_size, model.device)
+    mixes = config.role == "both" and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
         steps = decode_loop(
             model.decoder,
@@ -218,7 +220,9 @@ def _step_loops(
             serves=prefills,
             stream=steps.prefill_stream() if decodes and prefills else None,
             before_step=before_step,
+            joined=steps.joined_rows() if mixes else (),
         )
+        steps.resume()
     return steps, prompts
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from baton.engine.kernels.gpu.attention.items import AttentionTuning
-from bench.decode import budget, churn, steady
+from bench.decode import budget, churn, mixed, steady
 from bench.decode.attention import Bench
 from bench.decode.case import SAMPLINGS, Case, EngineSize
 from bench.decode.churn_plan import Join, engine_size
@@ -136,3 +136,19 @@ def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert (chosen["chosen"], chosen["rows"], chosen["context"], chosen["programs"]) == (True, 2, 130, 3)
     assert (tuned["warps"], tuned["stages"]) == (4, 2)
     assert tuned["us"] > 0
+
+
+@pytest.mark.slow
+def test_mixed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed, "_WARM", 0)
+    monkeypatch.setattr(mixed, "_COUNT", 1)
+    case, rows = tiny(2, context=8), [16]
+    size = mixed.engine_size([case], rows)
+    engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True)
+    (found,) = mixed.run(engine, [case], rows)
+    accounting_is_consistent(engine)
+    engine.close()
+    assert found["uncaptured"] == ""
+    assert found["decode_ms"] > 0
+    assert found["16_rows"]["prefill_ms"] > 0
+    assert found["16_rows"]["mixed_ms"] > 0

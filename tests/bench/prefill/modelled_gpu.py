@@ -126,7 +126,7 @@ class ModelledPass:
         )
         return few, most
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: None = None) -> Tensor:
         took = self.gpu.seconds(step.runs)
         # The device begins with what is launched first, and ends no earlier than the host.
         self.stream.free_at = max(self.stream.free_at + took, self.stream.time.at + self.host_s)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.device.cuda_stream import TorchStream
 from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
@@ -102,7 +103,7 @@ class QuietPass:
     uncaptured = ""
     timed_passes = None
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         return torch.zeros(step.rows, 97, device="cuda")
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
@@ -73,8 +74,10 @@ class NumberedPass:
     refused: int = 0
     uncaptured: str = ""
     timed_passes: None = None
+    joined: list[JoinedRows | None] = field(default_factory=list)
 
-    def forward(self, step: PrefillStep) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
+        self.joined.append(joined)
         positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]
         self.stream.rows.append(len(positions))
         self.stream.free_at += len(positions) * PACE
@@ -96,9 +99,8 @@ class Ahead:
         bounds = StepBounds(tokens, seconds=1e6)
         self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
         self.stream = SlowStream()
-        self.loop = PrefillLoop(
-            NumberedPass(self.stream), self.scheduler, self.stream, lambda: self.stream.now
-        )
+        self.passes = NumberedPass(self.stream)
+        self.loop = PrefillLoop(self.passes, self.scheduler, self.stream, lambda: self.stream.now)
 
     def add(self, length: int) -> Sequence:
         sequence = Sequence(tuple(range(length)), length, SamplingParams(), Limits(4))
@@ -218,6 +220,50 @@ def test_a_step_that_takes_longer_than_predicted_is_not_taken_to_have_ended() ->
     ahead.stream.now = 0.101
     assert len(take(ahead.loop)) == 1
     assert ahead.loop.ends_in_s == pytest.approx(0.099 + 0.1 - 0.101), "it was seen running at 0.099"
+
+
+class DecodeRows:
+    """Of a step that takes 20 ms by itself; the device does not take them into account."""
+
+    rows = 4
+    step_s = 0.02
+
+    def __init__(self) -> None:
+        self.idle = False
+
+    def join(self) -> DecodeRows | None:
+        return None if self.idle else self
+
+    def begin(self, workspace: object) -> None: ...
+
+    def attend(self, attention: object, workspace: object) -> None: ...
+
+    def end(self, workspace: object) -> None: ...
+
+
+def test_what_a_decode_step_takes_that_is_part_of_a_step_is_not_the_prompts() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.stream.in_turn = True
+    ahead.loop.decode = decode = DecodeRows()
+    ahead.add(300)
+    assert ahead.loop.begin()
+    assert ahead.passes.joined == [decode]
+    assert ahead.loop.ends_in_s == pytest.approx(0.12), "what is predicted of both"
+    assert not ahead.loop.displaces_decode
+    ahead.stream.now = 0.1
+    take(ahead.loop)
+    assert ahead.loop.device_s == pytest.approx(0.08)
+    decode.idle = True
+    assert ahead.loop.begin()
+    assert ahead.loop.displaces_decode
+    ahead.stream.now = 0.2
+    take(ahead.loop)
+    assert ahead.loop.device_s == pytest.approx(0.18)
+    decode.idle, decode.step_s = False, 1.0
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.31
+    take(ahead.loop)
+    assert ahead.loop.device_s == pytest.approx(0.19), "a tenth at least"
 
 
 def test_a_long_step_that_ends_earlier_than_predicted_leaves_no_gap() -> None:

@@ -53,6 +53,10 @@ class StepClock:
             self._record(ended)
         return did
 
+    def enqueued(self) -> None:
+        """Records that a step was enqueued now by other means than `timed`."""
+        self._under_way.append(self._clock_ns())
+
     def _just_ended(self) -> int:
         """How many enqueued steps have ended since the last call."""
         counted = self._count()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from baton.engine.decode.cost import DecodeCost, DecodeRates
 from baton.engine.decode.loop import DecodeLoop
@@ -25,6 +26,10 @@ from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.startup.model_loader import LoadedModel
+
+if TYPE_CHECKING:
+    # Its module brings Triton, which a CPU worker needs not.
+    from baton.engine.forward.layers import JoinedRows
 
 # Masks of a guided sequence follow one another at intervals of steps, far shorter than this.
 _MASKS_FOLLOW_S = 0.1
@@ -81,7 +86,7 @@ class DecodeSide:
             reserve_output_tokens,
             certificates,
         )
-        self._cost = DecodeCost()
+        self._cost, self._rates = DecodeCost(), DecodeRates()
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
 
@@ -103,9 +108,22 @@ class DecodeSide:
 
     def rates(self, waiting_share: float) -> DecodeRates:
         """What steps take, from the last second's and those of the calls before. `waiting_share`: of the time
-        that the clock has measured, in which enqueued steps waited for prefill steps; below 1."""
+        that the clock has measured, by which prefill steps made steps later or longer; below 1."""
         recent = self.clock.recent()
         if recent.steps and recent.mean_ms > 0:
             sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
             self._cost.observe(sequences, self.allocation.context_tokens, seconds)
-        return self._cost.rates()
+        self._rates = self._cost.rates()
+        return self._rates
+
+    def join(self) -> JoinedRows | None:
+        """See `DecodeLoop.join`."""
+        joined = self.loop.join()
+        if joined is not None:
+            self.clock.enqueued()
+        return joined
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of a step by itself, by the rates that were asked for last; 0 before."""
+        return self._rates.seconds(self.allocation.running, self.allocation.context_tokens)

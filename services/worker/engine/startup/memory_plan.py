@@ -149,8 +149,8 @@ def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
         matrices.append((config.vocab_size, config.hidden_size))
     # One matrix at full width, of formats whose codes cannot be multiplied by those of many rows.
     dequantized = 2 * max(rows * columns for rows, columns in matrices) if formats else 0
-    rows = engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
-    return _BASE_BYTES + logits + rows + dequantized
+    rows = engine.chunk_tokens_on("cuda") + (slots if engine.mixed_steps else 0)
+    return _BASE_BYTES + logits + rows * widest * _ROW_COPIES_BYTES + dequantized
 
 
 def link_bytes(engine: EngineConfig, layout: Layout) -> int:

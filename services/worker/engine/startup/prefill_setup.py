@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
@@ -15,6 +16,10 @@ from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
 
+if TYPE_CHECKING:
+    # Its module brings Triton, which a CPU worker needs not.
+    from baton.engine.forward.layers import JoinedRows
+
 log = get_log(__name__)
 
 
@@ -26,12 +31,21 @@ def prefill_loop(
     stream: ComputeStream | None = None,
     serves: bool = True,
     before_step: Callable[[float], None] | None = None,
+    joined: Sequence[JoinedRows] = (),
 ) -> PrefillLoop:
     """The prefill loop of a worker. `serves`: False where no prompt will ever arrive, so that nothing need be
-    compiled. `stream`: that steps run on; None: one of their own. `before_step`: see `PrefillLoop`."""
+    compiled. `stream`: that steps run on; None: one of their own. `before_step`: see `PrefillLoop`. `joined`:
+    the decode rows that may join steps."""
     chunk_tokens = engine.chunk_tokens_on(model.device.type)
     exact = model.exact or not serves
-    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs)
+    prompts = prompt_pass(
+        model.decoder,
+        model.cache,
+        chunk_tokens,
+        exact=exact,
+        graphs=engine.prefill_graphs,
+        joined=joined,
+    )
     if prompts.refused:
         log.warning("attention_library_unsupported", shapes=prompts.refused)
     if prompts.uncaptured:

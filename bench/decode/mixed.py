@@ -1,0 +1,130 @@
+"""Decode steps that are part of prefill steps (`engine.mixed_steps`), beside both by themselves.
+
+By the GPU's own events: a step of the batch, a prefill step of so many rows from a prompt's beginning on, and
+one step of both. What prompts cost beside the batch is the difference to the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.decode.case import SPARE, Case, EngineSize
+from bench.decode.engine import DecodeEngine
+
+if TYPE_CHECKING:
+    from baton.engine.prefill.gpu_pass import PrefillPass
+
+# Steps of each kind: beforehand, and measured.
+_WARM, _COUNT = 3, 20
+# Longer than any step; how often its end is looked for.
+_MOST_S, _POLL_S = 5.0, 0.0002
+
+
+class MixedSteps:
+    """An engine's prefill pass that decode steps may join."""
+
+    def __init__(self, engine: DecodeEngine, most_rows: int) -> None:
+        import torch
+
+        from baton.device.cuda_stream import compute_stream
+        from baton.engine.prefill.attention import library_rule
+        from baton.engine.prefill.gpu_pass import PrefillPass
+
+        self._engine, model = engine, engine.decoder
+        rule = library_rule(model, most_rows)
+        joined = engine.loop.joined_rows()
+        self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
+        self._pass.warm()
+        begun = time.perf_counter()
+        self._pass.capture()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        self.capture_s = time.perf_counter() - begun
+        self.uncaptured = self._pass.uncaptured
+        engine.loop.resume()
+        self._stream = engine.loop.prefill_stream() or compute_stream(model.device)
+
+    def run(self, case: Case, rows: Sequence[int]) -> dict[str, Any]:
+        """Milliseconds of steps with a batch of `case.batch` sequences, for each number of prompt rows. The
+        batch ends with it."""
+        engine = self._engine
+        before = engine.ended_steps
+        for index in range(case.batch):
+            engine.admit(case, index, _output(case, rows))
+        engine.turn_until(lambda: engine.ended_steps > before + case.batch)
+        engine.drain()
+        found: dict[str, Any] = {"context": case.context, "decode_ms": self._decode_ms()}
+        for count in rows:
+            alone, both = self._ms(count, joins=False), self._ms(count, joins=True)
+            found[f"{count}_rows"] = {
+                "prefill_ms": alone,
+                "mixed_ms": both,
+                "beside_ms": round(both - found["decode_ms"], 3),
+            }
+        engine.empty()
+        return found
+
+    def _ms(self, rows: int, *, joins: bool) -> float:
+        """A prefill step of so many rows."""
+        from baton.engine.prefill.step import PrefillStep
+
+        step = PrefillStep.on_scratch(self._engine.decoder.layout, 0, rows)
+        took = []
+        for _ in range(_WARM + _COUNT):
+            self._read()
+            joined = self._engine.loop.join() if joins else None
+            if joins and joined is None:
+                raise RuntimeError("no decode step joins")
+            with self._stream.activate():
+                begun = self._stream.record_event()
+                self._pass.forward(step, joined)
+                end = self._stream.record_event()
+            self._await(end)
+            took.append(end.seconds_since(begun))
+        return round(1e3 * median(took[_WARM:]), 3)
+
+    def _decode_ms(self) -> float:
+        took = []
+        for _ in range(_WARM + _COUNT):
+            self._read()
+            with self._stream.activate():
+                begun = self._stream.record_event()
+            self._engine.loop.step()
+            with self._stream.activate():
+                end = self._stream.record_event()
+            self._await(end)
+            took.append(end.seconds_since(begun))
+        return round(1e3 * median(took[_WARM:]), 3)
+
+    def _read(self) -> None:
+        """Waits until nothing is enqueued; the front reads the ring meanwhile."""
+        self._engine.drain()
+        self._engine.front.ended()
+
+    def _await(self, end: Any) -> None:
+        until = time.monotonic() + _MOST_S
+        while not end.query():
+            if time.monotonic() > until:
+                raise TimeoutError(f"a step has not ended after {_MOST_S} s")
+            time.sleep(_POLL_S)
+
+
+def _output(case: Case, rows: Sequence[int]) -> int:
+    """Tokens that a sequence must be able to decode: while the batch is admitted, and in what is measured."""
+    return 2 * case.batch + (2 + len(rows)) * (_WARM + _COUNT)
+
+
+def engine_size(cases: Sequence[Case], rows: Sequence[int]) -> EngineSize:
+    """For all cases, one after the other."""
+    output = max(_output(case, rows) for case in cases)
+    return EngineSize(max(case.batch for case in cases), cases[0].context + output + SPARE + 1)
+
+
+def run(engine: DecodeEngine, cases: Sequence[Case], rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Each case's figures, in their order."""
+    steps = MixedSteps(engine, max(rows))
+    start = {"capture_s": round(steps.capture_s, 1), "uncaptured": steps.uncaptured}
+    return [start | steps.run(case, rows) for case in cases]

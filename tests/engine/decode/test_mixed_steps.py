@@ -1,0 +1,81 @@
+"""Decode steps that are part of prefill steps: tokens are those of steps by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.sequence import SamplingParams
+from tests.engine.local_engine import LocalEngine, Start
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 33, 9, 16, 5)]
+GREEDY, DRAWN = SamplingParams(), SamplingParams(0.9, seed=2**63 + 11)
+FILTERED = SamplingParams(0.9, 20, 0.95, seed=7)
+
+
+def alone(folder: Path, number: int, sampling: SamplingParams, max_tokens: int) -> list[int]:
+    engine = LocalEngine(folder / "model", device=DEVICE)
+    key = engine.start(PROMPTS[number], max_tokens=max_tokens, sampling=sampling)
+    return engine.run(key)[0]
+
+
+def mixed(folder: Path, how: str = "eager", **options: object) -> LocalEngine:
+    return LocalEngine(
+        folder / "model", device=DEVICE, graph=True, mixed=how, **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["eager", pytest.param("graphs", marks=pytest.mark.slow)])
+def test_sequences_go_on_while_prompts_are_computed(tmp_path: Path, how: str) -> None:
+    engine = mixed(tmp_path, how)
+    first = engine.start(PROMPTS[0], max_tokens=7)
+    assert engine.mixed_steps == 0, "nothing was decoded"
+    second = engine.start(PROMPTS[1], max_tokens=5, sampling=DRAWN)  # three steps
+    engine.read()
+    assert engine.mixed_steps == 3
+    assert len(engine.output[first]) == 4, "the token it was admitted with, and one a step"
+    third, fourth = engine.start_many([Start(PROMPTS[2], 3), Start(PROMPTS[4], 3)])
+    assert engine.mixed_steps == 4
+    outputs = engine.run(first, second, third, fourth)
+    given = (0, GREEDY, 7), (1, DRAWN, 5), (2, GREEDY, 3), (4, GREEDY, 3)
+    assert outputs == [alone(tmp_path, *each) for each in given]
+
+
+def test_a_step_that_needs_the_other_sampler_runs_by_itself(tmp_path: Path) -> None:
+    engine = mixed(tmp_path)
+    first = engine.start(PROMPTS[0], max_tokens=4, sampling=FILTERED)
+    second = engine.start(PROMPTS[2], max_tokens=2)
+    assert engine.mixed_steps == 0
+    assert engine.run(first, second) == [
+        alone(tmp_path, 0, FILTERED, 4),
+        alone(tmp_path, 2, GREEDY, 2),
+    ]
+
+
+def test_slots_that_are_held_do_not_join(tmp_path: Path) -> None:
+    engine = mixed(tmp_path, slots=2)
+    held = engine.start(PROMPTS[0], max_tokens=5, capacity=len(PROMPTS[0]) + 1)
+    while engine.step():
+        pass
+    before = engine.mixed_steps
+    other = engine.start(PROMPTS[4], max_tokens=2)
+    assert engine.mixed_steps == before
+    engine.extend(held, len(PROMPTS[0]) + 1, len(PROMPTS[0]) + 4)
+    assert engine.run(held, other) == [alone(tmp_path, 0, GREEDY, 5), alone(tmp_path, 4, GREEDY, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache_dtype", ["float32", "float8_e4m3fn"])
+def test_more_slots_than_a_bucket(tmp_path: Path, cache_dtype: str) -> None:
+    engine = mixed(tmp_path, slots=20, blocks=200, cache_dtype=cache_dtype)
+    keys = engine.start_many([Start(PROMPTS[0][: 1 + n % 3], 6) for n in range(17)])
+    later = engine.start_many([Start(PROMPTS[3][:n], 3) for n in (2, 7)])
+    assert engine.mixed_steps == 1
+    outputs = engine.run(*keys, *later)
+    plain = LocalEngine(tmp_path / "model", device=DEVICE, slots=20, blocks=200, cache_dtype=cache_dtype)
+    wanted = plain.start_many([Start(PROMPTS[0][: 1 + n % 3], 6) for n in range(17)])
+    more = plain.start_many([Start(PROMPTS[3][:n], 3) for n in (2, 7)])
+    assert outputs == plain.run(*wanted, *more)
