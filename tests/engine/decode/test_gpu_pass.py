@@ -147,7 +147,7 @@ def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -
 def test_buckets() -> None:
     assert buckets_up_to(1) == [1]
     assert buckets_up_to(5) == [1, 2, 4, 5]
-    assert buckets_up_to(256)[-3:] == [128, 192, 256]
-    assert buckets_up_to(600)[-6:] == [256, 320, 384, 448, 512, 600]
+    assert buckets_up_to(256)[-4:] == [128, 160, 192, 256]
+    assert buckets_up_to(600)[-5:] == [256, 320, 384, 512, 600]
     assert buckets_up_to(384)[-3:] == [256, 320, 384]
-    assert buckets_up_to(900)[-4:] == [640, 768, 896, 900]
+    assert buckets_up_to(900)[-4:] == [512, 640, 768, 900]
