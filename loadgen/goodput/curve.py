@@ -65,7 +65,8 @@ def probe_of(run: Run, rate: float) -> Probe:
     scheduled = np.array([record.scheduled for record in judged])
     ended = np.array([_end(record) for record in judged])
     good = np.array([judge.good(record) for record in judged], np.bool_)
-    return Probe.of(rate, run.settings.judge.attainment, scheduled, ended, good)
+    starts = np.array([record.scheduled for record in judged if record.turn == 0])
+    return Probe.of(rate, run.settings.judge.attainment, scheduled, ended, good, starts)
 
 
 def point_of(run: Run, probe: Probe) -> Point:

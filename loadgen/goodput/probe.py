@@ -43,8 +43,17 @@ class Probe:
     verdict: Verdict
 
     @classmethod
-    def of(cls, rate: float, goal: float, scheduled: Floats, ended: Floats, good: Flags) -> Self:
-        """The probe of requests in due order, without those that their client cancelled."""
+    def of(
+        cls,
+        rate: float,
+        goal: float,
+        scheduled: Floats,
+        ended: Floats,
+        good: Flags,
+        starts: Floats | None = None,
+    ) -> Self:
+        """The probe of requests in due order, without those that their client cancelled. `starts`: when the
+        first turn of each conversation was due; None: each request is one."""
         if not len(scheduled):
             return cls(rate, rate, 0.0, 0, 0.0, 0.0, 0.0, 1.0, Steadiness.SHORT, Verdict.FAIL)
         window = _window(scheduled, ended)
@@ -60,7 +69,7 @@ class Probe:
             verdict = Verdict.UNSTABLE
         else:
             verdict = Verdict.PASS if share >= goal else Verdict.FAIL
-        offered = _offered(rate, scheduled)
+        offered = _offered(rate, len(scheduled), scheduled if starts is None else starts)
         steadiness = window.steadiness
         return cls(rate, offered, window.seconds, len(hits), share, draws, low, high, steadiness, verdict)
 
@@ -72,6 +81,8 @@ def _window(scheduled: Floats, ended: Floats) -> Window:
     return window if window.since >= cut else judge_window(scheduled, ended, cut, last)
 
 
-def _offered(rate: float, scheduled: Floats) -> float:
-    span = float(scheduled[-1] - scheduled[0])
-    return (len(scheduled) - 1) / span if span > 0 else rate
+def _offered(rate: float, requests: int, starts: Floats) -> float:
+    """By the conversations that began: their last turns are due long after the last one has begun, the later
+    the slower the server."""
+    span = float(starts[-1] - starts[0]) if len(starts) else 0.0
+    return requests / len(starts) * (len(starts) - 1) / span if span > 0 else rate

@@ -221,3 +221,12 @@ def test_an_unstable_probe_pulls_down_whatever_it_attained() -> None:
     reported = find_crossing([*passed, probe(11, 0.96, verdict=Verdict.UNSTABLE)], 0.9)
     assert reported.rate < fooled.rate
     assert reported.rate < 11.5
+
+
+def test_the_rate_of_conversations_is_that_of_those_that_began() -> None:
+    """100 begin within ten seconds; the second turns of the last ones are due twenty seconds later."""
+    starts = np.linspace(0.0, 10.0, 101)
+    due = np.sort(np.concatenate([starts, starts + 20.0]))
+    met = np.ones(len(due), np.bool_)
+    assert Probe.of(20.0, 0.9, due, due + 0.1, met, starts).offered == pytest.approx(20.0)
+    assert Probe.of(20.0, 0.9, due, due + 0.1, met).offered == pytest.approx(201 / 30)
