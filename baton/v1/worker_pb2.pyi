@@ -218,6 +218,8 @@ class Rates(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
     DECODE_CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    DECODE_CURVE_SEQUENCES_FIELD_NUMBER: _builtins.int
+    DECODE_CURVE_S_FIELD_NUMBER: _builtins.int
     prefill_token_s: _builtins.float
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
@@ -229,6 +231,15 @@ class Rates(_message.Message):
     """
     decode_sequence_s: _builtins.float
     decode_context_token_s: _builtins.float
+    @_builtins.property
+    def decode_curve_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A step takes so much in addition with so many sequences, and between two of these numbers in proportion: batches
+        are padded to a few sizes, and each takes its own time. Both ascend, and the first addition is 0. Empty where
+        steps were not measured at the worker's start.
+        """
+
+    @_builtins.property
+    def decode_curve_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
@@ -238,10 +249,12 @@ class Rates(_message.Message):
         decode_step_s: _builtins.float = ...,
         decode_sequence_s: _builtins.float = ...,
         decode_context_token_s: _builtins.float = ...,
+        decode_curve_sequences: _abc.Iterable[_builtins.int] | None = ...,
+        decode_curve_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_curve_s", b"decode_curve_s", "decode_curve_sequences", b"decode_curve_sequences", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,12 +8,17 @@ arithmetic, and each token of context its KV. So seconds are linear in these:
 The three are fitted to what was measured while the worker runs, recent measurements first: least squares
 of the relative error with exponentially decaying weights, where none may be negative. Until the load has
 varied, costs that cannot be separated are attributed to the step itself.
+
+A GPU's steps are of padded batches, so they take longer by jumps. What each batch takes without contexts is
+measured at the start (`StepCurve`), and step_s is that of one sequence: with more it is as many times longer
+as the curve says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,42 +28,85 @@ _DECAY = 0.98
 # Units in which the variables are of the order of one, and a small weight of zero for all but the first.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
 _RIDGE = np.array([1e-9, 1e-4, 1e-4])
+# A batch is padded as if up to so many sequences more were admitted meanwhile.
+_MORE = 4
 
 Floats = npt.NDArray[np.float64]
 
 
+class StepCurve(NamedTuple):
+    """Seconds of a step of so many sequences without contexts: linear between these numbers, which ascend.
+    Without any measured, steps take as long with any number."""
+
+    sequences: tuple[float, ...] = (1.0,)
+    seconds: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def of_batches(cls, batches: Sequence[int], seconds: Sequence[float]) -> Self:
+        """`seconds` of steps that are padded to `batches` sequences, ascending. One that takes no longer than
+        a smaller one counts as that. Some sequences before a batch is full it may be of the next size, which
+        is where the curve begins to rise."""
+        xs, ys, before = [1.0], [seconds[0]], 0
+        for batch, took in zip(batches, np.maximum.accumulate(seconds), strict=True):
+            more = min(_MORE, (batch - before) / 2)
+            if ys[-1] < took:
+                xs, ys = [*xs, before + 1.0], [*ys, float(took)]
+            if batch - more > xs[-1]:
+                xs, ys = [*xs, batch - more], [*ys, float(took)]
+            before = batch
+        return cls(tuple(xs), tuple(ys))
+
+    @property
+    def first_s(self) -> float:
+        """With one sequence; 0 where nothing was measured."""
+        return self.seconds[0]
+
+    def times(self, sequences: float) -> float:
+        """How many times longer a step is than with one sequence."""
+        return float(np.interp(sequences, *self)) / self.first_s if self.first_s else 1.0
+
+
+NO_CURVE = StepCurve()
+
+
 class DecodeRates(NamedTuple):
-    """Seconds of a step, and in addition for each of its sequences and for each token of their contexts."""
+    """Seconds of a step, which `curve` makes longer, and in addition for each of its sequences and for each
+    token of their contexts."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     context_token_s: float = 0.0
+    curve: StepCurve = NO_CURVE
 
     def seconds(self, sequences: float, context_tokens: float) -> float:
         """Predicted seconds of a step; 0 before any was measured."""
-        return self.step_s + sequences * self.sequence_s + context_tokens * self.context_token_s
+        step_s = self.step_s * self.curve.times(sequences)
+        return step_s + sequences * self.sequence_s + context_tokens * self.context_token_s
 
 
 class DecodeCost:
     """Fits `DecodeRates` to measured steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, curve: StepCurve = NO_CURVE) -> None:
+        self._curve = curve
         self._squares: Floats = np.zeros((3, 3))
         self._products: Floats = np.zeros(3)
 
     def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
         """Records the mean of recent steps; `seconds` is above 0."""
-        values = np.array([1.0, sequences, context_tokens]) / _SCALES / seconds
+        values = np.array([self._curve.times(sequences), sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
 
     def rates(self) -> DecodeRates:
-        """The best fit; all 0 before any measurement."""
+        """The best fit; the curve alone before any measurement."""
+        curve = self._curve
         if not self._squares[0, 0]:
-            return DecodeRates()
+            return DecodeRates(curve.first_s, curve=curve)
         fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=2)]
         best = min((fit for fit in fits if fit.min() >= 0), key=self._error)
-        return DecodeRates(*(float(value) for value in best / _SCALES))
+        step_s, sequence_s, context_token_s = (float(value) for value in best / _SCALES)
+        return DecodeRates(step_s, sequence_s, context_token_s, curve)
 
     def _fit(self, kept: npt.NDArray[np.bool_]) -> Floats:
         """Least squares with only these variables. Fitted with the first alone, the step is a mean and so

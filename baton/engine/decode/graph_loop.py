@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.device.cuda_stream import TorchStream
-from baton.device.graphs import GraphStream
+from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
 from baton.device.stream import ComputeStream
+from baton.engine.decode.cost import NO_CURVE, StepCurve
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.decode.joined_rows import JoinedDecodeRows, joined_buckets
@@ -42,6 +43,8 @@ _SHORT_S = 0.002
 _MOST_EXPECTED = 4
 # Steps end that near to where the typical one would, as a part of it; how soon the host looks again there.
 _END_SPREAD, _NEAR_END_S = 1 / 8, 0.0001
+# Steps in a row by which a bucket is timed, beside one more.
+_TIMED = 4
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
 _ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
 _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
@@ -83,8 +86,10 @@ class GraphDecodeLoop(DecodeLoop):
         self._graphs = self.step_state.capture()
         self._queue.drain()
         self._times = StepTimes()
+        self._curve = NO_CURVE
         if self._queue.on_chip:
             self._time_largest()
+            self._curve = self._measure_curve()
         self._joins: dict[int, JoinedDecodeRows] = {}
         self.resume()
         # (number of the entry, features) of admissions that no step is known to have applied.
@@ -114,6 +119,31 @@ class GraphDecodeLoop(DecodeLoop):
         self._graphs[self.shape.rows].samples()
         self._queue.drain()
         self._times.add(self._clock() - began)
+
+    def _measure_curve(self) -> StepCurve:
+        """Runs steps of each bucket with no slot active: all is computed but attention."""
+        buckets = sorted(self._graphs)
+        return StepCurve.of_batches(
+            buckets, [self._seconds_of(self._graphs[each].simple) for each in buckets]
+        )
+
+    def _seconds_of(self, step: Graph) -> float:
+        """Of one of several steps in a row, without what it takes the host to begin."""
+        ends = []
+        for count in (1, 1 + _TIMED):
+            for _ in range(count):
+                step()
+            self._queue.drain()
+            ends.append(self._clock())
+        began = self._clock()
+        step()
+        self._queue.drain()
+        alone_s = self._clock() - began
+        return max(ends[1] - ends[0] - alone_s, 0.0) / _TIMED
+
+    @property
+    def curve(self) -> StepCurve:
+        return self._curve
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baton.device.stream import ComputeStream
+from baton.engine.decode.cost import NO_CURVE, StepCurve
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
@@ -171,6 +172,11 @@ class DecodeLoop(ABC):
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)
+
+    @property
+    def curve(self) -> StepCurve:
+        """What steps take by their sequences, measured at the start; empty where that was not."""
+        return NO_CURVE
 
     @property
     def expected_step_s(self) -> float:

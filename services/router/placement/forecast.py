@@ -136,10 +136,28 @@ def loaded_step_s(rates: Rates, load: DecodeLoad) -> float:
     """Seconds of a step in that load, by a worker's own rates; 0 where they are not known."""
     alone_s = (
         rates.decode_step_s
+        + _curve_s(rates, load.sequences)
         + load.sequences * rates.decode_sequence_s
         + load.context_tokens * rates.decode_context_token_s
     )
     return alone_s / (1 - min(MOST_PREFILL_SHARE, load.prefill_share))
+
+
+def _curve_s(rates: Rates, sequences: float) -> float:
+    """What a step of so many sequences takes by the worker's curve, beside the rest (`Rates`)."""
+    numbers, seconds = rates.decode_curve_sequences, rates.decode_curve_s
+    above = bisect.bisect_right(numbers, sequences)
+    if above in (0, len(numbers)):
+        return seconds[-1] if above else 0.0
+    share = (sequences - numbers[above - 1]) / (numbers[above] - numbers[above - 1])
+    return seconds[above - 1] + share * (seconds[above] - seconds[above - 1])
+
+
+def sequence_s(rates: Rates) -> float:
+    """By how many seconds a sequence makes a step longer but for its context: of a curve, on average."""
+    numbers, seconds = rates.decode_curve_sequences, rates.decode_curve_s
+    on_average = seconds[-1] / (numbers[-1] - numbers[0]) if len(numbers) > 1 else 0.0
+    return rates.decode_sequence_s + on_average
 
 
 def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:
@@ -249,9 +267,10 @@ def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> b
 
 
 def each_s(worker: MeasuredWorker, context_tokens: int) -> float:
-    """By how many seconds one more sequence of so many tokens makes a step longer, by the worker's rates."""
+    """By how many seconds one more sequence of so many tokens makes a step longer on average, by the worker's
+    rates."""
     rates = worker.described.load.rates
-    return rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+    return sequence_s(rates) + context_tokens * rates.decode_context_token_s
 
 
 def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
@@ -259,8 +278,14 @@ def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_token
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    each = worker.tpot_ratio.value * each_s(worker, context_tokens)
-    left = TPOT_SAFETY * tpot_s - step_s(worker, 0)
-    if left < 0:
-        return 0
-    return free if each <= 0 else min(free, int(left / each))
+    # As `step_s` computes it, but for what is the same for any number of sequences.
+    rates, slots = worker.described.load.rates, worker.used_slots
+    share = 1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(0.0))
+    left_s = share * TPOT_SAFETY * tpot_s / worker.tpot_ratio.value - rates.decode_step_s
+    left_s -= slots * rates.decode_sequence_s + worker.context_tokens * rates.decode_context_token_s
+    each = rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+
+    def takes_s(more: int) -> float:
+        return more * each + _curve_s(rates, slots + more)
+
+    return max(0, bisect.bisect_right(range(free + 1), left_s, key=takes_s) - 1)

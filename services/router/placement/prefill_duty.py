@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.v1.worker_pb2 import Rates
+from services.router.placement.forecast import sequence_s
 from services.router.workers.recent_mean import RecentMean
 from services.router.workers.worker import Worker
 
@@ -119,8 +120,9 @@ class PrefillDuty:
         self._prompt_s.observe(prompt_s)
         self._tokens.observe(tokens)
         self._contexts.observe(tokens * context)
-        if rates.decode_sequence_s or rates.decode_context_token_s:
-            self._sequence_s.observe(rates.decode_sequence_s)
+        each_s = sequence_s(rates)
+        if each_s or rates.decode_context_token_s:
+            self._sequence_s.observe(each_s)
             self._context_token_s.observe(rates.decode_context_token_s)
 
     def ended(self, tokens: int, max_tokens: int) -> None:

@@ -127,6 +127,8 @@ class EngineAudit:
             decode_step_s=steps.step_s,
             decode_sequence_s=steps.sequence_s,
             decode_context_token_s=steps.context_token_s,
+            decode_curve_sequences=map(round, steps.curve.sequences),
+            decode_curve_s=(steps.step_s * (steps.curve.times(n) - 1) for n in steps.curve.sequences),
         )
 
     def _links(self) -> list[LinkAudit]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.step import PrefillStep
 from tests.support.events import FakeEvent
@@ -126,7 +127,7 @@ class ModelledPass:
         )
         return few, most
 
-    def forward(self, step: PrefillStep, joined: None = None) -> Tensor:
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         took = self.gpu.seconds(step.runs)
         # The device begins with what is launched first, and ends no earlier than the host.
         self.stream.free_at = max(self.stream.free_at + took, self.stream.time.at + self.host_s)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.decode.cost import DecodeCost, DecodeRates
+from baton.engine.decode.cost import DecodeCost, DecodeRates, StepCurve
 
 
 @given(
@@ -24,7 +24,7 @@ def test_costs_that_varied_are_separated(step: float, sequence: float, context: 
         tokens = sequences * draw.randint(100, 8000)
         cost.observe(sequences, tokens, truth.seconds(sequences, tokens) * draw.uniform(0.99, 1.01))
     found = cost.rates()
-    assert min(found) >= 0
+    assert min(found[:3]) >= 0
     for sequences, tokens in ((1, 1000), (64, 64 * 1200), (128, 128 * 4000)):
         wanted = truth.seconds(sequences, tokens)
         assert found.seconds(sequences, tokens) == pytest.approx(wanted, rel=0.03)
@@ -45,3 +45,44 @@ def test_what_is_measured_late_counts_most() -> None:
             sequences = draw.randint(1, 64)
             cost.observe(sequences, 0, pace * (0.005 + sequences * 5e-5))
     assert cost.rates().seconds(40, 0) == pytest.approx(0.007, rel=0.02)
+
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+CURVE = StepCurve.of_batches(BATCHES, [0.004 + batch * 2e-5 for batch in BATCHES])
+
+
+def test_a_curve_is_flat_up_to_a_full_batch_but_for_its_last_sequences() -> None:
+    assert CURVE.first_s == pytest.approx(0.004 + 2e-5)
+    for sequences, batch in ((33, 64), (60, 64), (65, 96), (92, 96), (128, 128), (200, 128)):
+        assert CURVE.first_s * CURVE.times(sequences) == pytest.approx(0.004 + batch * 2e-5), sequences
+    assert CURVE.times(60) < CURVE.times(62) < CURVE.times(65)
+
+
+def test_a_batch_that_takes_no_longer_than_a_smaller_one_adds_nothing() -> None:
+    curve = StepCurve.of_batches((1, 2, 4, 8), (0.004, 0.0039, 0.004, 0.005))
+    assert curve.times(3) == 1
+    assert curve.times(8) == 1.25
+    assert list(curve.sequences) == sorted(set(curve.sequences))
+
+
+def test_steps_are_predicted_by_their_curve_before_any_was_measured() -> None:
+    rates = DecodeCost(CURVE).rates()
+    assert rates.seconds(80, 80_000) == pytest.approx(0.004 + 96 * 2e-5)
+
+
+@pytest.mark.parametrize("pace", [0.9, 1.1])
+def test_what_a_curve_does_not_know_is_fitted(pace: float) -> None:
+    """Steps are of padded batches, take 10 % less or more than at the start, and read their contexts."""
+    cost, draw = DecodeCost(CURVE), random.Random(0)
+
+    def truth(sequences: int, context: int) -> float:
+        return pace * CURVE.first_s * CURVE.times(sequences) + context * 3e-8
+
+    for _ in range(200):
+        sequences = draw.randint(1, 128)
+        tokens = sequences * draw.randint(100, 2000)
+        cost.observe(sequences, tokens, truth(sequences, tokens))
+    rates = cost.rates()
+    for sequences in (10, 60, 66, 90, 97):
+        tokens = sequences * 1000
+        assert rates.seconds(sequences, tokens) == pytest.approx(truth(sequences, tokens), rel=0.02)

@@ -86,7 +86,8 @@ class DecodeSide:
             reserve_output_tokens,
             certificates,
         )
-        self._cost, self._rates = DecodeCost(), DecodeRates()
+        self._cost = DecodeCost(loop.curve)
+        self._rates = self._cost.rates()
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
 

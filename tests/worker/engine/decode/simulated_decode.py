@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.decode.cost import NO_CURVE
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.errors import BatonError
@@ -60,6 +61,8 @@ class Slot:
 
 class SimulatedSteps:
     """The driver's `DecodeLoop`: entries take effect in a later step."""
+
+    curve = NO_CURVE
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -1,0 +1,60 @@
+"""Predicted steps of a worker whose batches are padded, and how many sequences it runs within a limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.placement.forecast import TPOT_SAFETY, each_s, sequences_within, step_s
+from services.router.workers.worker import Worker
+from tests.router.workers.bare_workers import bare_worker
+
+CONTEXT = 1000
+# Batches of 4, 8 and 16 sequences: 5, 6 and 8 ms.
+CURVE = {1: 0.0, 4: 0.0, 5: 0.001, 8: 0.001, 9: 0.003, 16: 0.003}
+
+
+def decoding(sequences: int, *, curve: bool = True) -> Worker:
+    worker = bare_worker("decode-0", slots=16)
+    rates = worker.described.load.rates
+    rates.decode_step_s, rates.decode_sequence_s, rates.decode_context_token_s = 0.005, 1e-5, 1e-8
+    if curve:
+        rates.decode_curve_sequences.extend(CURVE)
+        rates.decode_curve_s.extend(CURVE.values())
+    worker.claimed_slots, worker.claimed_context = sequences, sequences * CONTEXT
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("sequences", "curve_s"), [(1, 0.0), (4, 0.0), (5, 0.001), (8, 0.001), (9, 0.003), (16, 0.003)]
+)
+def test_a_step_is_as_long_as_its_batch(sequences: int, curve_s: float) -> None:
+    worker = decoding(sequences)
+    assert step_s(worker, 0) == pytest.approx(0.005 + curve_s + sequences * 2e-5)
+    assert step_s(decoding(sequences, curve=False), 0) == pytest.approx(0.005 + sequences * 2e-5)
+
+
+def test_between_two_numbers_a_curve_is_linear() -> None:
+    worker = decoding(0)
+    del worker.described.load.rates.decode_curve_sequences[1:5]
+    del worker.described.load.rates.decode_curve_s[1:5]
+    assert step_s(worker, 6, 0) == pytest.approx(0.005 + 5 / 15 * 0.003 + 6e-5)
+
+
+def test_what_a_sequence_adds_is_by_the_whole_curve() -> None:
+    assert each_s(decoding(3), CONTEXT) == pytest.approx(0.003 / 15 + 2e-5)
+
+
+@pytest.mark.parametrize("curve", [True, False])
+@pytest.mark.parametrize("ratio", [1.0, 1.1])
+def test_so_many_sequences_are_within_a_limit_as_steps_say(curve: bool, ratio: float) -> None:
+    for running in range(17):
+        worker = decoding(running, curve=curve)
+        worker.tpot_ratio.value = ratio
+        for limit_ms in (3.0, 5.15, 5.3, 6.3, 7.0, 8.4, 9.0):
+            limit_s = limit_ms / 1e3
+            fit = [
+                more
+                for more in range(16 - running + 1)
+                if step_s(worker, more, more * CONTEXT) <= TPOT_SAFETY * limit_s
+            ]
+            assert sequences_within(worker, limit_s, CONTEXT) == max(fit, default=0), (running, limit_ms)
