@@ -104,6 +104,23 @@ def test_an_enqueued_step_is_timed_until_it_ends() -> None:
     assert loop.clock.busy_ns == pytest.approx(1000e6, rel=0.02)
 
 
+def test_a_step_that_was_enqueued_as_part_of_another_counts() -> None:
+    """Two that take 5 and 9 ms in turn; the longer ones are not enqueued by `timed`."""
+    now = ended = 0
+    clock = StepClock(lambda: 10 * ended, lambda: ended, lambda: now)
+    for _ in range(100):
+        assert clock.timed(lambda: True)
+        clock.enqueued()
+        for took in (5, 9):
+            now += took * 1_000_000
+            ended += 1
+            assert not clock.timed(lambda: False)
+    recent = clock.recent()
+    assert (recent.steps, recent.tokens) == (143, 1430)
+    assert recent.mean_ms == pytest.approx(7, rel=0.02)
+    assert clock.busy_ns == 1_400_000_000
+
+
 def test_steps_that_end_between_two_polls_share_the_time() -> None:
     loop = Queue(0.7)
     for _ in range(600):
