@@ -13,6 +13,7 @@ from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.room import Waits
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import ClientCall
+from services.router.workers.backlog import Backlog
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
 
@@ -127,8 +128,18 @@ def queue_for_long(worker: Worker) -> None:
     worker.backlog.add(0.3, FULL)
 
 
+def stop_to_compute(worker: Worker) -> None:
+    """Two prompts of 25 ms were added 1.1 s ago."""
+    now = [0.0]
+    worker.backlog = Backlog(lambda: now[0])
+    for _ in range(2):
+        worker.backlog.add(0.025, FULL // 2)
+    now[0] = 1.1
+
+
 @pytest.mark.parametrize(
-    "happens", [lose, fill, forget_rates, queue_for_long, partial(Worker.set_drained, drained=True)]
+    "happens",
+    [lose, fill, forget_rates, queue_for_long, stop_to_compute, partial(Worker.set_drained, drained=True)],
 )
 def test_nothing_waits_for_a_worker_that_will_not_take_it_soon(happens: Callable[[Worker], None]) -> None:
     cached, other = queueing("both-0", FULL), queueing("both-1", QUARTER)
