@@ -40,12 +40,17 @@ class BlockHasher:
 
     def hashes(self, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
         """One hash a full block, in order. `known`: those of the first blocks, taken as they are."""
-        size, found = self.block_tokens, list(known)
-        last = found[-1] if found else self.seed
-        for start in range(len(found) * size, len(token_ids) - size + 1, size):
+        return (*known, *self.more_hashes(token_ids[len(known) * self.block_tokens :], known))
+
+    def more_hashes(self, token_ids: Sequence[int], known: Sequence[bytes]) -> list[bytes]:
+        """The hashes of the full blocks of `token_ids`, which follow the blocks that have the hashes
+        `known`."""
+        size, found = self.block_tokens, []
+        last = known[-1] if known else self.seed
+        for start in range(0, len(token_ids) - size + 1, size):
             last = _hash(last, self._pack(*token_ids[start : start + size]))
             found.append(last)
-        return tuple(found)
+        return found
 
 
 def _hash(*fields: bytes) -> bytes:

@@ -61,6 +61,7 @@ def test_a_continued_chain_is_the_whole_one() -> None:
     whole = hasher().hashes(range(20))
     for known in range(len(whole) + 1):
         assert hasher().hashes(range(20), whole[:known]) == whole
+        assert (*whole[:known], *hasher().more_hashes(range(4 * known, 20), whole[:known])) == whole
 
 
 def test_hashes_of_one_version_are_found_by_the_next() -> None:

@@ -42,6 +42,7 @@ from services.router.queue.entry import QueueEntry
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import Finish, Request
 from services.router.text.output_text import OutputText
+from services.router.workers.worker import Worker
 from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, client_error, internal_error
 
 _log = get_log("dispatch")
@@ -78,6 +79,8 @@ class RequestLifecycle:
         self._entry: QueueEntry | None = None
         # The hashes of its prompt's blocks, once it was dispatched.
         self._blocks: PromptBlocks | None = None
+        # The worker that has decoded its output to the end.
+        self._decoded_by: Worker | None = None
         self._failures = 0
         self._emitted_at_move = -1
         self._outcome = ""
@@ -101,6 +104,10 @@ class RequestLifecycle:
                     finish = await self._attempt() or self._output.finish()
             self._outcome = finish.name.lower()
             self._output.end(finish)
+            if self._decoded_by is not None and self._blocks is not None:
+                self._deps.prefixes.output_ended(
+                    self._decoded_by, self._blocks, self._request.prompt_ids, self._output.emitted
+                )
         except TimeoutError:
             self._fail(BatonError(ErrorKind.DEADLINE, "the request's deadline passed"))
         except BatonError as error:
@@ -162,6 +169,8 @@ class RequestLifecycle:
         calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
         attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
         result = await attempt.run()
+        if isinstance(result, Finish) and self._output.decode_started:
+            self._decoded_by = claim.decode
         if isinstance(result, Finish) and self._output.attempt == 1:
             tokens = self._output.usage.completion_tokens
             if (tpot_s := self._timeline.latencies_s(tokens).get("tpot")) is not None:

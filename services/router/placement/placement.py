@@ -159,10 +159,14 @@ class Placement:
         )
         division = self.duty.divide(hits)
         uncached: dict[Worker, int] = {}
-        # With `refuse_late` it waits for room to the end; for a cache it waits only while it has time.
-        if what_for is Waits.FOR_ITSELF and waits() is Waits.FOR_ITSELF:
+        # With `refuse_late` it would be refused rather than wait for a cache.
+        if not (returning or self.refuse_late):
             uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
-        room = Room(may_use, what_for, tpot_s, context, before, uncached)
+        room = Room(may_use, what_for, tpot_s, context, before, uncached, self._ahead)
+        able = {one for one in hits if room.at(one)}
+        # Before workers are put in order, which takes longest: those that wait are tried again and again.
+        if not any(one not in uncached or soon(one) for one in able):
+            return _no_room(NoRoom.PREFILL if able else NoRoom.DECODE, hits, room, soon)
         order = WorkerOrder(
             hits,
             prompt,
@@ -175,10 +179,9 @@ class Placement:
         )
         keys = {worker: order.decode(worker) for worker in hits}
         choice = division.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
-        pair = self._pair(choice, keys, room.at, soon, order)
+        pair = self._pair(choice, keys, able.__contains__, soon, order)
         if isinstance(pair, NoRoom):
-            elsewhere = pair is NoRoom.DECODE and any(map(room.within_limits, choice.workers))
-            return NoRoom.CACHED if elsewhere else pair
+            return _no_room(pair, hits, room, soon)
         prefill, decode = pair.prefill, pair.decode
         bind(call, prefill, decode)
         self.placed[pair.computed_by] += 1
@@ -326,6 +329,12 @@ class Placement:
         if worker.prefill_queue_prompts == 1 and not before and worker.backlog.wait_s < _NEXT_WITHIN_S:
             return True
         return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
+
+
+def _no_room(why: NoRoom, workers: Iterable[Worker], room: Room, soon: Callable[[Worker], bool]) -> NoRoom:
+    """`why`, or `CACHED` where some worker was only passed over for another one's cache."""
+    passed_over = (one for one in workers if room.within_limits(one) and room.passes_over(one))
+    return NoRoom.CACHED if any(why is NoRoom.DECODE or soon(one) for one in passed_over) else why
 
 
 def _nearest(

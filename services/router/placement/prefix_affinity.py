@@ -1,7 +1,8 @@
 """Estimates how much of a prompt each worker has in its prefix cache.
 
 Placement uses only this router's own view: a prompt that was sent to a worker is assumed to be cached there,
-limited to the blocks that the worker has, least recently used first out. If there is a shared prefix index,
+and so is the output that a worker has decoded, but for its last token, which has no KV; limited to the blocks
+that the worker has, least recently used first out. If there is a shared prefix index,
 it is queried in the background and corrects the view when it answers; no request waits for it.
 """
 
@@ -20,10 +21,13 @@ from baton.errors import BatonError
 from baton.state import State
 from services.router.workers.worker import Worker
 
-# Longer prompts are hashed in a thread: on the event loop they would delay every stream by 1 ms or more.
+# Longer prompts and outputs are hashed in a thread: on the event loop they would delay every stream by 1 ms
+# or more.
 _LONG_TOKENS = 4096
 # Concurrent queries of the index; prompts beyond that are not looked up.
 _MAX_QUERIES = 32
+# Long outputs that are hashed at a time; the view does not learn those beyond that.
+_MAX_OUTPUTS = 32
 # Made once for each kind of cache and tenant, while so many are in use.
 _HASHERS = 1024
 # The index may not know yet what was sent to a worker so recently.
@@ -54,6 +58,7 @@ class PromptBlocks:
 
     tokens: int
     choice: bool
+    tenant: str = ""
     hashes: dict[CacheKind, tuple[bytes, ...]] = field(default_factory=dict)
 
     def hashes_for(self, worker: Worker) -> tuple[bytes, ...]:
@@ -75,7 +80,9 @@ class PrefixAffinity:
         # confirmed.
         self._views: dict[bytes, OrderedDict[bytes, float]] = {}
         self._queries: set[asyncio.Task[None]] = set()
-        # Called with each prompt that was sent to a worker: the hashes of its blocks.
+        self._outputs: set[asyncio.Task[None]] = set()
+        # Called with each prompt that was sent to a worker, and each sequence that one has decoded: the
+        # hashes of its blocks.
         self.on_sent: Callable[[Worker, Sequence[bytes]], None] = lambda worker, hashes: None
 
     async def hash_prompt(self, token_ids: Sequence[int], tenant: str = "") -> PromptBlocks:
@@ -83,7 +90,8 @@ class PrefixAffinity:
         hashed for a worker that is alone of its kind: there is no other to share blocks with."""
         workers = self._workers()
         alike = Counter((CacheKind.of(worker), worker.identity.role) for worker in workers)
-        prompt = PromptBlocks(len(token_ids), choice=any(count > 1 for count in alike.values()))
+        choice = any(count > 1 for count in alike.values())
+        prompt = PromptBlocks(len(token_ids), choice, tenant)
         if self._secret:
             kinds = Counter(filter(None, map(CacheKind.of, workers)))
             for kind in (kind for kind, count in kinds.items() if count > 1):
@@ -109,18 +117,48 @@ class PrefixAffinity:
     def prompt_sent(self, worker: Worker, prompt: PromptBlocks) -> None:
         """Adds a prompt that the worker will have computed soon."""
         if prompt.choice and (hashes := prompt.hashes_for(worker)):
-            self._add(worker, hashes)
-            self.on_sent(worker, hashes)
+            self._computed(worker, hashes)
+
+    def output_ended(
+        self, worker: Worker, prompt: PromptBlocks, prompt_ids: Sequence[int], output: Sequence[int]
+    ) -> None:
+        """Adds the blocks of a sequence that the worker has decoded to its end. `prompt`: of `prompt_ids`.
+        `output`: all of its tokens. A long output is added later, once it is hashed."""
+        kind = CacheKind.of(worker)
+        if kind is None or not prompt.choice or kind not in prompt.hashes or worker.lost:
+            return
+        known, hasher = prompt.hashes[kind], self._hasher(kind, prompt.tenant)
+        rest = (*prompt_ids[len(known) * kind.block_tokens :], *output[:-1])
+        if len(rest) > _LONG_TOKENS:
+            if len(self._outputs) < _MAX_OUTPUTS:
+                task = asyncio.create_task(self._add_long(worker, hasher, known, rest))
+                self._outputs.add(task)
+                task.add_done_callback(self._outputs.discard)
+        elif more := hasher.more_hashes(rest, known):
+            self._computed(worker, (*known, *more))
+
+    async def _add_long(
+        self, worker: Worker, hasher: BlockHasher, known: Sequence[bytes], rest: Sequence[int]
+    ) -> None:
+        more = await asyncio.to_thread(hasher.more_hashes, rest, known)
+        if not worker.lost:
+            self._computed(worker, (*known, *more))
+
+    def _computed(self, worker: Worker, hashes: Sequence[bytes]) -> None:
+        """Adds blocks that the worker has or will have soon, and tells sibling processes."""
+        self._add(worker, hashes)
+        self.on_sent(worker, hashes)
 
     def sibling_sent(self, worker: Worker, hashes: Sequence[bytes]) -> None:
-        """Adds a prompt that a sibling process has sent to the worker."""
+        """Adds what a sibling process has sent to the worker, or had decoded by it."""
         self._add(worker, hashes)
 
     async def close(self) -> None:
-        """Cancels running queries."""
-        for task in self._queries:
+        """Cancels running queries, and what is being hashed."""
+        tasks = self._queries | self._outputs
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._queries, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_hasher(self, kind: CacheKind, tenant: str) -> BlockHasher:
         return BlockHasher(

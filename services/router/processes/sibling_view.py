@@ -2,7 +2,7 @@
 
     c  claims    everything that a process has at any worker now, so that a lost datagram does no harm: sent
                  soon after a change, and a few times a second
-    p  prompt    block hashes of a prompt that was sent to a worker
+    p  prompt    block hashes of a prompt that was sent to a worker, or of a sequence that one has decoded
 
 No process waits for a datagram, and one for which a receiver has no room is lost.
 """

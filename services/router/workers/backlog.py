@@ -77,6 +77,12 @@ class Backlog:
         return max(0.0, self._clear_at - self._clock()) if self._prompts else 0.0
 
     @property
+    def overdue_s(self) -> float:
+        """Seconds since all prompts of this router should have been computed, while some have not ended; 0
+        after each that is added."""
+        return max(0.0, self._clock() - self._clear_at) if self._prompts else 0.0
+
+    @property
     def _siblings_wait_s(self) -> float:
         return max(0.0, self._siblings_clear_at - self._clock())
 

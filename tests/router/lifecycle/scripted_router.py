@@ -30,6 +30,7 @@ from services.router.text.output_text import OutputText
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import (
+    PROMPT,
     REQUEST_ID,
     Pair,
     a_request,
@@ -135,6 +136,8 @@ class ScriptedPrefixes:
     prompt: ScriptedBlocks = field(default_factory=ScriptedBlocks)
     hashed: list[Any] = field(default_factory=list)
     sent: list[tuple[str, Any]] = field(default_factory=list)
+    # Outputs that a worker has decoded to the end: its name and their tokens.
+    outputs: list[tuple[str, list[int]]] = field(default_factory=list)
     error: Exception | None = None
 
     async def hash_prompt(self, token_ids: Any, tenant: str = "") -> ScriptedBlocks:
@@ -148,6 +151,10 @@ class ScriptedPrefixes:
 
     def prompt_sent(self, worker: Worker, prompt: Any) -> None:
         self.sent.append((worker.name, prompt))
+
+    def output_ended(self, worker: Worker, prompt: Any, prompt_ids: Any, output: list[int]) -> None:
+        assert (prompt, prompt_ids) == (self.prompt, PROMPT)
+        self.outputs.append((worker.name, list(output)))
 
 
 @dataclass

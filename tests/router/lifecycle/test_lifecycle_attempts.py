@@ -160,6 +160,7 @@ async def test_an_output_may_be_complete_without_a_workers_report(
             assert (delta.text, delta.finish) == (text, finish)
             assert delta.trace is not None
             assert (delta.trace.attempts, delta.trace.kv_bytes_shipped) == (1, KV_BYTES)
+    assert router.prefixes.outputs == []
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -184,6 +185,7 @@ async def test_the_time_per_output_token_corrects_predictions_of_the_worker_that
         first = len(pairs)
         pairs[-1].output(first, first, [98] * (20 - first), finish_reason=FinishReason.FINISH_REASON_LENGTH)
         await quiesced()
+    assert router.prefixes.outputs == [(pairs[-1].decode.name, [97] * first + [98] * (20 - first))]
     ratios = [pair.decode.tpot_ratio.value for pair in pairs]
     assert ratios == [1.0, 1.0] if moved else [pytest.approx(1 + 0.25 / 17)]
 

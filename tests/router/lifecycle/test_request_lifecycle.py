@@ -118,6 +118,7 @@ async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRo
     assert seen.latencies["itl"].sum == pytest.approx(0.03)
     assert not seen.failed_attempts
     assert router.journal.opened == router.journal.closed == [REQUEST_ID]
+    assert router.prefixes.outputs == [("decode-0", [97, 98, 99, 100])]
     assert router.journal.marked == []
     assert pair.claimed == (0, 0, 0)
     assert pair.decode_peer.calls["Cancel"] == []
@@ -164,6 +165,7 @@ async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> Non
     line = ended(logged)
     assert (line["outcome"], line["cached_tokens"], line["kv_bytes"]) == ("length", 0, 0)
     assert "tpot_ms" not in line
+    assert router.prefixes.outputs == []
 
 
 async def test_decode_may_report_everything_first(router: ScriptedRouter) -> None:
@@ -204,6 +206,7 @@ async def test_a_stop_string_ends_the_output_and_the_attempt(router: ScriptedRou
     assert (delta.text, list(delta.token_ids), delta.finish) == ("a", [97, 98, 99], Finish.STOP)
     assert delta.usage == Usage(prompt_tokens=3, completion_tokens=3)
     assert pair.claimed == (0, 0, 0)
+    assert router.prefixes.outputs == [("decode-0", [97, 98, 99, 100])]
 
 
 @pytest.mark.parametrize(("stop", "text", "finish"), [((), "a", Finish.LENGTH), (("a",), "", Finish.STOP)])

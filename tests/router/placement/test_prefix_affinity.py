@@ -82,6 +82,54 @@ async def test_one_worker_of_each_role_needs_no_view() -> None:
         assert prefixes.cached_tokens(one, prompt) == 0
 
 
+async def test_the_output_that_a_worker_has_decoded_counts_as_cached_but_for_its_last_token() -> None:
+    one, two, decode = worker(1, role="BOTH"), worker(2, role="BOTH"), worker(3, role="DECODE")
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two, decode])
+    sent: list[tuple[str, int]] = []
+    prefixes.on_sent = lambda at, hashes: sent.append((at.name, len(hashes)))
+    prompt = await prefixes.hash_prompt(PROMPT[:10], "a")
+    next_turn = await prefixes.hash_prompt([*PROMPT, 50, 51], "a")
+    prefixes.output_ended(one, prompt, PROMPT[:10], PROMPT[10:12])  # its 12th token has no KV
+    assert (prefixes.cached_tokens(one, next_turn), sent) == (0, [])
+    prefixes.output_ended(one, prompt, PROMPT[:10], PROMPT[10:])
+    assert [prefixes.cached_tokens(at, next_turn) for at in (one, two, decode)] == [20, 0, 0]
+    assert sent == [("w1", 5)]
+    prefixes.output_ended(decode, prompt, PROMPT[:10], PROMPT[10:17])
+    assert prefixes.cached_tokens(decode, next_turn) == 16
+    assert prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT, "b")) == 0
+    short = await prefixes.hash_prompt(PROMPT[:3], "a")
+    prefixes.output_ended(two, short, PROMPT[:3], PROMPT[3:10])
+    assert prefixes.cached_tokens(two, next_turn) == 8
+
+
+async def test_an_output_adds_nothing_without_a_cache_a_choice_or_a_live_worker() -> None:
+    without, one, lost, twin = worker(1), worker(2), worker(3), worker(4)
+    without.described.cache_dtype = ""
+    lost.lost = True
+    prefixes = PrefixAffinity(SECRET, lambda: [without, one, lost, twin])
+    prompt = await prefixes.hash_prompt(PROMPT[:10])
+    for at in (without, lost):
+        prefixes.output_ended(at, prompt, PROMPT[:10], PROMPT[10:])
+        assert prefixes.cached_tokens(at, await prefixes.hash_prompt(PROMPT)) == 0
+    only = PrefixAffinity(SECRET, lambda: [one, worker(5, role="DECODE")])
+    only.output_ended(one, await only.hash_prompt(PROMPT[:10]), PROMPT[:10], PROMPT[10:])
+    assert only.cached_tokens(one, prompt) == 0
+
+
+async def test_long_outputs_are_hashed_in_a_thread_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.router.placement.prefix_affinity._LONG_TOKENS", 8)
+    monkeypatch.setattr("services.router.placement.prefix_affinity._MAX_OUTPUTS", 1)
+    one, two = worker(1), worker(2)
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two])
+    prompt, whole = await prefixes.hash_prompt(PROMPT[:10]), await prefixes.hash_prompt([*PROMPT, 50])
+    for at in (one, two):
+        prefixes.output_ended(at, prompt, PROMPT[:10], PROMPT[10:])
+    assert prefixes.cached_tokens(one, whole) == 0
+    await until(lambda: prefixes.cached_tokens(one, whole) == 20)
+    assert prefixes.cached_tokens(two, whole) == 0
+    await prefixes.close()
+
+
 async def test_tenants_and_models_share_nothing_and_without_a_secret_there_is_no_view() -> None:
     one, other = worker(1), worker(2, fingerprint=b"other")
     all_there = [one, other, worker(3), worker(4, fingerprint=b"other")]
@@ -268,3 +316,17 @@ async def test_combined_workers_and_routers_without_a_secret_send_no_hashes(
         await here.generate(ids_request(list(range(48))))
         sent = [one for worker in here.cluster.workers.values() for one in worker.decode.reserves]
         assert [list(one.block_hashes) for one in sent] == [[]]
+
+
+async def test_the_next_turn_of_a_conversation_is_known_to_have_the_answer_cached(site: SiteMaker) -> None:
+    async with site(prefill=0, decode=0, both=2, prefix_secret=SECRET) as here:
+        prefixes = here.router.prefixes
+        answer = await here.generate(ids_request(list(range(40)), max_tokens=30))
+        ids = [token for delta in answer for token in delta.token_ids]
+        assert len(ids) == 30
+        prompt = await prefixes.hash_prompt([*range(40), *ids, 9])
+        cached = {at.name: prefixes.cached_tokens(at, prompt) for at in here.router.directory.workers}
+        decode = answer[-1].trace.decode_worker
+        assert cached.pop(decode) == 64  # 69 tokens have KV
+        assert list(cached.values()) == [0]
+        await here.quiet()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
-from services.router.placement.placement import NoRoom
+from services.router.placement.claim import PrefillClaim
+from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.room import Waits
+from services.router.queue.waiting_queue import WaitingQueue
+from services.router.request.request import ClientCall
+from services.router.workers.backlog import Backlog
 from services.router.workers.worker import Worker
-from tests.router.workers.bare_workers import bare_worker, placement_of
+from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
 
 LIMIT_S, TOKENS = 0.006, 400
+# Prompt tokens with which a worker's queue is full, and a quarter of them.
+FULL, QUARTER = 1000, 250
 
 
 def combined(name: str, sequences: int, each_s: float = 0.0005) -> Worker:
@@ -58,3 +68,129 @@ def test_nothing_waits_for_a_worker_that_is_gone() -> None:
     full = combined("both-0", 2)
     full.following = False
     assert chosen(full, combined("both-1", 0), (380, 0), Waits.FOR_ITSELF) == "both-1"
+
+
+def queueing(name: str, tokens: int) -> Worker:
+    """A worker that decodes nothing, and has so many prompt tokens queued."""
+    worker = combined(name, 0)
+    worker.queued_tokens = tokens
+    return worker
+
+
+def placed(
+    cached: Worker, other: Worker, hits: tuple[int, int] = (380, 0), *, returning: bool = False
+) -> str:
+    """The decode worker of a request without limits, or why it has none."""
+    found = placement_of([cached, other], FULL).pick(
+        TOKENS, 10, dict(zip((cached, other), hits, strict=True)).__getitem__, returning=returning
+    )
+    return found.name if isinstance(found, NoRoom) else found.decode.name
+
+
+@pytest.mark.parametrize(
+    ("cached_queue", "other_queue", "hits", "name"),
+    [
+        (FULL, QUARTER, (380, 0), "CACHED"),
+        (FULL, QUARTER - 1, (380, 0), "both-1"),  # a prefix that many requests have spreads
+        (FULL, QUARTER, (380, 300), "both-1"),  # 100 tokens in place of 20
+        (FULL, QUARTER, (0, 0), "both-1"),
+        (FULL, FULL, (380, 0), "PREFILL"),  # neither has room, whatever is cached
+        (FULL - 1, QUARTER, (380, 0), "both-0"),
+    ],
+)
+def test_while_a_prompt_queue_is_full_only_a_short_one_takes_what_is_cached_there(
+    cached_queue: int, other_queue: int, hits: tuple[int, int], name: str
+) -> None:
+    assert placed(queueing("both-0", cached_queue), queueing("both-1", other_queue), hits) == name
+
+
+def test_a_worker_that_has_it_cached_is_taken_though_another_one_decodes_less() -> None:
+    """Its sequences delay more than the prompt's tokens do: only where the other has few prompt tokens."""
+    cached = queueing("both-0", 0)
+    cached.claimed_slots = 7
+    assert placed(cached, queueing("both-1", QUARTER - 1)) == "both-1"
+    assert placed(cached, queueing("both-1", QUARTER)) == "both-0"
+
+
+def lose(worker: Worker) -> None:
+    worker.following = False
+
+
+def fill(worker: Worker) -> None:
+    worker.claimed_slots = worker.described.load.slots
+
+
+def forget_rates(worker: Worker) -> None:
+    worker.described.load.rates.Clear()
+
+
+def queue_for_long(worker: Worker) -> None:
+    worker.backlog.add(0.3, FULL)
+
+
+def stop_to_compute(worker: Worker) -> None:
+    """Two prompts of 25 ms were added 1.1 s ago."""
+    now = [0.0]
+    worker.backlog = Backlog(lambda: now[0])
+    for _ in range(2):
+        worker.backlog.add(0.025, FULL // 2)
+    now[0] = 1.1
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [lose, fill, forget_rates, queue_for_long, stop_to_compute, partial(Worker.set_drained, drained=True)],
+)
+def test_nothing_waits_for_a_worker_that_will_not_take_it_soon(happens: Callable[[Worker], None]) -> None:
+    cached, other = queueing("both-0", FULL), queueing("both-1", QUARTER)
+    assert placed(cached, other) == "CACHED"
+    happens(cached)
+    assert placed(cached, other) == "both-1"
+
+
+def test_a_request_that_returns_waits_for_no_cache() -> None:
+    assert placed(queueing("both-0", FULL), queueing("both-1", QUARTER), returning=True) == "both-1"
+
+
+async def test_nothing_waits_for_a_worker_that_has_just_refused_a_request() -> None:
+    cached = queueing("both-0", FULL)
+    cached.refused()
+    assert placed(cached, queueing("both-1", QUARTER)) == "both-1"
+
+
+@pytest.mark.parametrize("waits", [Waits.FOR_ITSELF, Waits.FOR_OTHERS])
+@pytest.mark.parametrize(("tokens", "name"), [(QUARTER, "CACHED"), (QUARTER - 1, "both-1")])
+def test_a_request_under_a_limit_waits_for_a_full_prompt_queue_too(
+    tokens: int, name: str, waits: Waits
+) -> None:
+    """The other one has room for many sequences, but not for prompts."""
+    cached, other = combined("both-0", 0), combined("both-1", 0, 1e-5)
+    cached.queued_tokens, other.queued_tokens = FULL, tokens
+    assert chosen(cached, other, (380, 0), waits) == name
+
+
+async def test_a_request_that_waits_for_its_cache_blocks_none_behind_it() -> None:
+    """It is placed once that worker has room for its prompt, or another one has much."""
+    cached, other = workers = [combined("both-0", 0), combined("both-1", 0)]
+    queued = [PrefillClaim(*one) for one in ((cached, 10, 1e-3), (other, 40, 1e-3))]
+    for worker, tokens in ((cached, FULL - 10), (other, QUARTER - 40)):
+        PrefillClaim(worker, tokens, 0.02)
+    queue = WaitingQueue(Placement(Found(workers), pools_of(workers), FULL), 8, 60.0)
+    until = asyncio.get_running_loop().time() + 60
+
+    async def claim(hits: dict[Worker, int]) -> Worker:
+        entry = queue.enter(ClientCall())
+        return (await queue.claim(entry, TOKENS, 10, until, lambda worker: hits.get(worker, 0))).decode
+
+    first, second = (asyncio.create_task(claim({cached: 380})) for _ in range(2))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        assert await claim({other: 380}) is other
+        assert not first.done()
+        queued[0].prefill_ended()
+        queue.place_waiting()
+        assert await first is cached
+        assert not second.done()
+        queued[1].prefill_ended()
+        queue.place_waiting()
+        assert await second is other

@@ -234,6 +234,14 @@ async def test_prompts_that_siblings_sent_count_as_cached(tmp_path: Path) -> Non
         await until(lambda: other.prefixes.cached_tokens(other.prefill, prompt) == 20)
 
 
+async def test_outputs_that_siblings_had_decoded_count_as_cached(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, other):
+        ids = list(range(21))
+        prompt, next_turn = await one.prefixes.hash_prompt(ids[:6]), await one.prefixes.hash_prompt([*ids, 9])
+        one.prefixes.output_ended(one.decode, prompt, ids[:6], ids[6:])
+        await until(lambda: other.prefixes.cached_tokens(other.decode, next_turn) == 20)
+
+
 async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, _):
         for datagram in (

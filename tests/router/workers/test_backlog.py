@@ -37,6 +37,24 @@ def test_the_sum_shrinks_with_the_clock_and_at_the_end_of_a_prompt(backlog: Back
     assert backlog.wait_s == 0
 
 
+def test_prompts_that_have_not_ended_in_the_time_predicted_are_overdue(
+    backlog: Backlog, clock: Clock
+) -> None:
+    first, second = backlog.add(0.2), backlog.add(0.3)
+    assert backlog.overdue_s == 0
+    clock.now += 0.9
+    assert backlog.overdue_s == pytest.approx(0.4)
+    backlog.ended(first)
+    assert backlog.overdue_s == pytest.approx(0.4)
+    third = backlog.add(0.1)
+    assert backlog.overdue_s == 0
+    clock.now += 0.3
+    assert backlog.overdue_s == pytest.approx(0.2)
+    backlog.ended(second)
+    backlog.ended(third)
+    assert backlog.overdue_s == 0
+
+
 def test_a_short_prompt_goes_before_a_long_one_and_waits_for_a_step(backlog: Backlog) -> None:
     backlog.add(0.3, 8000)
     backlog.add(0.02, 700)
