@@ -14,6 +14,8 @@ from loadgen.reports.scales import Scale
 
 WIDTH, HEIGHT = 560, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 42, 44
+# The legend: a letter's width, the space of an entry beside its letters, the height of a line.
+_LETTER, _LEGEND_GAP, _LEGEND_LINE = 7.0, 24, 16
 Points = Sequence[tuple[float, float]]
 
 
@@ -107,9 +109,12 @@ class Chart:
 
     def render(self) -> str:
         """The SVG text."""
+        # Further lines of the legend stand above the picture, and push the title up.
+        more = _LEGEND_LINE * max(0, len(self._legend_lines()) - 1)
         return (
-            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}">'
-            f'<text x="0" y="14"><tspan class="title">{escape(self.title)}</tspan>'
+            f'<svg viewBox="0 {-more} {WIDTH} {self.height + more}" role="img" '
+            f'aria-label="{escape(self.title)}">'
+            f'<text x="0" y="{14 - more}"><tspan class="title">{escape(self.title)}</tspan>'
             f'<tspan dx="8">{escape(self.y_label)}</tspan></text>'
             f"{self._axes()}{''.join(self._marks)}{self._names()}</svg>"
         )
@@ -132,13 +137,27 @@ class Chart:
     def _names(self) -> str:
         """The legend, right-aligned below the title."""
         parts: list[str] = []
-        right = float(WIDTH - _RIGHT)
-        for style, label in reversed(self._legend):
-            right -= 7.0 * len(label)
-            parts.append(_text("note", right, _TOP - 8, label, "start"))
-            parts.append(_rect(f"bar {style}", right - 14, _TOP - 17, 10, 10))
-            right -= 24
+        for above, line in enumerate(reversed(self._legend_lines())):
+            right, y = float(WIDTH - _RIGHT), _TOP - 8 - above * _LEGEND_LINE
+            for style, label in reversed(line):
+                right -= _LETTER * len(label)
+                parts.append(_text("note", right, y, label, "start"))
+                parts.append(_rect(f"bar {style}", right - 14, y - 9, 10, 10))
+                right -= _LEGEND_GAP
         return "".join(parts)
+
+    def _legend_lines(self) -> list[list[tuple[str, str]]]:
+        """The entries of the legend, as many a line as fit."""
+        lines: list[list[tuple[str, str]]] = [[]]
+        left = room = float(WIDTH - _RIGHT)
+        for style, label in self._legend:
+            width = _LETTER * len(label) + _LEGEND_GAP
+            if lines[-1] and width > left:
+                lines.append([])
+                left = room
+            lines[-1].append((style, label))
+            left -= width
+        return lines
 
     def _name(self, style: str, label: str) -> None:
         if label:

@@ -36,6 +36,7 @@ from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import run_markdown
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.server_charts import all_series, server_charts
+from loadgen.reports.svg import Chart
 from loadgen.reports.write import write_reports
 from tests.loadgen.builders import record, settings
 
@@ -367,3 +368,16 @@ def test_progress_shows_what_a_ramp_offers_now() -> None:
     for n in range(1, 9):
         view.watch(Progress(n * 0.25, n * 12, n * 10, 1, n * 9, 0, n * 100, 1.5, due=n * 19))
     assert "76.0" in shown(view)
+
+
+def test_a_legend_that_does_not_fit_has_further_lines() -> None:
+    few, many = (Chart("Attainment", Scale(0.0, 1.0), Scale(0.0, 1.0), "rate", "share") for _ in range(2))
+    few.name("blue", "one")
+    for arm in range(9):
+        many.name("blue", f"arm number {arm}")
+    assert 'viewBox="0 0 560 290"' in few.render()
+    drawn = many.render()
+    assert 'viewBox="0 -16 560 306"' in drawn
+    places = [float(x) for x in re.findall(r'class="note" x="([-0-9.]+)"', drawn)]
+    assert len(places) == 9
+    assert min(places) > 0
