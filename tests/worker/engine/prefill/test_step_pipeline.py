@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from baton.device.stream import HostStream, TimedEvent
+from baton.engine.decode.factory import decode_loop
+from baton.engine.forward.layers import JoinedRows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.engine.prefill.step import PrefillStep
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
@@ -68,9 +75,9 @@ def outputs(stepped: SteppedEngine) -> tuple[list[int], list[int]]:
     return sorted(firsts), sorted(record.token for record in stepped.records if record.has_token)
 
 
-def run(folder: Path) -> tuple[list[int], list[int]]:
+def run(folder: Path, **engine: Any) -> tuple[list[int], list[int]]:
     folder.mkdir()
-    stepped = SteppedEngine(folder)
+    stepped = SteppedEngine(folder, **engine)
     for name, tokens in ((b"a", 9), (b"b", 30)):
         start(stepped, name, tokens)
     rest(stepped)
@@ -97,6 +104,33 @@ def test_tokens_are_the_same_with_the_gpu_kernels(
 
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
     assert run(tmp_path / "kernels") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["at once", "late"])
+def test_tokens_are_the_same_where_decode_steps_are_part_of_prefill_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, how: str
+) -> None:
+    expected = run(tmp_path / "plain")
+    joined_steps: list[bool] = []
+
+    class WatchedPass(PrefillPass):
+        def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
+            joined_steps.append(joined is not None)
+            return super().forward(step, joined)
+
+    def by_kernels(
+        model: Model, cache: KVCache, most_rows: int, joined: Sequence[JoinedRows], **_: bool
+    ) -> PrefillPass:
+        return WatchedPass(model, cache, most_rows, SMALL_RULE, SMALL_TUNING, joined=joined)
+
+    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
+    monkeypatch.setattr("services.worker.engine.assembly.decode_loop", partial(decode_loop, interpreted=True))
+    if how == "late":
+        request.getfixturevalue("late")
+    assert run(tmp_path / "mixed", numerics="fast", mixed_steps=True) == expected
+    assert any(joined_steps)
+    assert not all(joined_steps)
 
 
 @pytest.mark.usefixtures("late")
