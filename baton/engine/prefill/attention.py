@@ -205,10 +205,10 @@ class PromptAttention:
 
 
 def product_rows(rows: int) -> int:
-    """`rows` as products have them: up to a multiple of 64, beyond 2,048 of 256. The vendor's library looks
-    for the best way anew for every number of rows, and loads what it has not had yet, so there are only as
-    many numbers as can be warmed up."""
-    step = 64 if rows <= 2048 else 256
+    """`rows` as products have them: up to a multiple of 64, beyond 2,560 of 256 (a worker's steps have 2,048
+    at most, and the rows that join them). The vendor's library looks for the best way anew for every number
+    of rows, and loads what it has not had yet, so there are only as many numbers as can be warmed up."""
+    step = 64 if rows <= 2560 else 256
     return -(-rows // step) * step
 
 
