@@ -120,6 +120,7 @@ class EngineAudit:
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
         steps = self.decode.rates(min(MOST_PREFILL_SHARE, computing) if self.prefill.loop.in_turn else 0.0)
         half = prompts.half_context
+        numbers = steps.curve.sequences if steps.curve.first_s else ()
         return Rates(
             prefill_token_s=prompts.seconds_of(1),
             prefill_step_s=prompts.seconds_of(prompts.least_rows),
@@ -127,8 +128,8 @@ class EngineAudit:
             decode_step_s=steps.step_s,
             decode_sequence_s=steps.sequence_s,
             decode_context_token_s=steps.context_token_s,
-            decode_curve_sequences=map(round, steps.curve.sequences),
-            decode_curve_s=(steps.step_s * (steps.curve.times(n) - 1) for n in steps.curve.sequences),
+            decode_curve_sequences=map(round, numbers),
+            decode_curve_s=(steps.step_s * (steps.curve.times(number) - 1) for number in numbers),
         )
 
     def _links(self) -> list[LinkAudit]:

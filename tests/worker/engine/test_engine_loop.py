@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from baton.engine.decode.cost import DecodeCost, StepCurve
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S
 from baton.engine.rings.output_ring import Finish
 from baton.errors import BatonError, ErrorKind
@@ -267,6 +268,23 @@ def test_the_front_is_woken_by_steps_that_have_ended_and_by_nothing_else(stepped
     assert (True, True) in seen
     assert (False, False) in seen
     assert {(True, True), (False, False)} == set(seen)
+
+
+def test_the_curve_of_steps_is_reported_where_it_was_measured(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = stepped.engine.commands.audit.load
+    assert not load().rates.decode_curve_sequences
+    curve = StepCurve((1.0, 8.0, 9.0), (0.004, 0.004, 0.005))
+    monkeypatch.setattr(stepped.engine.decode, "_cost", DecodeCost(curve))
+    assert load().rates.decode_step_s == 0.004, "without any step that ran"
+    monkeypatch.setattr(
+        stepped.engine.decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=400, mean_ms=4.4)
+    )
+    rates = load().rates
+    assert rates.decode_step_s == pytest.approx(0.0044, rel=0.01)
+    assert list(rates.decode_curve_sequences) == [1, 8, 9]
+    assert list(rates.decode_curve_s) == pytest.approx([0.0, 0.0, 0.0011], rel=0.01)
 
 
 def test_decode_rates_leave_out_the_wait_for_prefill_steps(
