@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
 
 from baton.device.graphs import Graph
@@ -163,3 +164,17 @@ def test_a_prefill_step_takes_the_place_of_one_that_is_queued(tmp_path: Path) ->
         case.loop._times = StepTimes()
         case.loop.expect_prefill(under_way=under_way)
         assert [case.engine.step() for _ in range(4)] == [True] * depth + [False] * (4 - depth)
+
+
+@pytest.mark.slow
+def test_steps_that_are_timed_at_a_start_leave_no_trace(tmp_path: Path) -> None:
+    plain = LocalEngine(tmp_path / "model", slots=4)
+    (wanted,) = plain.run(plain.start(PROMPT, max_tokens=4))
+    engine = LocalEngine(tmp_path / "model", slots=4, device=DEVICE, graph=True)
+    loop = cast(GraphDecodeLoop, engine.decode)
+    curve = loop._measure_curve()
+    loop.resume()
+    assert curve.first_s > 0
+    assert list(curve.seconds) == sorted(curve.seconds)
+    assert not engine.step(), "nothing is active"
+    assert engine.run(engine.start(PROMPT, max_tokens=4)) == [wanted]
