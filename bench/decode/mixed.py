@@ -68,7 +68,7 @@ class MixedSteps:
         return found
 
     def _ms(self, rows: int, *, joins: bool) -> float:
-        """A prefill step of so many rows."""
+        """A prefill step of so many rows, behind another one, so that the host's launches take no part."""
         from baton.engine.prefill.step import PrefillStep
 
         step = PrefillStep.on_scratch(self._engine.decoder.layout, 0, rows)
@@ -79,6 +79,7 @@ class MixedSteps:
             if joins and joined is None:
                 raise RuntimeError("no decode step joins")
             with self._stream.activate():
+                self._pass.forward(step)
                 begun = self._stream.record_event()
                 self._pass.forward(step, joined)
                 end = self._stream.record_event()

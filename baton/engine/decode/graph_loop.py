@@ -43,8 +43,8 @@ _SHORT_S = 0.002
 _MOST_EXPECTED = 4
 # Steps end that near to where the typical one would, as a part of it; how soon the host looks again there.
 _END_SPREAD, _NEAR_END_S = 1 / 8, 0.0001
-# Steps in a row by which a bucket is timed, beside one more.
-_TIMED = 4
+# Steps in a row by which a bucket is timed, beside one more, and how often that is tried.
+_TIMED, _TRIES = 4, 2
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
 _ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
 _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
@@ -96,6 +96,8 @@ class GraphDecodeLoop(DecodeLoop):
         self._posted: deque[tuple[int, int]] = deque()
         self._expected = 0
         self._behind_prefill = False
+        # Replays that had been enqueued when the last one joined a prefill step, itself included.
+        self._joined = 0
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
@@ -121,11 +123,11 @@ class GraphDecodeLoop(DecodeLoop):
         self._times.add(self._clock() - began)
 
     def _measure_curve(self) -> StepCurve:
-        """Runs steps of each bucket with no slot active: all is computed but attention."""
+        """Runs steps of each bucket with no slot active: all is computed but attention. The best of a few
+        tries, since a single one that is disturbed would make all larger buckets look as slow."""
         buckets = sorted(self._graphs)
-        return StepCurve.of_batches(
-            buckets, [self._seconds_of(self._graphs[each].simple) for each in buckets]
-        )
+        best = [min(self._seconds_of(self._graphs[each].simple) for _ in range(_TRIES)) for each in buckets]
+        return StepCurve.of_batches(buckets, best)
 
     def _seconds_of(self, step: Graph) -> float:
         """Of one of several steps in a row, without what it takes the host to begin."""
@@ -198,7 +200,8 @@ class GraphDecodeLoop(DecodeLoop):
         seen = self._look()
         queued = self._enqueued - seen.replays
         most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
-        most -= self._behind_prefill
+        # While a replay that joined the prefill step has not ended, that takes no other one's place.
+        most -= self._behind_prefill and seen.replays >= self._joined
         if queued >= most or not self._would_advance(seen) or not self._begin_queue(queued):
             return False
         slots, features = self._next(seen)
@@ -216,6 +219,7 @@ class GraphDecodeLoop(DecodeLoop):
         if not self._begin_queue(self._enqueued - seen.replays):
             return None
         self._enqueued += 1
+        self._joined = self._enqueued
         return self._joins[min(bucket for bucket in self._joins if bucket >= slots)]
 
     def _next(self, seen: Status) -> tuple[int, int]:

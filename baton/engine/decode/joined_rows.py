@@ -12,8 +12,8 @@ from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.forward.workspace import Workspace
 from baton.engine.model.modules import Attention
 
-# The smallest bucket, where there are as many slots, and those that are left out: a graph is made for each
-# bucket and several numbers of prompt rows, beside which a few rows more or less make no difference.
+# The smallest bucket but for one of all slots, and those that are left out: a graph is made for each bucket
+# and several numbers of prompt rows, beside which a few rows more or less make no difference.
 _LEAST, _LEFT_OUT = 16, (24, 48)
 
 
@@ -38,5 +38,5 @@ class JoinedDecodeRows:
 
 def joined_buckets(rows: int) -> list[int]:
     """Buckets of decode rows that join prefill steps, on a worker with up to `rows`."""
-    buckets = [bucket for bucket in buckets_up_to(rows) if bucket >= _LEAST and bucket not in _LEFT_OUT]
-    return buckets or [rows]
+    *smaller, _ = buckets_up_to(rows)
+    return [bucket for bucket in smaller if bucket >= _LEAST and bucket not in _LEFT_OUT] + [rows]

@@ -135,7 +135,8 @@ class DecodeLoop(ABC):
 
     def expect_prefill(self, *, under_way: bool) -> None:
         """Whether a prefill step is enqueued on `prefill_stream` that has not ended: it takes the place of
-        one of the steps enqueued ahead, so that prefill and decode steps alternate."""
+        one of the steps enqueued ahead, so that prefill and decode steps alternate; one that a step has
+        joined only once that step has ended, which is before it."""
         return None
 
     def joined_rows(self) -> Sequence[JoinedRows]:

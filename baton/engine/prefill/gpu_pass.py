@@ -198,7 +198,7 @@ class PrefillPass:
         ]
         model, workspace = self._model, self.workspace
         behind, total = workspace.behind(rows), rows + (0 if joined is None else joined.rows)
-        self._attention.begin(rows)
+        self._attention.begin(total)
         embed_rows(model, workspace, rows, there.token, there.position)
         if joined is not None:
             joined.begin(behind)

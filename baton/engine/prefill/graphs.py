@@ -58,7 +58,8 @@ class PrefillGraphs:
     def capture(self, cases: Iterable[Case], launch: Callable[[Case, Places[Tensor]], None]) -> str:
         """Captures one graph for each case, of what `launch` does with inputs that stand there. It runs
         once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory
-        for them there are none; returns why, or an empty string."""
+        for all of them there are none, or only those without rows that join, if these fit; returns why, or an
+        empty string."""
         cases = list(cases)
         recorder = Recorder(self._device)
         size = max((layout.size for layout, _ in cases), default=0)
@@ -70,7 +71,8 @@ class PrefillGraphs:
                 graph()  # the first also brings it to the GPU
                 self._graphs[layout.rows, _rows(joined)] = layout, graph
         except RuntimeError as error:
-            self._graphs.clear()
+            alone = {key: found for key, found in self._graphs.items() if key[1] == 0}
+            self._graphs = alone if joined is not None else {}
             return str(error) or type(error).__name__
         return ""
 

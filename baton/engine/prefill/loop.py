@@ -173,11 +173,6 @@ class PrefillLoop:
         return self._stream.in_turn
 
     @property
-    def displaces_decode(self) -> bool:
-        """Whether a step is under way that runs in turn with decode steps, with none in it."""
-        return self.in_turn and any(step.decode_s is None for step in self._under_way)
-
-    @property
     def expected_step_s(self) -> float:
         """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
         measured."""

@@ -82,18 +82,19 @@ class InputLayout:
 
     def used(self, entries: int) -> int:
         """Elements that are copied where tables have so many entries."""
-        lines = 2 + len(self.items) + sum(self.joins) * int(JOIN_WIDTH.value)
-        return self.rows * lines + sum(self.items) * int(ITEM_WIDTH.value) + entries
+        lines = _aligned(self.rows) * (2 + len(self.items))
+        joins = self.rows * sum(self.joins) * int(JOIN_WIDTH.value)
+        return lines + joins + sum(self.items) * int(ITEM_WIDTH.value) + entries
 
     def places(self, run: Place) -> Places[Place]:
-        """`run` [at least `size`] on the host or on the device. Each place begins at a multiple of 16 bytes
-        if the rows are a multiple of 4."""
+        """`run` [at least `size`] on the host or on the device. Each place begins at a multiple of 16
+        bytes."""
         ends = 0
 
         def cut(count: int, width: int = 1) -> Place:
             nonlocal ends
-            ends += count * width
-            piece = run[ends - count * width : ends]
+            piece = run[ends : ends + count * width]
+            ends += _aligned(count * width)
             return piece if width == 1 else piece.reshape(count, width)
 
         token, position = cut(self.rows), cut(self.rows)
@@ -172,6 +173,11 @@ class StepInputs:
             lines.append(lines[-1] + -(-len(chunk.blocks[group]) // _LINE) * _LINE)
         self._entries = lines[-1]
         return lines
+
+
+def _aligned(count: int) -> int:
+    """Elements of int32 up to the next multiple of 16 bytes."""
+    return -(-count // 4) * 4
 
 
 def _fill_joins(joins: Ints, plan: AttentionPlan) -> None:

@@ -99,7 +99,7 @@ class EngineLoop:
         steps_ended = self.prefill.loop.steps_ended
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended
-        self.decode.loop.expect_prefill(under_way=self.prefill.loop.displaces_decode)
+        self.decode.loop.expect_prefill(under_way=self.prefill.loop.in_turn and self.prefill.loop.under_way)
         self.decode.allocation.step()
         worked |= self.decode.take_masks()
         worked |= self.decode.clock.timed(self._decode_step)

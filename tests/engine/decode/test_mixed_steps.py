@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.decode.joined_rows import joined_buckets
+from baton.engine.device_watchdog import StepTimes
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine, Start
 
@@ -79,3 +84,28 @@ def test_more_slots_than_a_bucket(tmp_path: Path, cache_dtype: str) -> None:
     wanted = plain.start_many([Start(PROMPTS[0][: 1 + n % 3], 6) for n in range(17)])
     more = plain.start_many([Start(PROMPTS[3][:n], 3) for n in (2, 7)])
     assert outputs == plain.run(*wanted, *more)
+
+
+@pytest.mark.parametrize(
+    ("slots", "buckets"),
+    [(1, [1]), (4, [4]), (16, [16]), (24, [16, 24]), (48, [16, 32, 48]), (100, [16, 32, 64, 96, 100])],
+)
+def test_every_number_of_slots_has_a_bucket_that_holds_them(slots: int, buckets: list[int]) -> None:
+    assert joined_buckets(slots) == buckets
+
+
+def test_a_step_that_joins_takes_no_other_ones_place_until_it_has_ended(tmp_path: Path) -> None:
+    """Steps that are enqueued here do nothing, so that all of them stay queued."""
+    engine = mixed(tmp_path)
+    engine.start(PROMPTS[0], max_tokens=9)
+    loop = cast(GraphDecodeLoop, engine.decode)
+    loop._graphs = dict.fromkeys(loop._graphs, StepGraphs(simple=lambda: None, samples=lambda: None))
+    loop._times = StepTimes()
+    ended = loop._status_seen.replays
+    assert loop.join() is not None
+    loop.expect_prefill(under_way=True)
+    assert [loop.step() for _ in range(3)] == [True, False, False], "one behind the step that joined"
+    loop._enqueued, loop._joined = ended + 1, ended
+    assert not loop.step(), "it has ended, the prompts' part has not: the one behind it is enough"
+    loop.expect_prefill(under_way=False)
+    assert loop.step()

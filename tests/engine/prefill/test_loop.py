@@ -249,13 +249,11 @@ def test_what_a_decode_step_takes_that_is_part_of_a_step_is_not_the_prompts() ->
     assert ahead.loop.begin()
     assert ahead.passes.joined == [decode]
     assert ahead.loop.ends_in_s == pytest.approx(0.12), "what is predicted of both"
-    assert not ahead.loop.displaces_decode
     ahead.stream.now = 0.1
     take(ahead.loop)
     assert ahead.loop.device_s == pytest.approx(0.08)
     decode.idle = True
     assert ahead.loop.begin()
-    assert ahead.loop.displaces_decode
     ahead.stream.now = 0.2
     take(ahead.loop)
     assert ahead.loop.device_s == pytest.approx(0.18)
