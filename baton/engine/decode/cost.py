@@ -28,7 +28,7 @@ _DECAY = 0.98
 # Units in which the variables are of the order of one, and a small weight of zero for all but the first.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
 _RIDGE = np.array([1e-9, 1e-4, 1e-4])
-# A batch is padded as if up to so many sequences more were admitted meanwhile.
+# A batch is padded as if up to so many more sequences were admitted before it runs.
 _MORE = 4
 
 Floats = npt.NDArray[np.float64]
@@ -43,16 +43,18 @@ class StepCurve(NamedTuple):
 
     @classmethod
     def of_batches(cls, batches: Sequence[int], seconds: Sequence[float]) -> Self:
-        """`seconds` of steps that are padded to `batches` sequences, ascending. One that takes no longer than
-        a smaller one counts as that. Some sequences before a batch is full it may be of the next size, which
-        is where the curve begins to rise."""
+        """`seconds` of steps that are padded to `batches` sequences, ascending; one that takes less than a
+        smaller one counts as that. Where few places of a batch are left, a step may be padded to the next
+        size already, for sequences that are admitted before it runs: there the curve begins to rise."""
         xs, ys, before = [1.0], [seconds[0]], 0
         for batch, took in zip(batches, np.maximum.accumulate(seconds), strict=True):
             more = min(_MORE, (batch - before) / 2)
             if ys[-1] < took:
-                xs, ys = [*xs, before + 1.0], [*ys, float(took)]
+                xs.append(before + 1.0)
+                ys.append(float(took))
             if batch - more > xs[-1]:
-                xs, ys = [*xs, batch - more], [*ys, float(took)]
+                xs.append(batch - more)
+                ys.append(float(took))
             before = batch
         return cls(tuple(xs), tuple(ys))
 

@@ -117,10 +117,7 @@ class GraphDecodeLoop(DecodeLoop):
     def _time_largest(self) -> None:
         """Runs a step of the largest bucket with no slot active, so that an expected duration is known
         from the start."""
-        began = self._clock()
-        self._graphs[self.shape.rows].samples()
-        self._queue.drain()
-        self._times.add(self._clock() - began)
+        self._times.add(self._run(self._graphs[self.shape.rows].samples, 1))
 
     def _measure_curve(self) -> StepCurve:
         """Runs steps of each bucket with no slot active: all is computed but attention. The best of a few
@@ -131,17 +128,15 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _seconds_of(self, step: Graph) -> float:
         """Of one of several steps in a row, without what it takes the host to begin."""
-        ends = []
-        for count in (1, 1 + _TIMED):
-            for _ in range(count):
-                step()
-            self._queue.drain()
-            ends.append(self._clock())
+        return max(self._run(step, 1 + _TIMED) - self._run(step, 1), 0.0) / _TIMED
+
+    def _run(self, step: Graph, count: int) -> float:
+        """Runs so many steps on an idle device → seconds until the last one has ended."""
         began = self._clock()
-        step()
+        for _ in range(count):
+            step()
         self._queue.drain()
-        alone_s = self._clock() - began
-        return max(ends[1] - ends[0] - alone_s, 0.0) / _TIMED
+        return self._clock() - began
 
     @property
     def curve(self) -> StepCurve:

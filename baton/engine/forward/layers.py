@@ -42,6 +42,11 @@ class JoinedRows(Protocol):
         """Launches what comes after the layers, from `hidden`."""
 
 
+def row_count(joined: JoinedRows | None) -> int:
+    """0 where no rows join."""
+    return 0 if joined is None else joined.rows
+
+
 def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:
     """token, position [rows] int32 → the workspace's `hidden` and rotary tables; a token of -1 is a row
     of zeros."""

@@ -28,7 +28,7 @@ from baton.device.upload import put_ints
 from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.forward.code_products import has_w8a8
 from baton.engine.forward.gemm import Gemm
-from baton.engine.forward.layers import JoinedRows, embed_rows, run_layers
+from baton.engine.forward.layers import JoinedRows, embed_rows, row_count, run_layers
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
@@ -179,7 +179,7 @@ class PrefillPass:
         """Launches the step without a graph."""
         if any(plan.attention.by_library for plan in step.plans):
             # The library reads behind the rows, and a NaN of an earlier pass would spread.
-            rows = step.rows + (0 if joined is None else joined.rows)
+            rows = step.rows + row_count(joined)
             self.workspace.qkv[rows : rows + self._padding].zero_()
         layout = step.layout
         there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)
@@ -197,7 +197,7 @@ class PrefillPass:
             for plan, places, line in zip(plans, there.groups, lines, strict=True)
         ]
         model, workspace = self._model, self.workspace
-        behind, total = workspace.behind(rows), rows + (0 if joined is None else joined.rows)
+        behind, total = workspace.behind(rows), rows + row_count(joined)
         self._attention.begin(total)
         embed_rows(model, workspace, rows, there.token, there.position)
         if joined is not None:
@@ -239,6 +239,5 @@ class PrefillPass:
 
 def _prompt_rows(rows: int, joined: JoinedRows | None) -> int:
     """Rows that a pass of `rows` rows of prompts has for them, with padding."""
-    if joined is None:
-        return product_rows(rows)
-    return product_rows(rows + joined.rows) - joined.rows
+    more = row_count(joined)
+    return product_rows(rows + more) - more

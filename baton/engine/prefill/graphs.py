@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layers import JoinedRows, row_count
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 
 Case = tuple[InputLayout, JoinedRows | None]
@@ -69,7 +69,7 @@ class PrefillGraphs:
                 layout, joined = case
                 graph = recorder.capture(partial(launch, case, layout.places(self._inputs)))
                 graph()  # the first also brings it to the GPU
-                self._graphs[layout.rows, _rows(joined)] = layout, graph
+                self._graphs[layout.rows, row_count(joined)] = layout, graph
         except RuntimeError as error:
             alone = {key: found for key, found in self._graphs.items() if key[1] == 0}
             self._graphs = alone if joined is not None else {}
@@ -78,7 +78,7 @@ class PrefillGraphs:
 
     def replay(self, step: StepInputs, joined: JoinedRows | None = None) -> bool:
         """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
-        found = self._graphs.get((step.rows, _rows(joined)))
+        found = self._graphs.get((step.rows, row_count(joined)))
         if found is None or any(plan.attention.by_library for plan in step.plans):
             return False
         layout, graph = found
@@ -87,7 +87,3 @@ class PrefillGraphs:
         put_ints(step.values(layout), self._inputs)
         graph()
         return True
-
-
-def _rows(joined: JoinedRows | None) -> int:
-    return 0 if joined is None else joined.rows

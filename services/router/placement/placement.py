@@ -163,10 +163,12 @@ class Placement:
         if not (returning or self.refuse_late):
             uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
         room = Room(may_use, what_for, tpot_s, context, before, uncached, self._ahead)
-        able = {one for one in hits if room.at(one)}
+        within = {one for one in hits if room.within_limits(one)}
+        passed_over = {one for one in within if room.passes_over(one)}
+        able = within - passed_over
         # Before workers are put in order, which takes longest: those that wait are tried again and again.
         if not any(one not in uncached or soon(one) for one in able):
-            return _no_room(NoRoom.PREFILL if able else NoRoom.DECODE, hits, room, soon)
+            return _no_room(NoRoom.PREFILL if able else NoRoom.DECODE, passed_over, soon)
         order = WorkerOrder(
             hits,
             prompt,
@@ -181,21 +183,22 @@ class Placement:
         choice = division.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
         pair = self._pair(choice, keys, able.__contains__, soon, order)
         if isinstance(pair, NoRoom):
-            return _no_room(pair, hits, room, soon)
+            return _no_room(pair, passed_over, soon)
         prefill, decode = pair.prefill, pair.decode
         bind(call, prefill, decode)
         self.placed[pair.computed_by] += 1
+        to_compute = tokens - hits[prefill]
         output_cost = usual_output(max_tokens) * output_token_cost(prefill, decode, context)
         claim = Claim(
             prefill,
             decode,
-            tokens - hits[prefill],
+            to_compute,
             tokens + max_tokens,
             seconds=prompt(prefill).own_s,
             context=context,
             tpot_s=tpot_s,
             reason=pair.reason,
-            cost=max(1, tokens - hits[prefill]) + output_cost,
+            cost=max(1, to_compute) + output_cost,
             left_s=left_s,
             on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )
@@ -331,9 +334,8 @@ class Placement:
         return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
 
 
-def _no_room(why: NoRoom, workers: Iterable[Worker], room: Room, soon: Callable[[Worker], bool]) -> NoRoom:
-    """`why`, or `CACHED` where some worker was only passed over for another one's cache."""
-    passed_over = (one for one in workers if room.within_limits(one) and room.passes_over(one))
+def _no_room(why: NoRoom, passed_over: Iterable[Worker], soon: Callable[[Worker], bool]) -> NoRoom:
+    """`why`, or `CACHED` where a worker would do that was passed over for another one's cache."""
     return NoRoom.CACHED if any(why is NoRoom.DECODE or soon(one) for one in passed_over) else why
 
 

@@ -145,7 +145,7 @@ class PrefixAffinity:
             self._computed(worker, (*known, *more))
 
     def _computed(self, worker: Worker, hashes: Sequence[bytes]) -> None:
-        """Adds blocks that the worker has or will have soon, and tells sibling processes."""
+        """Adds blocks that the worker has cached, or soon will, to this view and to sibling processes'."""
         self._add(worker, hashes)
         self.on_sent(worker, hashes)
 

@@ -62,13 +62,9 @@ class Room:
     uncached: Mapping[Worker, int]
     ahead: int
 
-    def at(self, decode: Worker) -> bool:
-        """Whether a worker has room for the request."""
-        return self.within_limits(decode) and not self.passes_over(decode)
-
     def within_limits(self, decode: Worker, more: int = 0) -> bool:
-        """The same, whatever of its prompt the worker would have to compute; with `more`, whether there is
-        room for so many further ones, too."""
+        """Whether a worker has room for the request, whatever of its prompt it would have to compute; with
+        `more`, whether there is room for so many further ones, too."""
         if not (decode.decodes and decode.has_free_slot):
             return False
         left = decode.slots_left_by(self.precedence)
