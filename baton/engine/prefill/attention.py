@@ -207,7 +207,11 @@ class PromptAttention:
 def product_rows(rows: int) -> int:
     """`rows` as products have them: up to a multiple of 64, beyond 2,560 of 256 (a worker's steps have 2,048
     at most, and the rows that join them). The vendor's library looks for the best way anew for every number
-    of rows, and loads what it has not had yet, so there are only as many numbers as can be warmed up."""
+    of rows, and loads what it has not had yet, so there are only as many numbers as can be warmed up. And not
+    to 448, with which products take longer than with 512 (bench/LOG.md, 2026-11-27: a step of 20.9 and 19.2
+    ms on an H200)."""
+    if 384 < rows <= 512:
+        return 512
     step = 64 if rows <= 2560 else 256
     return -(-rows // step) * step
 

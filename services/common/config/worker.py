@@ -131,7 +131,7 @@ class EngineConfig(StrictModel):
         True, description="run prefill steps of up to 1,024 rows as CUDA graphs on a GPU"
     )
     mixed_steps: bool = Field(
-        False,
+        True,
         description="on a GPU worker of role both, run a decode step as part of each prefill step, so that "
         "both read the weights once, unless requests use more than greedy or temperature sampling",
     )

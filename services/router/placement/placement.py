@@ -154,8 +154,9 @@ class Placement:
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
+        least = tokens - max(hits.values(), default=0)
         soon = partial(
-            self._starts_soon, tokens=tokens, precedence=before, prompt=prompt if by_order() else None
+            self._starts_soon, tokens=least, precedence=before, prompt=prompt if by_order() else None
         )
         division = self.duty.divide(hits)
         uncached: dict[Worker, int] = {}
@@ -321,8 +322,8 @@ class Placement:
         prompt: Callable[[Worker], PromptAt] | None = None,
     ) -> bool:
         """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
-        be placed before, which are taken to have as many each; with `prompt`, only those count that go before
-        it. Also where a single long prompt is there that soon ends: the next one must be there by then."""
+        be placed before, which are taken to have `tokens` each; with `prompt`, only those count that go
+        before it. Also where a single long prompt is there that soon ends: the next one must be there by then."""
         if not worker.accepts_work:
             return False
         before = worker.others.siblings.waiting_before(precedence)

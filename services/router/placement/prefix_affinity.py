@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -53,11 +53,9 @@ class CacheKind:
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """Hashes of a prompt's full blocks, for each kind of cache. `choice`: whether there are two workers of a
-    role to choose from; otherwise cache contents do not matter for placement."""
+    """Hashes of a prompt's full blocks, for each kind of cache."""
 
     tokens: int
-    choice: bool
     tenant: str = ""
     hashes: dict[CacheKind, tuple[bytes, ...]] = field(default_factory=dict)
 
@@ -86,22 +84,18 @@ class PrefixAffinity:
         self.on_sent: Callable[[Worker, Sequence[bytes]], None] = lambda worker, hashes: None
 
     async def hash_prompt(self, token_ids: Sequence[int], tenant: str = "") -> PromptBlocks:
-        """Hashes a prompt's blocks, long prompts in a thread, and starts a query of the index. Nothing is
-        hashed for a worker that is alone of its kind: there is no other to share blocks with."""
-        workers = self._workers()
-        alike = Counter((CacheKind.of(worker), worker.identity.role) for worker in workers)
-        choice = any(count > 1 for count in alike.values())
-        prompt = PromptBlocks(len(token_ids), choice, tenant)
+        """Hashes a prompt's blocks, long prompts in a thread, and starts a query of the index. Also for a
+        worker that there is no other beside: how many prompts it may have queued depends on what it has
+        cached."""
+        prompt = PromptBlocks(len(token_ids), tenant)
         if self._secret:
-            kinds = Counter(filter(None, map(CacheKind.of, workers)))
-            for kind in (kind for kind, count in kinds.items() if count > 1):
+            for kind in set(filter(None, map(CacheKind.of, self._workers()))):
                 hasher = self._hasher(kind, tenant)
                 if len(token_ids) > _LONG_TOKENS:
                     prompt.hashes[kind] = await asyncio.to_thread(hasher.hashes, token_ids)
                 else:
                     prompt.hashes[kind] = hasher.hashes(token_ids)
-            if prompt.choice:
-                self._query_index(prompt)
+            self._query_index(prompt)
         return prompt
 
     def cached_tokens(self, worker: Worker, prompt: PromptBlocks) -> int:
@@ -116,7 +110,7 @@ class PrefixAffinity:
 
     def prompt_sent(self, worker: Worker, prompt: PromptBlocks) -> None:
         """Adds a prompt that the worker will have computed soon."""
-        if prompt.choice and (hashes := prompt.hashes_for(worker)):
+        if hashes := prompt.hashes_for(worker):
             self._computed(worker, hashes)
 
     def output_ended(
@@ -125,7 +119,7 @@ class PrefixAffinity:
         """Adds the blocks of a sequence that the worker has decoded to its end. `prompt`: of `prompt_ids`.
         `output`: all of its tokens. A long output is added later, once it is hashed."""
         kind = CacheKind.of(worker)
-        if kind is None or not prompt.choice or kind not in prompt.hashes or worker.lost:
+        if kind is None or kind not in prompt.hashes or worker.lost:
             return
         known, hasher = prompt.hashes[kind], self._hasher(kind, prompt.tenant)
         rest = (*prompt_ids[len(known) * kind.block_tokens :], *output[:-1])

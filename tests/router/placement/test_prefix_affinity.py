@@ -72,14 +72,17 @@ async def test_a_prompt_that_was_sent_counts_as_cached() -> None:
     assert prefixes.cached_tokens(one, await prefixes.hash_prompt([9, *PROMPT])) == 0
 
 
-async def test_one_worker_of_each_role_needs_no_view() -> None:
-    one, decode = worker(1), worker(2, role="DECODE")
-    prefixes = PrefixAffinity(SECRET, lambda: [one, decode])
+@pytest.mark.parametrize("role", ["PREFILL", "BOTH"])
+async def test_also_of_one_worker_it_is_known_what_it_has_cached(role: str) -> None:
+    """How many prompts may be queued there depends on it."""
+    one, decode = worker(1, role=role), worker(2, role="DECODE")
+    prefixes = PrefixAffinity(SECRET, lambda: [one, decode] if role == "PREFILL" else [one])
     for exact in (PROMPT, PROMPT[:20]):  # decode takes over whole blocks up to the prompt's end
         prompt = await prefixes.hash_prompt(exact)
         assert prompt.hashes_for(decode) == prompt.hashes_for(one) == names(5)
         prefixes.prompt_sent(one, prompt)
-        assert prefixes.cached_tokens(one, prompt) == 0
+        cached = [prefixes.cached_tokens(at, prompt) for at in (one, decode)]
+        assert cached == [BLOCK * ((len(exact) - 1) // BLOCK), 0]
 
 
 async def test_the_output_that_a_worker_has_decoded_counts_as_cached_but_for_its_last_token() -> None:
@@ -102,18 +105,15 @@ async def test_the_output_that_a_worker_has_decoded_counts_as_cached_but_for_its
     assert prefixes.cached_tokens(two, next_turn) == 8
 
 
-async def test_an_output_adds_nothing_without_a_cache_a_choice_or_a_live_worker() -> None:
-    without, one, lost, twin = worker(1), worker(2), worker(3), worker(4)
+async def test_an_output_adds_nothing_without_a_cache_or_a_live_worker() -> None:
+    without, one, lost = worker(1), worker(2), worker(3)
     without.described.cache_dtype = ""
     lost.lost = True
-    prefixes = PrefixAffinity(SECRET, lambda: [without, one, lost, twin])
+    prefixes = PrefixAffinity(SECRET, lambda: [without, one, lost])
     prompt = await prefixes.hash_prompt(PROMPT[:10])
     for at in (without, lost):
         prefixes.output_ended(at, prompt, PROMPT[:10], PROMPT[10:])
         assert prefixes.cached_tokens(at, await prefixes.hash_prompt(PROMPT)) == 0
-    only = PrefixAffinity(SECRET, lambda: [one, worker(5, role="DECODE")])
-    only.output_ended(one, await only.hash_prompt(PROMPT[:10]), PROMPT[:10], PROMPT[10:])
-    assert only.cached_tokens(one, prompt) == 0
 
 
 async def test_long_outputs_are_hashed_in_a_thread_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
