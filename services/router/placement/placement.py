@@ -323,7 +323,8 @@ class Placement:
     ) -> bool:
         """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
         be placed before, which are taken to have `tokens` each; with `prompt`, only those count that go
-        before it. Also where a single long prompt is there that soon ends: the next one must be there by then."""
+        before it. Also where a single long prompt is there that soon ends: the next one must be there by
+        then."""
         if not worker.accepts_work:
             return False
         before = worker.others.siblings.waiting_before(precedence)
