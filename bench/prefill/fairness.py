@@ -64,6 +64,7 @@ class WatchedPass:
         self._inner, self._log, self._now = inner, log, now
         self.alignment, self.refused = inner.alignment, inner.refused
         self.uncaptured, self.timed_passes = inner.uncaptured, inner.timed_passes
+        self.row_times = inner.row_times
 
     def forward(self, step: Any, joined: Any = None) -> Any:
         self._log.record_step(step)
@@ -117,6 +118,7 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
     if engine.prompt_pass.timed_passes is not None:
         cost.begin(*engine.prompt_pass.timed_passes)
+    cost.row_times = engine.prompt_pass.row_times
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()

@@ -177,6 +177,10 @@ class LocalEngine:
         self.prefill = PrefillLoop(passes, self.scheduler, stream)
         self.prefill.decode = self
 
+    @property
+    def rows_to_join(self) -> int:
+        return self.decode.rows_to_join
+
     def join(self) -> JoinedRows | None:
         joined = self.decode.join()
         self.mixed_steps += joined is not None

@@ -206,16 +206,21 @@ class GraphDecodeLoop(DecodeLoop):
         self._enqueued += 1
         return True
 
-    def join(self) -> JoinedDecodeRows | None:
+    @property
+    def rows_to_join(self) -> int:
         seen = self._look()
         slots, features = self._next(seen)
         if not self._joins or features & ~int(SIMPLE) or not self._would_advance(seen):
-            return None
-        if not self._begin_queue(self._enqueued - seen.replays):
+            return 0
+        return min(bucket for bucket in self._joins if bucket >= slots)
+
+    def join(self) -> JoinedDecodeRows | None:
+        rows = self.rows_to_join
+        if not rows or not self._begin_queue(self._enqueued - self._look().replays):
             return None
         self._enqueued += 1
         self._joined = self._enqueued
-        return self._joins[min(bucket for bucket in self._joins if bucket >= slots)]
+        return self._joins[rows]
 
     def _next(self, seen: Status) -> tuple[int, int]:
         """Rows that the next replay has at most, and the features that it may need."""

@@ -148,6 +148,11 @@ class DecodeLoop(ABC):
         """To be called when steps have run that this loop did not enqueue, and none is under way."""
         return None
 
+    @property
+    def rows_to_join(self) -> int:
+        """Rows of the step that `join` would return now; 0 where it returns none."""
+        return 0
+
     def join(self) -> JoinedRows | None:
         """Has the next step run as part of a prefill step, which the caller must launch next on
         `prefill_stream` with these rows: weights are read once for both. None where a step would do nothing,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_stream import compute_stream
-from baton.device.stream import ComputeStream
+from baton.device.stream import ComputeStream, TimedEvent
 from baton.device.upload import put_ints
 from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.forward.code_products import has_w8a8
@@ -39,6 +39,7 @@ from baton.engine.prefill.attention import PlannedRows, PromptAttention, product
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.graphs import Case, GraphBounds, PrefillGraphs
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 
@@ -94,6 +95,7 @@ class PrefillPass:
         self._graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
         self.timed_passes: tuple[TimedPass, TimedPass] | None = None
+        self.row_times = RowTimes()
 
     def warm(self) -> None:
         """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
@@ -128,8 +130,9 @@ class PrefillPass:
         self.uncaptured = self._graphs.capture(cases, launch)
 
     def measure_step_times(self) -> None:
-        """Times a small pass and the largest; to be called after `warm` and `capture`."""
+        """Times a small pass, the largest, and products; to be called after `warm` and `capture`."""
         stream = compute_stream(self._model.device)
+        self.row_times = self._time_products(stream)
         self.timed_passes = (
             self._time_pass(min(_FEW_ROWS, self.most_rows), stream),
             self._time_pass(self.most_rows, stream),
@@ -149,12 +152,35 @@ class PrefillPass:
         took = [end.seconds_since(begun) for begun, end in pairwise(ends)]
         return TimedPass(rows, median(took))
 
+    def _time_products(self, stream: ComputeStream) -> RowTimes:
+        """The best of a few tries of a layer's products with each number of rows that passes have. All tries
+        are enqueued at once, the longest first, so that the device never waits for the host."""
+        ends: list[tuple[int, list[TimedEvent]]] = []
+        with stream.activate():
+            self._run_products(self._most_product_rows)
+            for rows in reversed(self._all_product_rows()):
+                events = [stream.record_event()]
+                for _ in range(_TRIES):
+                    self._run_products(rows)
+                    events.append(stream.record_event())
+                ends.append((rows, events))
+        while not ends[-1][1][-1].query():
+            time.sleep(_POLL_S)
+        best = {rows: min(b.seconds_since(a) for a, b in pairwise(events)) for rows, events in ends}
+        return RowTimes(*zip(*sorted(best.items()), strict=True))
+
+    def _all_product_rows(self) -> list[int]:
+        return sorted({product_rows(rows) for rows in range(1, self._most_product_rows + 1)})
+
+    def _run_products(self, rows: int) -> None:
+        *of_layers, _ = self._model.product_kinds()
+        for product in of_layers:
+            self._gemm(product, *self.workspace.operands(product.name, rows))
+
     def _warm_products(self) -> None:
         """Runs each product with each number of rows that passes have, and the head with a few."""
-        *of_layers, _ = self._model.product_kinds()
-        for rows in sorted({product_rows(rows) for rows in range(1, self._most_product_rows + 1)}):
-            for product in of_layers:
-                self._gemm(product, *self.workspace.operands(product.name, rows))
+        for rows in self._all_product_rows():
+            self._run_products(rows)
         for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
             self.logits(self.workspace.hidden[:rows])
 

@@ -27,6 +27,7 @@ from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.rings.logprob_records import Logprobs
@@ -64,6 +65,10 @@ class PromptPass(Protocol):
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass] | None: ...
 
+    @property
+    def row_times(self) -> RowTimes:
+        """Of a layer's products, measured at start-up."""
+
     def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
         the chunks' order; valid until the next pass. Runs the rows that join, too."""
@@ -74,6 +79,10 @@ class PromptPass(Protocol):
 
 class DecodeSteps(Protocol):
     """Decode steps of the same worker, which may run as part of prefill steps."""
+
+    @property
+    def rows_to_join(self) -> int:
+        """See `DecodeLoop.rows_to_join`."""
 
     def join(self) -> JoinedRows | None:
         """See `DecodeLoop.join`."""
@@ -211,15 +220,18 @@ class PrefillLoop:
         """Plans and launches the next step; False where there is nothing to compute or no step is due."""
         if not self._is_due():
             return False
-        chunks = self.scheduler.plan()
+        others = 0 if self.decode is None else self.decode.rows_to_join
+        chunks = self.scheduler.plan(others)
         if not chunks:
             return False
         cost = self.scheduler.cost
         step = step_of(chunks)
         units = cost.of_step(step.runs)
-        # Before the stream is activated: what it enqueues itself comes first.
-        joined = None if self.decode is None else self.decode.join()
-        decode_s = None if self.decode is None or joined is None else self.decode.step_s
+        joined, decode_s = None, None
+        if self.decode is not None and cost.row_times.joins(step.rows, others):
+            # Before the stream is activated: what it enqueues itself comes first.
+            joined = self.decode.join()
+            decode_s = None if joined is None else self.decode.step_s
         self._begun_s = cost.seconds_of(units) + (decode_s or 0.0)
         if self._before_step is not None:
             self._before_step(self._begun_s)

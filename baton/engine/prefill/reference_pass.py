@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep, StepChunk
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ReferencePass:
     refused = 0
     uncaptured = ""
     timed_passes = None
+    row_times = RowTimes()
 
     def __init__(self, reference: ReferenceModel, cache: KVCache) -> None:
         self._reference = reference

@@ -6,6 +6,8 @@ arrive at most half of a step, since an arrival waits for the whole step that ru
 it is in. A prompt goes before shorter ones where its limit of the time to the first token would be missed
 otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer, since a
 long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do not count.
+Where more waits than the step holds, rows are left to the next one that would make products less efficient
+(`row_times`).
 Beside sequences that are decoded only their limits of the time per output token allow that. The oldest, once
 it has waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves:
 neither those without limits, nor those whose limits are missed.
@@ -150,8 +152,9 @@ class PrefillScheduler:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
         self._sequences[sequence] = self._clock()
 
-    def plan(self) -> list[Chunk]:
+    def plan(self, others: int = 0) -> list[Chunk]:
         """The next step's chunks (`step_of` has their data); the caller computes all, then calls `computed`.
+        `others`: rows that may be computed with them.
 
         A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
         """
@@ -172,6 +175,9 @@ class PrefillScheduler:
             step.give(aged, AGED_SHARE)
         for sequence in runnable:
             step.give(sequence, patient=sequence in patient)
+        left = sum(sequence.length - sequence.reached for sequence in runnable) - step.rows
+        if left:
+            step.cut(self.cost.row_times.most_worth(step.rows, others))
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
         return step.chunks
@@ -312,6 +318,18 @@ class _Step:
     @property
     def chunks(self) -> list[Chunk]:
         return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.given.values())
+
+    def cut(self, rows: int) -> None:
+        """Takes from the sequences that were given some last, until the step has so many rows."""
+        for sequence in reversed(list(self.given)):
+            more = min(self.rows - rows, self.given[sequence])
+            self.given[sequence] -= more
+            if not self.given[sequence]:
+                del self.given[sequence]
 
     def give(self, sequence: Sequence, share: float = 1.0, *, patient: bool = False) -> None:
         """Gives a sequence what is left of the step, or a share of it, beside what it has already. `patient`:

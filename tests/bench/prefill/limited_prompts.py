@@ -47,7 +47,7 @@ class InTurn(PrefillScheduler):
 
     _turns: dict[Sequence, int]
 
-    def plan(self) -> list[Chunk]:
+    def plan(self, others: int = 0) -> list[Chunk]:
         turns = self.__dict__.setdefault("_turns", {})
         waiting = [one for one in self._with_blocks(list(self.sequences)) if one.reached < one.length]
         if not waiting:

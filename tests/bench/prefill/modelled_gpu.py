@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.device.stream import TimedEvent
 from baton.engine.forward.layers import JoinedRows
 from baton.engine.prefill.cost import TimedPass
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep
 from tests.support.events import FakeEvent
 
@@ -117,6 +118,7 @@ class ModelledPass:
     alignment: int = 256
     refused: int = 0
     uncaptured: str = ""
+    row_times: RowTimes = field(default_factory=RowTimes)
 
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass]:

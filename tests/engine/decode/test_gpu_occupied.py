@@ -18,6 +18,7 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import finish, prefill_step
@@ -102,6 +103,7 @@ class QuietPass:
     refused = 0
     uncaptured = ""
     timed_passes = None
+    row_times = RowTimes()
 
     def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         return torch.zeros(step.rows, 97, device="cuda")

@@ -18,6 +18,7 @@ from baton.engine.forward.layers import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
@@ -74,6 +75,7 @@ class NumberedPass:
     refused: int = 0
     uncaptured: str = ""
     timed_passes: None = None
+    row_times: RowTimes = field(default_factory=RowTimes)
     joined: list[JoinedRows | None] = field(default_factory=list)
 
     def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
@@ -231,6 +233,10 @@ class DecodeRows:
     def __init__(self) -> None:
         self.idle = False
 
+    @property
+    def rows_to_join(self) -> int:
+        return 0 if self.idle else self.rows
+
     def join(self) -> DecodeRows | None:
         return None if self.idle else self
 
@@ -262,6 +268,18 @@ def test_what_a_decode_step_takes_that_is_part_of_a_step_is_not_the_prompts() ->
     ahead.stream.now = 0.31
     take(ahead.loop)
     assert ahead.loop.device_s == pytest.approx(0.19), "a tenth at least"
+
+
+def test_a_decode_step_joins_where_products_of_both_take_no_longer() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.loop.decode = decode = DecodeRows()
+    for both_s, joins in ((0.03, True), (0.0301, False)):
+        ahead.scheduler.cost.row_times = RowTimes((4, 100, 104), (0.01, 0.02, both_s))
+        ahead.add(100)
+        assert ahead.loop.begin()
+        assert ahead.passes.joined[-1] == (decode if joins else None)
+        ahead.stream.now += 0.2
+        take(ahead.loop)
 
 
 def test_a_long_step_that_ends_earlier_than_predicted_leaves_no_gap() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import (
     AGED_PASSES,
     AGED_SHARE,
@@ -65,12 +66,23 @@ def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
     tokens=st.integers(3, 150),
     milliseconds=st.floats(1, 400),
     blocks=st.integers(40, 120),
+    stair=st.sampled_from([0, 8, 32]),
+    others=st.integers(0, 9),
     age_cap_s=st.sampled_from([0.0, 0.3, 1e9]),
 )
 def test_every_token_is_computed_once_in_order_within_the_bounds(
-    lengths: list[int], tokens: int, milliseconds: float, blocks: int, age_cap_s: float
+    lengths: list[int],
+    tokens: int,
+    milliseconds: float,
+    blocks: int,
+    stair: int,
+    others: int,
+    age_cap_s: float,
 ) -> None:
     cost, clock = paced(0.001), Clock()
+    if stair:
+        rows = range(4, 164, 4)
+        cost.row_times = RowTimes(tuple(rows), tuple(math.ceil(each / stair) for each in rows))
     bounds = StepBounds(tokens, milliseconds / 1e3, age_cap_s)
     pools, scheduler = make(blocks, bounds, cost=cost, clock=clock)
     sequences = [sequence(length) for length in lengths]
@@ -80,7 +92,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     seen: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     while scheduler.queued_tokens:
         clock.now += 0.05
-        chunks = scheduler.plan()
+        chunks = scheduler.plan(others)
         assert chunks
         count = sum(chunk.count for chunk in chunks)
         assert count <= tokens
@@ -96,6 +108,19 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
         pools.check_integrity([s.blocks for s in scheduler.sequences if s.blocks is not None])
     assert [seen[one] for one in sequences] == lengths
     assert pools.free == pools.total
+
+
+def test_rows_that_products_are_slow_with_are_left_to_a_step_that_there_is_anyway() -> None:
+    _, scheduler = make(1000, StepBounds(100))
+    scheduler.cost.row_times = RowTimes((64, 80, 100), (1.0, 1.9, 2.0))
+    one, two = sequence(70), sequence(300)
+    scheduler.add(one)
+    assert [chunk.count for chunk in scheduler.plan()] == [70], "none waits behind it"
+    scheduler.add(two)
+    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 64)]
+    assert [chunk.count for chunk in scheduler.plan(10)] == [54], "with 10 others it is 64 rows"
+    scheduler.cost.row_times = RowTimes((64, 80, 100), (1.0, 1.2, 1.3))
+    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 70), (two, 30)]
 
 
 def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:

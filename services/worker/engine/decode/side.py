@@ -117,6 +117,11 @@ class DecodeSide:
         self._rates = self._cost.rates()
         return self._rates
 
+    @property
+    def rows_to_join(self) -> int:
+        """See `DecodeLoop.rows_to_join`."""
+        return self.loop.rows_to_join
+
     def join(self) -> JoinedRows | None:
         """See `DecodeLoop.join`."""
         joined = self.loop.join()

@@ -58,6 +58,7 @@ def prefill_loop(
         engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
     cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    cost.row_times = prompts.row_times
     if prompts.timed_passes is not None:
         cost.begin(*prompts.timed_passes)
         log.info(
