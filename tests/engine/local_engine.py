@@ -178,6 +178,10 @@ class LocalEngine:
         self.prefill.decode = self
 
     @property
+    def joined_last(self) -> bool:
+        return self.decode.joined_last
+
+    @property
     def rows_to_join(self) -> int:
         return self.decode.rows_to_join
 

@@ -95,7 +95,7 @@ class GraphDecodeLoop(DecodeLoop):
         # (number of the entry, features) of admissions that no step is known to have applied.
         self._posted: deque[tuple[int, int]] = deque()
         self._expected = 0
-        self._behind_prefill = False
+        self._behind_prefill = self._before_joining = False
         # Replays that had been enqueued when the last one joined a prefill step, itself included.
         self._joined = 0
         self._tail_when_full = -1
@@ -154,8 +154,8 @@ class GraphDecodeLoop(DecodeLoop):
         steps = self._queue.stream
         return None if steps is None else TorchStream(steps.device, steps)
 
-    def expect_prefill(self, *, under_way: bool) -> None:
-        self._behind_prefill = under_way
+    def expect_prefill(self, *, under_way: bool, follows: bool = False) -> None:
+        self._behind_prefill, self._before_joining = under_way, follows
 
     def write_masks(self, masks: Sequence[SlotMask]) -> None:
         super().write_masks(masks)
@@ -197,7 +197,9 @@ class GraphDecodeLoop(DecodeLoop):
         most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
         # While a replay that joined the prefill step has not ended, that takes no other one's place.
         most -= self._behind_prefill and seen.replays >= self._joined
-        if queued >= most or not self._would_advance(seen) or not self._begin_queue(queued):
+        if self._before_joining or queued >= most or not self._would_advance(seen):
+            return False
+        if not self._begin_queue(queued):
             return False
         slots, features = self._next(seen)
         bucket = min(bucket for bucket in self._graphs if bucket >= slots)
@@ -205,6 +207,10 @@ class GraphDecodeLoop(DecodeLoop):
         (graphs.samples if features & ~int(SIMPLE) else graphs.simple)()
         self._enqueued += 1
         return True
+
+    @property
+    def joined_last(self) -> bool:
+        return self._enqueued == self._joined
 
     @property
     def rows_to_join(self) -> int:

@@ -133,10 +133,11 @@ class DecodeLoop(ABC):
         each decode step ends before `step` returns."""
         return None
 
-    def expect_prefill(self, *, under_way: bool) -> None:
+    def expect_prefill(self, *, under_way: bool, follows: bool = False) -> None:
         """Whether a prefill step is enqueued on `prefill_stream` that has not ended: it takes the place of
         one of the steps enqueued ahead, so that prefill and decode steps alternate; one that a step has
-        joined only once that step has ended, which is before it."""
+        joined only once that step has ended, which is before it. `follows`: another one is about to be
+        enqueued that a step joins, so that no step is to be enqueued before it."""
         return None
 
     def joined_rows(self) -> Sequence[JoinedRows]:
@@ -147,6 +148,11 @@ class DecodeLoop(ABC):
     def resume(self) -> None:
         """To be called when steps have run that this loop did not enqueue, and none is under way."""
         return None
+
+    @property
+    def joined_last(self) -> bool:
+        """Whether the step that was enqueued last joined a prefill step."""
+        return False
 
     @property
     def rows_to_join(self) -> int:

@@ -6,7 +6,8 @@ On a CPU a step has ended when `begin` returns. On a GPU the next step is launch
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
 complete. Where steps run in turn with decode steps, and some sequence is decoded, the next is launched when
 the one before has ended: the decode step that runs then is what the GPU does meanwhile. A decode step may
-also be part of a prefill step (`DecodeSteps.join`).
+also be part of a prefill step (`DecodeSteps.join`). Then the next prefill step may run right behind it, where
+the sequences that are decoded have time for that.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class PromptPass(Protocol):
 
 class DecodeSteps(Protocol):
     """Decode steps of the same worker, which may run as part of prefill steps."""
+
+    @property
+    def joined_last(self) -> bool:
+        """See `DecodeLoop.joined_last`."""
 
     @property
     def rows_to_join(self) -> int:
@@ -168,6 +173,9 @@ class PrefillLoop:
         self._unfinalized: list[_Step] = []
         # Whose steps may be part of prefill steps; None: all run by themselves.
         self.decode: DecodeSteps | None = None
+        # Whether sequences that are decoded have time for another such step right behind the last one.
+        self.may_follow = False
+        self._planned = False  # whether the last plan had chunks
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -180,6 +188,15 @@ class PrefillLoop:
     def in_turn(self) -> bool:
         """Whether steps run in turn with this worker's decode steps."""
         return self._stream.in_turn
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next step is to run right behind the last one, in which a decode step is: with no
+        other decode step between them."""
+        if self.decode is None or not (self.may_follow and self._planned and self._under_way):
+            return False
+        mixed = self._under_way[-1].decode_s is not None
+        return mixed and self.decode.joined_last and self.scheduler.waits
 
     @property
     def expected_step_s(self) -> float:
@@ -222,6 +239,7 @@ class PrefillLoop:
             return False
         others = 0 if self.decode is None else self.decode.rows_to_join
         chunks = self.scheduler.plan(others)
+        self._planned = bool(chunks)
         if not chunks:
             return False
         cost = self.scheduler.cost
@@ -247,7 +265,7 @@ class PrefillLoop:
             for chunk in chunks:
                 self.scheduler.begun(chunk)
             # Behind decode steps it begins later: when, is seen (`_see_begun`).
-            waits = self._waits_for_decode
+            waits = self._waits_for_decode and not self._under_way
             self._ends_at = math.inf if waits else max(now, self._ends_at) + self._begun_s
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
@@ -325,7 +343,7 @@ class PrefillLoop:
         turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
             return True
-        if self._waits_for_decode:
+        if self._waits_for_decode and not self.follows:
             return False
         lead_s = max(_LEAD_S, _LEAD_SHARE * self.expected_step_s)
         return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - lead_s

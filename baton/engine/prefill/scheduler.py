@@ -142,6 +142,11 @@ class PrefillScheduler:
         """Prompt tokens not computed yet."""
         return sum(sequence.length - sequence.computed for sequence in self._sequences)
 
+    @property
+    def waits(self) -> bool:
+        """Whether some prompt has tokens that no step has begun with."""
+        return any(sequence.reached < sequence.length for sequence in self._sequences)
+
     def add(self, sequence: Sequence) -> None:
         """Raises BatonError: INVALID where the prompt can never fit, OVERLOADED where the queue is full."""
         if sequence.blocks is None and not self._pools.fits_ever(sequence.length):

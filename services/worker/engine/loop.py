@@ -99,7 +99,7 @@ class EngineLoop:
         steps_ended = self.prefill.loop.steps_ended
         worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended
-        self.decode.loop.expect_prefill(under_way=self.prefill.loop.in_turn and self.prefill.loop.under_way)
+        self._expect_prefill()
         self.decode.allocation.step()
         worked |= self.decode.take_masks()
         worked |= self.decode.clock.timed(self._decode_step)
@@ -136,6 +136,11 @@ class EngineLoop:
         if steps != self._steps_announced and self.stepped is not None:
             self._steps_announced = steps
             self.stepped.set()
+
+    def _expect_prefill(self) -> None:
+        prompts = self.prefill.loop
+        under_way = prompts.in_turn and prompts.under_way
+        self.decode.loop.expect_prefill(under_way=under_way, follows=prompts.follows)
 
     def _decode_step(self) -> bool:
         self.decode.loop.expect_admissions(len(self.decode.reserved.arriving))

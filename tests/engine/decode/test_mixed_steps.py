@@ -103,8 +103,14 @@ def test_a_step_that_joins_takes_no_other_ones_place_until_it_has_ended(tmp_path
     loop._times = StepTimes()
     ended = loop._status_seen.replays
     assert loop.join() is not None
+    assert loop.joined_last
+    loop.expect_prefill(under_way=True, follows=True)
+    assert not loop.step(), "another prefill step follows"
+    assert loop.join() is not None
+    loop._enqueued = loop._joined = loop._enqueued - 1
     loop.expect_prefill(under_way=True)
     assert [loop.step() for _ in range(3)] == [True, False, False], "one behind the step that joined"
+    assert not loop.joined_last
     loop._enqueued, loop._joined = ended + 1, ended
     assert not loop.step(), "it has ended, the prompts' part has not: the one behind it is enough"
     loop.expect_prefill(under_way=False)

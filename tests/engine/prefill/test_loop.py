@@ -232,6 +232,7 @@ class DecodeRows:
 
     def __init__(self) -> None:
         self.idle = False
+        self.joined_last = True
 
     @property
     def rows_to_join(self) -> int:
@@ -268,6 +269,53 @@ def test_what_a_decode_step_takes_that_is_part_of_a_step_is_not_the_prompts() ->
     ahead.stream.now = 0.31
     take(ahead.loop)
     assert ahead.loop.device_s == pytest.approx(0.19), "a tenth at least"
+
+
+def test_a_mixed_step_follows_another_where_streams_have_time() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.stream.in_turn = ahead.scheduler.beside_decode = True
+    ahead.loop.decode = decode = DecodeRows()
+    ahead.add(300)
+    assert ahead.loop.begin()
+    assert take(ahead.loop) == []  # it is seen to run, and should end at 0.12
+    assert not ahead.loop.follows
+    ahead.stream.now = 0.11
+    assert not ahead.loop.begin(), "a decode step runs between"
+    ahead.loop.may_follow = True
+    assert ahead.loop.follows
+    decode.joined_last = False
+    assert not ahead.loop.follows, "one is enqueued already"
+    decode.joined_last = True
+    assert ahead.loop.begin()
+    assert ahead.loop.ends_in_s == pytest.approx(0.13)
+    assert (ahead.stream.rows, ahead.passes.joined) == ([100] * 2, [decode] * 2)
+    assert not ahead.loop.begin(), "two are under way"
+    assert ahead.loop.follows, "a third will be"
+    ahead.stream.now = 0.23
+    assert [result.chunk.start for result in take(ahead.loop)] == [0, 100]
+    assert not ahead.loop.follows, "nothing is under way"
+    decode.idle = True
+    assert ahead.loop.begin()
+    assert not ahead.loop.follows, "no decode step is part of it"
+
+
+def test_nothing_follows_where_no_prompt_waits_or_none_has_blocks() -> None:
+    ahead = Ahead(tokens=100, blocks=30)
+    ahead.stream.in_turn = ahead.scheduler.beside_decode = ahead.loop.may_follow = True
+    ahead.loop.decode = DecodeRows()
+    first = ahead.add(100)
+    assert ahead.loop.begin()
+    assert not ahead.loop.follows
+    ahead.add(100)
+    take(ahead.loop)
+    ahead.stream.now = 0.119
+    assert ahead.loop.follows
+    assert not ahead.loop.begin()
+    assert not ahead.loop.follows, "there are 30 blocks"
+    ahead.scheduler.remove(first)
+    ahead.stream.now = 0.2
+    take(ahead.loop)
+    assert ahead.loop.begin()
 
 
 def test_a_decode_step_joins_where_products_of_both_take_no_longer() -> None:

@@ -118,6 +118,11 @@ class DecodeSide:
         return self._rates
 
     @property
+    def joined_last(self) -> bool:
+        """See `DecodeLoop.joined_last`."""
+        return self.loop.joined_last
+
+    @property
     def rows_to_join(self) -> int:
         """See `DecodeLoop.rows_to_join`."""
         return self.loop.rows_to_join

@@ -5,6 +5,9 @@ While no more is spent than earned, prefill steps may begin; a prefill step slow
 and the next one waits until what they spent in addition is earned again. So the mean step takes the limit at
 most, prompts get what that leaves, and where no decode step takes as long, nothing is held back. Prompts get
 an eighth of the time in any case: a limit that cannot be met starves none.
+
+Prefill steps that decode steps are part of may run one right behind the other as long as no more is spent
+than earned; without a limit a decode step runs between two of them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ class PrefillPacing:
     _looked_at: float = field(default=0.0, init=False)
     # When a prefill step may begin whatever is owed.
     _due_at: float = field(default=0.0, init=False)
+    # Whether another prefill step may run right behind the one that was begun last, if both decode, too.
+    may_follow: bool = field(default=False, init=False)
 
     def look(self, steps: int, *, decoding: bool) -> None:
         """To be called once a turn: how many decode steps have ended so far, and whether any sequence is
@@ -48,6 +53,10 @@ class PrefillPacing:
         """Whether a prefill step may begin now."""
         return self._earned_s >= 0 or self.clock() >= self._due_at
 
-    def begun(self, expected_s: float) -> None:
-        """A prefill step began that should take so long."""
+    def begun(self, expected_s: float, *, behind: bool = False) -> None:
+        """A prefill step began that should take so long; `behind`: behind another one that runs, and whose
+        decode step has not ended."""
         self._due_at = self.clock() + (1 + _LEAST_PAUSE) * expected_s
+        limit_s = self.limit_s()
+        earned_s = self._earned_s + (limit_s if behind else 0.0) + 2 * (limit_s - expected_s)
+        self.may_follow = not math.isinf(limit_s) and earned_s >= 0

@@ -62,9 +62,11 @@ class PrefillPipeline:
             self.poll(self.device_pieces)
         if self.device_pieces:
             self._announce()
-        begun = self.pacing.may_begin() and self.loop.begin()
+        behind = self.loop.follows
+        begun = (behind or self.pacing.may_begin()) and self.loop.begin()
         if begun:
-            self.pacing.begun(self.loop.begun_step_s)
+            self.pacing.begun(self.loop.begun_step_s, behind=behind)
+            self.loop.may_follow = self.pacing.may_follow
         self._end_steps()
         return begun
 

@@ -53,6 +53,52 @@ def test_nothing_is_held_back_at_loose_limits_or_without_streams(limit_s: float,
     assert share > 0.85
 
 
+@dataclass
+class Mixing:
+    """A GPU that always has prompts and sequences, whose decode steps are part of prefill steps."""
+
+    limit_s: float
+    now: float = 0.0
+    # How many steps of each kind have ended, and prefill steps that ran behind another one.
+    prefills: int = 0
+    steps: int = 0
+    behind: int = 0
+
+    def run(self, seconds: float) -> float:
+        """The mean time from one token to the next."""
+        pacing = PrefillPacing(lambda: self.limit_s, lambda: self.now)
+        while self.now < seconds:
+            pacing.look(self.steps, decoding=True)
+            if pacing.may_begin():
+                pacing.begun(PREFILL + ALONE)
+                self._prefill()
+                while pacing.may_follow and self.now < seconds:
+                    self.behind += 1
+                    pacing.look(self.steps - 1, decoding=True)  # begun before the last one has ended
+                    pacing.begun(PREFILL + ALONE, behind=True)
+                    self._prefill()
+            self.now += ALONE
+            self.steps += 1
+        return self.now / self.steps
+
+    def _prefill(self) -> None:
+        self.now += PREFILL + ALONE
+        self.prefills += 1
+        self.steps += 1
+
+
+def test_prefill_steps_that_decode_too_follow_one_another_as_the_limit_allows() -> None:
+    """At 20 ms what is earned pays for a few in a row; from 29 ms on all of them follow one another, and
+    without a limit a decode step is between any two."""
+    tight, loose, none = Mixing(0.020), Mixing(0.031), Mixing(math.inf)
+    assert tight.run(20) <= 0.0203
+    assert 0 < tight.behind < tight.prefills
+    assert loose.run(20) == pytest.approx(PREFILL + ALONE, rel=0.02)
+    assert loose.behind >= 0.98 * loose.prefills
+    assert none.run(20) == pytest.approx((PREFILL + 2 * ALONE) / 2)
+    assert not none.behind
+
+
 def test_a_limit_that_cannot_be_met_leaves_prompts_an_eighth() -> None:
     _, share = Worker(0.003).run(20)
     assert share == pytest.approx(1 / 8, rel=0.1)
