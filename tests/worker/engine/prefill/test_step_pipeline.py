@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from baton.device.stream import HostStream, TimedEvent
@@ -24,6 +25,10 @@ from tests.support.events import FakeEvent
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 TURNS = 3
+# The engine is a CPU's.
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="beside a GPU, kernels do not run on a CPU"
+)
 
 
 class LateEvent(FakeEvent):
@@ -91,6 +96,7 @@ def run(folder: Path, **engine: Any) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.slow
+@interpreted
 def test_tokens_are_the_same_with_the_gpu_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -107,6 +113,7 @@ def test_tokens_are_the_same_with_the_gpu_kernels(
 
 
 @pytest.mark.slow
+@interpreted
 @pytest.mark.parametrize("how", ["at once", "late"])
 def test_tokens_are_the_same_where_decode_steps_are_part_of_prefill_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, how: str
