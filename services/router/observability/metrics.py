@@ -29,6 +29,7 @@ from services.router.conversations.stored_responses import StoredResponses
 from services.router.observability.aliases import Aliases
 from services.router.observability.process_series import QUESTION, merged, series
 from services.router.observability.status import Status
+from services.router.placement.forecast import step_s
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.tenants.account import TenantAccount
 from services.router.workers.worker import Worker, state_of
@@ -40,7 +41,7 @@ def _by_key(counts: Counter[str]) -> Samples:
     return [((key,), count) for key, count in sorted(counts.items())]
 
 
-def _by_worker(router: Status, read: Callable[[Worker], int]) -> Samples:
+def _by_worker(router: Status, read: Callable[[Worker], float]) -> Samples:
     return [((worker.name,), read(worker)) for worker in router.directory.workers]
 
 
@@ -148,6 +149,12 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_queued_prefill_tokens",
            "Prompt tokens of this router's requests that are not computed yet.",
            lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
+    Metric("baton_router_predicted_step_seconds",
+           "Predicted time from one token to the next at a decode worker; 0 before steps were measured.",
+           lambda router: _by_worker(router, lambda worker: step_s(worker, 0)), ("worker",)),
+    Metric("baton_router_step_correction",
+           "How many times longer recent requests had between tokens than the worker's rates predict.",
+           lambda router: _by_worker(router, lambda worker: worker.tpot_ratio.value), ("worker",)),
     Metric("baton_router_workers",
            "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "
            "unknown while starting.", _workers, ("role", "state")),

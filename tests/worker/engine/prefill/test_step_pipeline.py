@@ -180,7 +180,7 @@ def test_the_decode_loop_learns_of_prefill_steps_that_alternate_with_its_own(
 ) -> None:
     reported: list[bool] = []
     monkeypatch.setattr(
-        stepped.engine.decode.loop, "expect_prefill", lambda *, under_way: reported.append(under_way)
+        stepped.engine.decode.loop, "expect_prefill", lambda *, under_way, follows: reported.append(under_way)
     )
     start(stepped, b"a" * 16, 9)
     rest(stepped)
