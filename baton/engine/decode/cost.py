@@ -7,11 +7,14 @@ arithmetic, and each token of context its KV. So seconds are linear in these:
 
 The three are fitted to what was measured while the worker runs, recent measurements first: least squares
 of the relative error with exponentially decaying weights, where none may be negative. Until the load has
-varied, costs that cannot be separated are attributed to the step itself.
+varied, costs that cannot be separated are attributed to the step itself, but for what was measured at the
+start.
 
-A GPU's steps are of padded batches, so they take longer by jumps. What each batch takes without contexts is
-measured at the start (`StepCurve`), and step_s is that of one sequence: with more it is as many times longer
-as the curve says.
+That is (`StepCurve`) what each batch takes without contexts: a GPU's steps are of padded batches, so they
+take longer by jumps; step_s is of one sequence, and with more it is as many times longer as the curve says.
+And what a token of context takes if its KV is read as fast as the device reads its memory: without that, a
+worker whose load hardly varies would take contexts for a part of the step, and another sequence for nearly
+free.
 """
 
 from __future__ import annotations
@@ -25,24 +28,33 @@ import numpy.typing as npt
 
 # The weight of a measurement after each further one.
 _DECAY = 0.98
-# Units in which the variables are of the order of one, and a small weight of zero for all but the first.
+# Units in which the variables are of the order of one, and a small weight of what is expected of all but the
+# first.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
-_RIDGE = np.array([1e-9, 1e-4, 1e-4])
+_RIDGE = np.array([1e-9, 1e-3, 1e-3])
 # A batch is padded as if up to so many more sequences were admitted before it runs.
-_MORE = 4
+_MORE = 2
+# Where steps were measured at the start: measurements that are so many times longer than predicted are taken
+# for delayed by something else, up to so many in a row. They would make a light load look as dear as a heavy
+# one.
+_DELAYED, _MOST_DELAYED = 1.1, 8
 
 Floats = npt.NDArray[np.float64]
 
 
 class StepCurve(NamedTuple):
     """Seconds of a step of so many sequences without contexts: linear between these numbers, which ascend.
-    Without any measured, steps take as long with any number."""
+    Without any measured, steps take as long with any number. `context_token_s`: seconds to read the KV of a
+    token; 0 where that was not measured."""
 
     sequences: tuple[float, ...] = (1.0,)
     seconds: tuple[float, ...] = (0.0,)
+    context_token_s: float = 0.0
 
     @classmethod
-    def of_batches(cls, batches: Sequence[int], seconds: Sequence[float]) -> Self:
+    def of_batches(
+        cls, batches: Sequence[int], seconds: Sequence[float], context_token_s: float = 0.0
+    ) -> Self:
         """`seconds` of steps that are padded to `batches` sequences, ascending; one that takes less than a
         smaller one counts as that. Where few places of a batch are left, a step may be padded to the next
         size already, for sequences that are admitted before it runs: there the curve begins to rise."""
@@ -56,7 +68,7 @@ class StepCurve(NamedTuple):
                 xs.append(batch - more)
                 ys.append(float(took))
             before = batch
-        return cls(tuple(xs), tuple(ys))
+        return cls(tuple(xs), tuple(ys), context_token_s)
 
     @property
     def first_s(self) -> float:
@@ -65,7 +77,9 @@ class StepCurve(NamedTuple):
 
     def times(self, sequences: float) -> float:
         """How many times longer a step is than with one sequence."""
-        return float(np.interp(sequences, *self)) / self.first_s if self.first_s else 1.0
+        if not self.first_s:
+            return 1.0
+        return float(np.interp(sequences, self.sequences, self.seconds)) / self.first_s
 
 
 NO_CURVE = StepCurve()
@@ -91,20 +105,31 @@ class DecodeCost:
 
     def __init__(self, curve: StepCurve = NO_CURVE) -> None:
         self._curve = curve
+        self._expected = np.array([0.0, 0.0, curve.context_token_s]) * _SCALES
         self._squares: Floats = np.zeros((3, 3))
         self._products: Floats = np.zeros(3)
+        self._delayed = 0  # in a row
 
     def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
         """Records the mean of recent steps; `seconds` is above 0."""
+        if self._curve.context_token_s and self._is_delayed(sequences, context_tokens, seconds):
+            return
         values = np.array([self._curve.times(sequences), sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
+
+    def _is_delayed(self, sequences: float, context_tokens: float, seconds: float) -> bool:
+        if seconds <= _DELAYED * self.rates().seconds(sequences, context_tokens):
+            self._delayed = 0
+            return False
+        self._delayed += 1
+        return self._delayed <= _MOST_DELAYED
 
     def rates(self) -> DecodeRates:
         """The best fit; the curve alone before any measurement."""
         curve = self._curve
         if not self._squares[0, 0]:
-            return DecodeRates(curve.first_s, curve=curve)
+            return DecodeRates(curve.first_s, 0.0, curve.context_token_s, curve)
         fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=2)]
         best = min((fit for fit in fits if fit.min() >= 0), key=self._error)
         step_s, sequence_s, context_token_s = (float(value) for value in best / _SCALES)
@@ -113,12 +138,13 @@ class DecodeCost:
     def _fit(self, kept: npt.NDArray[np.bool_]) -> Floats:
         """Least squares with only these variables. Fitted with the first alone, the step is a mean and so
         not negative."""
-        squares = self._squares + np.diag(_RIDGE * self._squares[0, 0])
+        ridge = _RIDGE * self._squares[0, 0]
+        squares, products = self._squares + np.diag(ridge), self._products + ridge * self._expected
         found = np.zeros(3)
-        found[kept] = np.linalg.solve(squares[np.ix_(kept, kept)], self._products[kept])
+        found[kept] = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
         return found
 
     def _error(self, fit: Floats) -> float:
         """The squared relative error of a fit, less what all have in common."""
-        penalty = float(_RIDGE @ (fit * fit)) * float(self._squares[0, 0])
+        penalty = float(_RIDGE @ (fit - self._expected) ** 2) * float(self._squares[0, 0])
         return float(fit @ self._squares @ fit - 2 * fit @ self._products) + penalty

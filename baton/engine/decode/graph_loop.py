@@ -45,6 +45,8 @@ _MOST_EXPECTED = 4
 _END_SPREAD, _NEAR_END_S = 1 / 8, 0.0001
 # Steps in a row by which a bucket is timed, beside one more, and how often that is tried.
 _TIMED, _TRIES = 4, 2
+# Far more than a device's caches hold.
+_COPIED_BYTES = 1 << 29
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
 _ACTIVE_MASK = (1 << kernels.STATUS_FEATURES.value) - 1
 _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.value)) - 1
@@ -89,7 +91,7 @@ class GraphDecodeLoop(DecodeLoop):
         self._curve = NO_CURVE
         if self._queue.on_chip:
             self._time_largest()
-            self._curve = self._measure_curve()
+            self._curve = self._measure_curve(cache)
         self._joins: dict[int, JoinedDecodeRows] = {}
         self.resume()
         # (number of the entry, features) of admissions that no step is known to have applied.
@@ -119,12 +121,30 @@ class GraphDecodeLoop(DecodeLoop):
         from the start."""
         self._times.add(self._run(self._graphs[self.shape.rows].samples, 1))
 
-    def _measure_curve(self) -> StepCurve:
-        """Runs steps of each bucket with no slot active: all is computed but attention. The best of a few
-        tries, since a single one that is disturbed would make all larger buckets look as slow."""
+    def _measure_curve(self, cache: KVCache) -> StepCurve:
+        """Runs steps of each bucket with no slot active: all is computed but attention, whose time is that of
+        reading KV. The best of a few tries, since a single one that is disturbed would make all larger
+        buckets look as slow."""
         buckets = sorted(self._graphs)
         best = [min(self._seconds_of(self._graphs[each].simple) for _ in range(_TRIES)) for each in buckets]
-        return StepCurve.of_batches(buckets, best)
+        return StepCurve.of_batches(buckets, best, self._measure_reading(cache))
+
+    def _measure_reading(self, cache: KVCache) -> float:
+        """Seconds to read a token's KV, by a copy of zeros within the cache, which holds nothing yet. Layers
+        with a sliding window do not count: what they read does not grow."""
+        full = [number for number, group in enumerate(cache.layout.groups) if group.window is None]
+        if not full:
+            return 0.0
+        memory = cache.storage[full[0]].view(-1)
+        count = min(memory.numel() // 2, _COPIED_BYTES)
+
+        def copy() -> None:
+            memory[:count].copy_(memory[count : 2 * count])
+
+        graph = self._queue.capture(copy)
+        byte_s = min(self._seconds_of(graph) for _ in range(_TRIES)) / (2 * count)  # read and written
+        groups = [cache.layout.groups[number] for number in full]
+        return byte_s * sum(group.block_bytes / group.block_tokens for group in groups)
 
     def _seconds_of(self, step: Graph) -> float:
         """Of one of several steps in a row, without what it takes the host to begin."""
