@@ -31,13 +31,14 @@ _DECAY = 0.98
 # Units in which the variables are of the order of one, and a small weight of what is expected of all but the
 # first.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
-_RIDGE = np.array([1e-9, 1e-3, 1e-3])
+_RIDGE = np.array([1e-9, 1e-4, 1e-4])
 # A batch is padded as if up to so many more sequences were admitted before it runs.
 _MORE = 2
-# Where steps were measured at the start: measurements that are so many times longer than predicted are taken
-# for delayed by something else, up to so many in a row. They would make a light load look as dear as a heavy
-# one.
-_DELAYED, _MOST_DELAYED = 1.1, 8
+# Where steps were measured at the start: a measurement that is so many times shorter or longer than predicted
+# is taken for one of a second in which something else delayed steps or was not counted. It would make a light
+# load look as dear as a heavy one. Up to so many are left out; each that fits allows a part of one more.
+_UNLIKELY_BELOW, _UNLIKELY_ABOVE = 0.5, 1.1
+_MOST_LEFT_OUT, _ONE_MORE = 8, 0.25
 
 Floats = npt.NDArray[np.float64]
 
@@ -108,22 +109,23 @@ class DecodeCost:
         self._expected = np.array([0.0, 0.0, curve.context_token_s]) * _SCALES
         self._squares: Floats = np.zeros((3, 3))
         self._products: Floats = np.zeros(3)
-        self._delayed = 0  # in a row
+        self._left_out = 0.0
 
     def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
         """Records the mean of recent steps; `seconds` is above 0."""
-        if self._curve.context_token_s and self._is_delayed(sequences, context_tokens, seconds):
+        if self._curve.context_token_s and self._is_left_out(sequences, context_tokens, seconds):
             return
         values = np.array([self._curve.times(sequences), sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
 
-    def _is_delayed(self, sequences: float, context_tokens: float, seconds: float) -> bool:
-        if seconds <= _DELAYED * self.rates().seconds(sequences, context_tokens):
-            self._delayed = 0
+    def _is_left_out(self, sequences: float, context_tokens: float, seconds: float) -> bool:
+        predicted = self.rates().seconds(sequences, context_tokens)
+        if _UNLIKELY_BELOW * predicted <= seconds <= _UNLIKELY_ABOVE * predicted:
+            self._left_out = max(0.0, self._left_out - _ONE_MORE)
             return False
-        self._delayed += 1
-        return self._delayed <= _MOST_DELAYED
+        self._left_out = min(self._left_out + 1, _MOST_LEFT_OUT + 1)
+        return self._left_out <= _MOST_LEFT_OUT
 
     def rates(self) -> DecodeRates:
         """The best fit; the curve alone before any measurement."""

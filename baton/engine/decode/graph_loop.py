@@ -126,7 +126,7 @@ class GraphDecodeLoop(DecodeLoop):
         reading KV. The best of a few tries, since a single one that is disturbed would make all larger
         buckets look as slow."""
         buckets = sorted(self._graphs)
-        best = [min(self._seconds_of(self._graphs[each].simple) for _ in range(_TRIES)) for each in buckets]
+        best = [self._seconds_of(self._graphs[each].simple) for each in buckets]
         return StepCurve.of_batches(buckets, best, self._measure_reading(cache))
 
     def _measure_reading(self, cache: KVCache) -> float:
@@ -142,13 +142,15 @@ class GraphDecodeLoop(DecodeLoop):
             memory[:count].copy_(memory[count : 2 * count])
 
         graph = self._queue.capture(copy)
-        byte_s = min(self._seconds_of(graph) for _ in range(_TRIES)) / (2 * count)  # read and written
+        byte_s = self._seconds_of(graph) / (2 * count)  # read and written
         groups = [cache.layout.groups[number] for number in full]
         return byte_s * sum(group.block_bytes / group.block_tokens for group in groups)
 
     def _seconds_of(self, step: Graph) -> float:
-        """Of one of several steps in a row, without what it takes the host to begin."""
-        return max(self._run(step, 1 + _TIMED) - self._run(step, 1), 0.0) / _TIMED
+        """Of one of several steps in a row, without what it takes the host to begin; by the best of a few
+        tries."""
+        one, all_ = (min(self._run(step, count) for _ in range(_TRIES)) for count in (1, 1 + _TIMED))
+        return max(all_ - one, 0.0) / _TIMED
 
     def _run(self, step: Graph, count: int) -> float:
         """Runs so many steps on an idle device → seconds until the last one has ended."""

@@ -16,7 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -175,7 +175,6 @@ class PrefillLoop:
         self.decode: DecodeSteps | None = None
         # Whether sequences that are decoded have time for another such step right behind the last one.
         self.may_follow = False
-        self._planned = False  # whether the last plan had chunks
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -193,10 +192,10 @@ class PrefillLoop:
     def follows(self) -> bool:
         """Whether the next step is to run right behind the last one, in which a decode step is: with no
         other decode step between them."""
-        if self.decode is None or not (self.may_follow and self._planned and self._under_way):
+        if self.decode is None or not (self.may_follow and self._under_way):
             return False
         mixed = self._under_way[-1].decode_s is not None
-        return mixed and self.decode.joined_last and self.scheduler.waits
+        return mixed and self.decode.joined_last and self.scheduler.more_waits
 
     @property
     def expected_step_s(self) -> float:
@@ -239,7 +238,6 @@ class PrefillLoop:
             return False
         others = 0 if self.decode is None else self.decode.rows_to_join
         chunks = self.scheduler.plan(others)
-        self._planned = bool(chunks)
         if not chunks:
             return False
         cost = self.scheduler.cost
@@ -336,6 +334,8 @@ class PrefillLoop:
         """Predicts the end of a step that had to wait for decode steps, once it runs."""
         if math.isinf(self._ends_at) and self._under_way and self._under_way[0].begun.query():
             self._ends_at = self._clock() + sum(map(self._predicted_s, self._under_way))
+            if len(self._under_way) == 1:
+                self._under_way[0] = replace(self._under_way[0], ends_at=self._ends_at)
 
     def _is_due(self) -> bool:
         """Whether to launch a step: at once where none runs, else shortly before that one ends."""

@@ -50,6 +50,8 @@ SLACK = 1 / 8
 # A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
 # longest steps.
 PATIENT_STEPS = 4
+# The share of its rows from which on attention counts as much of a step.
+_ATTENTION_SHARE = 1 / 4
 # How many limits of the time per output token a longer step may take beside sequences that are decoded: each
 # waits for it once, and has its limit on average.
 STEP_LIMITS = 2
@@ -127,6 +129,8 @@ class PrefillScheduler:
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
         self._passes = 0
+        # Whether the last plan left tokens that might have been computed then.
+        self.more_waits = False
         # When the last prompt came that needs no more than one step.
         self._short_came = -math.inf
 
@@ -141,11 +145,6 @@ class PrefillScheduler:
     def queued_tokens(self) -> int:
         """Prompt tokens not computed yet."""
         return sum(sequence.length - sequence.computed for sequence in self._sequences)
-
-    @property
-    def waits(self) -> bool:
-        """Whether some prompt has tokens that no step has begun with."""
-        return any(sequence.reached < sequence.length for sequence in self._sequences)
 
     def add(self, sequence: Sequence) -> None:
         """Raises BatonError: INVALID where the prompt can never fit, OVERLOADED where the queue is full."""
@@ -180,9 +179,10 @@ class PrefillScheduler:
             step.give(aged, AGED_SHARE)
         for sequence in runnable:
             step.give(sequence, patient=sequence in patient)
-        left = sum(sequence.length - sequence.reached for sequence in runnable) - step.rows
-        if left:
+        waiting = sum(sequence.length - sequence.reached for sequence in runnable)
+        if waiting > step.rows and not step.attends_much:
             step.cut(self.cost.row_times.most_worth(step.rows, others))
+        self.more_waits = waiting > step.rows
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
         return step.chunks
@@ -327,6 +327,11 @@ class _Step:
     @property
     def rows(self) -> int:
         return sum(self.given.values())
+
+    @property
+    def attends_much(self) -> bool:
+        """Whether attention takes much of its time, beside which products hardly count."""
+        return self._used > (1 + _ATTENTION_SHARE) * self.rows
 
     def cut(self, rows: int) -> None:
         """Takes from the sequences that were given some last, until the step has so many rows."""

@@ -154,7 +154,7 @@ class Placement:
         left_s = None if first_due is None else first_due.left_s
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
-        least = tokens - max(hits.values(), default=0)
+        least = tokens - max((hit for one, hit in hits.items() if one.alive and one.prefills), default=0)
         soon = partial(
             self._starts_soon, tokens=least, precedence=before, prompt=prompt if by_order() else None
         )

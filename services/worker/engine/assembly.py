@@ -95,7 +95,11 @@ def build_engine(
         model, prompts.scheduler, sender, check, links.identity.incarnation, local, channel.send
     )
     pieces = links.pieces_a_turn
-    pacing = PrefillPacing(partial(_tpot_limit_s, config.engine.tpot_slo_ms, decode.reserved))
+    configured_ms, reserved = config.engine.tpot_slo_ms, decode.reserved
+    pacing = PrefillPacing(
+        partial(_tpot_limit_s, configured_ms, reserved),
+        all_limited=lambda: configured_ms is not None or reserved.all_limited,
+    )
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0, pacing)
     audit = EngineAudit(model, decode, prefill)
     commands = Commands(channel, config.role, decode, prefill, audit)

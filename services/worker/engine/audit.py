@@ -7,7 +7,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-from baton.prefill_defaults import MOST_PREFILL_SHARE
 from baton.v1.engine_pb2 import ReadyEvent
 from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates
 from services.common.config.worker import WorkerConfig
@@ -118,7 +117,7 @@ class EngineAudit:
         recent = self.prefill.clock.recent()
         prompts = self.prefill.loop.scheduler.cost
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
-        steps = self.decode.rates(min(MOST_PREFILL_SHARE, computing) if self.prefill.loop.in_turn else 0.0)
+        steps = self.decode.rates(computing if self.prefill.loop.in_turn else 0.0)
         half = prompts.half_context
         numbers = steps.curve.sequences if steps.curve.first_s else ()
         return Rates(

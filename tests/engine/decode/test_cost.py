@@ -73,9 +73,25 @@ def test_steps_that_were_delayed_say_nothing_and_a_slower_device_is_known_soon()
     for sequences in (8, 30, 60, 70):
         cost.observe(sequences, 1000 * sequences, truth.seconds(sequences, 1000 * sequences))
     assert cost.rates().seconds(80, 80_000) == pytest.approx(truth.seconds(80, 80_000), rel=0.001)
+    cost.observe(70, 70_000, 0.2 * truth.seconds(70, 70_000))
+    assert cost.rates().seconds(80, 80_000) == pytest.approx(truth.seconds(80, 80_000), rel=0.001)
     for _ in range(12):
         cost.observe(70, 70_000, 1.5 * truth.seconds(70, 70_000))
     assert cost.rates().seconds(70, 70_000) >= 1.25 * truth.seconds(70, 70_000)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_load_that_is_slower_than_was_measured_is_known_however_short_it_is(count: int) -> None:
+    def truth(sequences: int) -> float:
+        return (1.2 if sequences > 32 else 1.0) * DecodeRates(0.004, 0.0, READING).seconds(
+            sequences, 1000 * sequences
+        )
+
+    cost = DecodeCost(StepCurve((1.0,), (0.004,), READING))
+    for _ in range(40):
+        for sequences in [*range(8, 8 + count), *range(64, 64 + count)]:
+            cost.observe(sequences, 1000 * sequences, truth(sequences))
+    assert cost.rates().seconds(64, 64_000) == pytest.approx(truth(64), rel=0.03)
 
 
 def test_what_is_measured_late_counts_most() -> None:

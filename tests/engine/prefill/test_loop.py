@@ -299,23 +299,37 @@ def test_a_mixed_step_follows_another_where_streams_have_time() -> None:
     assert not ahead.loop.follows, "no decode step is part of it"
 
 
-def test_nothing_follows_where_no_prompt_waits_or_none_has_blocks() -> None:
-    ahead = Ahead(tokens=100, blocks=30)
+@pytest.mark.parametrize(("blocks", "follows"), [(200, True), (30, False)])
+def test_a_mixed_step_follows_where_prompts_wait_that_have_blocks(blocks: int, *, follows: bool) -> None:
+    ahead = Ahead(tokens=100, blocks=blocks)
     ahead.stream.in_turn = ahead.scheduler.beside_decode = ahead.loop.may_follow = True
     ahead.loop.decode = DecodeRows()
-    first = ahead.add(100)
-    assert ahead.loop.begin()
-    assert not ahead.loop.follows
     ahead.add(100)
+    ahead.add(100)
+    assert ahead.loop.begin()
     take(ahead.loop)
     ahead.stream.now = 0.119
-    assert ahead.loop.follows
-    assert not ahead.loop.begin()
-    assert not ahead.loop.follows, "there are 30 blocks"
-    ahead.scheduler.remove(first)
-    ahead.stream.now = 0.2
-    take(ahead.loop)
+    assert ahead.loop.follows is follows
+    assert ahead.loop.begin() is follows
+    assert not ahead.loop.follows, "nothing more waits"
+
+
+def test_the_end_of_a_step_behind_decode_steps_is_known_though_the_host_sees_it_late() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.stream.in_turn = ahead.scheduler.beside_decode = ahead.loop.may_follow = True
+    ahead.loop.decode = DecodeRows()
+    ahead.stream.free_at = 0.05
+    ahead.add(300)
     assert ahead.loop.begin()
+    assert math.isinf(ahead.loop.ends_in_s)
+    ahead.stream.now = 0.05
+    take(ahead.loop)
+    assert ahead.loop.ends_in_s == pytest.approx(0.12)
+    ahead.stream.now = 0.16
+    assert ahead.loop.begin()
+    ahead.stream.now = 0.19  # it ended at 0.15; the host had thought of 0.17
+    take(ahead.loop)
+    assert ahead.loop.ends_in_s == pytest.approx(0.17 + 0.11 - 0.19), "one takes 0.11 by now"
 
 
 def test_a_decode_step_joins_where_products_of_both_take_no_longer() -> None:

@@ -85,6 +85,11 @@ class ReservedSlots:
         """The shortest limit of the time per output token that a request has; infinite without any."""
         return self._tpot_limits[0] if self._tpot_limits else math.inf
 
+    @property
+    def all_limited(self) -> bool:
+        """Whether all requests have such a limit."""
+        return len(self._tpot_limits) == len(self._by_slot)
+
     def owned_blocks(self) -> list[BlockTables]:
         """The block tables of all live tickets."""
         return [entry.reservation.blocks for entry in self._by_slot.values()]

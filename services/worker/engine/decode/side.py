@@ -13,6 +13,7 @@ from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.rings.mask_board import MaskBoard
+from baton.prefill_defaults import MOST_PREFILL_SHARE
 from baton.v1.engine_pb2 import EngineEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
@@ -109,9 +110,10 @@ class DecodeSide:
 
     def rates(self, waiting_share: float) -> DecodeRates:
         """What steps take, from the last second's and those of the calls before. `waiting_share`: of the time
-        that the clock has measured, by which prefill steps made steps later or longer; below 1."""
+        that the clock has measured, by which prefill steps made steps later or longer; where that is nearly
+        all of it, steps say nothing."""
         recent = self.clock.recent()
-        if recent.steps and recent.mean_ms > 0:
+        if recent.steps and recent.mean_ms > 0 and waiting_share < MOST_PREFILL_SHARE:
             sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
             self._cost.observe(sequences, self.allocation.context_tokens, seconds)
         self._rates = self._cost.rates()

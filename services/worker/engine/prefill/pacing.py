@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 # What may be earned ahead or owed, in steps: a short while beside a request of some hundred tokens.
 _MOST_STEPS = 32
+# What of it prefill steps in a row may spend, in steps: sequences that begin then have earned nothing.
+_MOST_ROW_STEPS = 4
 # The least share of the time that prompts get, as 1 / (1 + this).
 _LEAST_PAUSE = 7
 
@@ -29,11 +31,15 @@ class PrefillPacing:
 
     limit_s: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
+    # Whether all that is decoded has a limit.
+    all_limited: Callable[[], bool] = lambda: True
     _earned_s: float = field(default=0.0, init=False)
     _steps: int = field(default=0, init=False)
     _looked_at: float = field(default=0.0, init=False)
     # When a prefill step may begin whatever is owed.
     _due_at: float = field(default=0.0, init=False)
+    # What prefill steps spend, beyond the limit, that ran one behind the other.
+    _row_s: float = field(default=0.0, init=False)
     # Whether another prefill step may run right behind the one that was begun last, if both decode, too.
     may_follow: bool = field(default=False, init=False)
 
@@ -58,5 +64,11 @@ class PrefillPacing:
         decode step has not ended."""
         self._due_at = self.clock() + (1 + _LEAST_PAUSE) * expected_s
         limit_s = self.limit_s()
-        earned_s = self._earned_s + (limit_s if behind else 0.0) + 2 * (limit_s - expected_s)
-        self.may_follow = not math.isinf(limit_s) and earned_s >= 0
+        if math.isinf(limit_s) or not self.all_limited():
+            self.may_follow = False
+            return
+        more_s = expected_s - limit_s
+        self._row_s = (self._row_s if behind else 0.0) + max(0.0, more_s)
+        earned_s = self._earned_s + (limit_s if behind else 0.0)
+        few = self._row_s + more_s <= _MOST_ROW_STEPS * limit_s
+        self.may_follow = few and earned_s >= 2 * more_s

@@ -58,6 +58,7 @@ class Mixing:
     """A GPU that always has prompts and sequences, whose decode steps are part of prefill steps."""
 
     limit_s: float
+    all_limited: bool = True
     now: float = 0.0
     # How many steps of each kind have ended, and prefill steps that ran behind another one.
     prefills: int = 0
@@ -66,7 +67,7 @@ class Mixing:
 
     def run(self, seconds: float) -> float:
         """The mean time from one token to the next."""
-        pacing = PrefillPacing(lambda: self.limit_s, lambda: self.now)
+        pacing = PrefillPacing(lambda: self.limit_s, lambda: self.now, lambda: self.all_limited)
         while self.now < seconds:
             pacing.look(self.steps, decoding=True)
             if pacing.may_begin():
@@ -95,8 +96,28 @@ def test_prefill_steps_that_decode_too_follow_one_another_as_the_limit_allows() 
     assert 0 < tight.behind < tight.prefills
     assert loose.run(20) == pytest.approx(PREFILL + ALONE, rel=0.02)
     assert loose.behind >= 0.98 * loose.prefills
-    assert none.run(20) == pytest.approx((PREFILL + 2 * ALONE) / 2)
-    assert not none.behind
+    for alternating in (none, Mixing(0.031, all_limited=False)):
+        assert alternating.run(20) == pytest.approx((PREFILL + 2 * ALONE) / 2)
+        assert not alternating.behind
+
+
+def test_what_was_earned_before_pays_for_few_steps_in_a_row() -> None:
+    """At 20 ms each step of 29 spends 9 more than it earns, and steps in a row spend four limits at most."""
+    worker = Mixing(0.020)
+    pacing = PrefillPacing(lambda: worker.limit_s, lambda: worker.now)
+    pacing.look(0, decoding=True)
+    for worker.steps in range(1, 101):
+        worker.now += ALONE
+        pacing.look(worker.steps, decoding=True)
+    count = 0
+    pacing.begun(PREFILL + ALONE)
+    while pacing.may_follow:
+        worker.now += PREFILL + ALONE
+        pacing.look(worker.steps, decoding=True)
+        worker.steps += 1
+        pacing.begun(PREFILL + ALONE, behind=True)
+        count += 1
+    assert count == 80 // 9 - 1
 
 
 def test_a_limit_that_cannot_be_met_leaves_prompts_an_eighth() -> None:
