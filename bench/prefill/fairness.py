@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,9 @@ class WatchedCost(PrefillCost):
         super().__init__(half_context, least_rows)
         self._log = log
 
-    def took(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
+    def took(self, chunks: Sequence[tuple[int, int]], seconds: float, *, mixed: bool = False) -> None:
         self._log(seconds)
-        super().took(chunks, seconds)
+        super().took(chunks, seconds, mixed=mixed)
 
 
 class WatchedPass:

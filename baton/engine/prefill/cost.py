@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -56,6 +56,8 @@ class PrefillCost:
         self.least_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
+        # What steps of few rows took beside a decode step in them, which reads the weights in any case.
+        self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
         # Which steps have a good number of rows.
         self.row_times = RowTimes()
 
@@ -95,9 +97,24 @@ class PrefillCost:
         """Predicted seconds of so many units; 0 before anything was measured."""
         return units * self.unit_s
 
-    def took(self, chunks: Iterable[Run], seconds: float) -> None:
-        """Records the duration of a step: as a measurement of attention where it has much of that, else of
-        rows, unless it has so few that the host's launches may have taken longer than the rows."""
+    def seconds_of_step(self, chunks: Sequence[Run], *, mixed: bool = False) -> float:
+        """Predicted seconds of a step of them; `mixed`: beyond those of a decode step that is part of it."""
+        if mixed and self._few_mixed and _rows(chunks) <= self.least_rows:
+            return median(self._few_mixed)
+        return self.seconds_of(self.of_step(chunks))
+
+    @property
+    def few_rows_s(self) -> float:
+        """Predicted seconds of a step of few rows, of the kind that ran last."""
+        return median(self._few_mixed) if self._few_mixed else self.seconds_of(self.least_rows)
+
+    def took(self, chunks: Sequence[Run], seconds: float, *, mixed: bool = False) -> None:
+        """Records the duration of a step, `mixed`: beyond that of a decode step that was part of it. It
+        counts as a measurement of attention where the step has much of that, else of rows, unless it has so
+        few that it took as long with fewer."""
+        if mixed and _rows(chunks) <= self.least_rows:
+            self._few_mixed.append(seconds)
+            return
         rows, context = self._shares(chunks)
         unit_s = self.unit_s
         if unit_s and context > rows * _ATTENTION_SHARE:
@@ -128,3 +145,7 @@ class PrefillCost:
     def half_context(self) -> float:
         """Tokens of context at which attention takes as long as the products, as measured."""
         return self._half_context / self.attention
+
+
+def _rows(chunks: Iterable[Run]) -> int:
+    return sum(count for _, count in chunks)

@@ -126,7 +126,6 @@ class _Step:
 
     results: list[ChunkResult]
     runs: list[tuple[int, int]]
-    units: float
     tokens: Tensor
     decode_s: float | None
     ends_at: float
@@ -227,7 +226,7 @@ class PrefillLoop:
         if not self._under_way:
             return None
         first, *others = self._under_way
-        if not self.scheduler.cost.seconds_of(first.units):  # nothing has been measured
+        if not self.scheduler.cost.unit_s:  # nothing has been measured
             return None
         behind = sum(map(self._predicted_s, others))
         return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
@@ -242,13 +241,12 @@ class PrefillLoop:
             return False
         cost = self.scheduler.cost
         step = step_of(chunks)
-        units = cost.of_step(step.runs)
         joined, decode_s = None, None
         if self.decode is not None and cost.row_times.joins(step.rows, others):
             # Before the stream is activated: what it enqueues itself comes first.
             joined = self.decode.join()
             decode_s = None if joined is None else self.decode.step_s
-        self._begun_s = cost.seconds_of(units) + (decode_s or 0.0)
+        self._begun_s = cost.seconds_of_step(step.runs, mixed=decode_s is not None) + (decode_s or 0.0)
         if self._before_step is not None:
             self._before_step(self._begun_s)
         now, now_ns = self._clock(), time.monotonic_ns()
@@ -267,7 +265,7 @@ class PrefillLoop:
             self._ends_at = math.inf if waits else max(now, self._ends_at) + self._begun_s
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
-        self._under_way.append(_Step(results, step.runs, units, tokens, decode_s, self._ends_at, begun, end))
+        self._under_way.append(_Step(results, step.runs, tokens, decode_s, self._ends_at, begun, end))
         if len(self._under_way) == 1:  # else the one that runs was polled before
             self._see_running()
         return True
@@ -309,7 +307,7 @@ class PrefillLoop:
             took = step.end.seconds_since(step.begun)
             took = max(took - (step.decode_s or 0.0), _LEAST_PART * took)
             self.device_s += took
-            self.scheduler.cost.took(step.runs, took)
+            self.scheduler.cost.took(step.runs, took, mixed=step.decode_s is not None)
             for chunk in step.chunks:
                 if not chunk.sequence.canary:
                     self.tokens_run += chunk.count
@@ -320,7 +318,8 @@ class PrefillLoop:
         self._ends_at = self._last_end + sum(map(self._predicted_s, self._under_way))
 
     def _predicted_s(self, step: _Step) -> float:
-        return self.scheduler.cost.seconds_of(step.units) + (step.decode_s or 0.0)
+        mixed = step.decode_s is not None
+        return self.scheduler.cost.seconds_of_step(step.runs, mixed=mixed) + (step.decode_s or 0.0)
 
     @property
     def _waits_for_decode(self) -> bool:

@@ -122,7 +122,7 @@ class EngineAudit:
         numbers = steps.curve.sequences if steps.curve.first_s else ()
         return Rates(
             prefill_token_s=prompts.seconds_of(1),
-            prefill_step_s=prompts.seconds_of(prompts.least_rows),
+            prefill_step_s=prompts.few_rows_s,
             prefill_half_context=half if math.isfinite(half) else 0,
             decode_step_s=steps.step_s,
             decode_sequence_s=steps.sequence_s,

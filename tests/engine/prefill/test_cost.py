@@ -106,3 +106,18 @@ def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
     layer += 3 * config.hidden_size * config.intermediate_size
     operations = 4 * config.num_heads * config.head_dim
     assert math.isclose(half_context(config) * operations, 2 * layer)
+
+
+def test_what_few_rows_take_beside_a_decode_step_is_learned_for_such_steps_alone() -> None:
+    """They read no weights of their own."""
+    cost = PrefillCost(26_600)
+    cost.begin(TimedPass(64, 0.0045), TimedPass(2048, 0.04096))
+    alone = cost.seconds_of_step([(0, 190)])
+    assert (alone, cost.few_rows_s) == pytest.approx((0.0045, 0.0045), rel=0.02)
+    for seconds in (0.0029, 0.02, 0.0031, 0.003):
+        cost.took([(1400, 150), (0, 40)], seconds, mixed=True)
+    assert cost.seconds_of_step([(0, 190)], mixed=True) == cost.few_rows_s == pytest.approx(0.00305)
+    assert cost.seconds_of_step([(0, 190)]) == alone
+    assert cost.seconds_of_step([(0, 512)], mixed=True) == cost.seconds_of_step([(0, 512)])
+    cost.took([(0, 1024)], 0.03, mixed=True)
+    assert cost.seconds_of_step([(0, 1024)]) > 0.0205
