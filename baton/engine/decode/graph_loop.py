@@ -149,8 +149,8 @@ class GraphDecodeLoop(DecodeLoop):
     def _seconds_of(self, step: Graph) -> float:
         """Of one of several steps in a row, without what it takes the host to begin; by the best of a few
         tries."""
-        one, all_ = (min(self._run(step, count) for _ in range(_TRIES)) for count in (1, 1 + _TIMED))
-        return max(all_ - one, 0.0) / _TIMED
+        one, several = (min(self._run(step, count) for _ in range(_TRIES)) for count in (1, 1 + _TIMED))
+        return max(several - one, 0.0) / _TIMED
 
     def _run(self, step: Graph, count: int) -> float:
         """Runs so many steps on an idle device → seconds until the last one has ended."""
