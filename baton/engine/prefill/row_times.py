@@ -2,8 +2,8 @@
 
 A GPU computes a product in tiles, as many at a time as it has multiprocessors. So the time rises in stairs: a
 few rows beyond what some whole rounds of tiles hold take nearly as long as another round. An 8B model on an
-H200, of 132 multiprocessors: a step of 1,024 rows takes 20.2 ms; with 64 rows of decode 27.2, of which decode's
-attention is some 2.4 (bench/LOG.md, 2026-11-27).
+H200, of 132 multiprocessors: a step of 1,024 rows takes 20.2 ms; with 64 rows of decode 27.2, of which the
+attention of decode is some 2.4 (bench/LOG.md, 2026-11-27).
 """
 
 from __future__ import annotations

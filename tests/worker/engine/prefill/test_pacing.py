@@ -154,9 +154,11 @@ def test_an_engine_keeps_the_tightest_limit_of_its_requests(tmp_path: Path) -> N
         event = engine.ask(reserve=command)
         tickets.append(TicketBody.FromString(event.reserved.ticket.body).transfer_id)
     assert limit_s() == 0.01
+    assert not reserved.all_limited
     for ticket, left in zip(reversed(tickets), (0.01, 0.05), strict=True):
         reserved.end_unused(ticket)
         assert limit_s() == left
+        assert reserved.all_limited
     engine.assert_free()
     engine.close()
 
