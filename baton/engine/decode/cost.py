@@ -12,9 +12,9 @@ start.
 
 That is (`StepCurve`) what each batch takes without contexts: a GPU's steps are of padded batches, so they
 take longer by jumps; step_s is of one sequence, and with more it is as many times longer as the curve says.
-And what a token of context takes if its KV is read as fast as the device reads its memory: without that, a
-worker whose load hardly varies would take contexts for a part of the step, and another sequence for nearly
-free.
+And the time to read the KV of a token at the device's memory bandwidth, the prior of context_token_s: without
+it, a worker whose load hardly varies would attribute contexts to the step, and predict that another sequence
+is nearly free.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import numpy.typing as npt
 
 # The weight of a measurement after each further one.
 _DECAY = 0.98
-# Units in which the variables are of the order of one, and a small weight of what is expected of all but the
-# first.
+# Units in which the variables are of the order of one, and a ridge: a small weight of the prior, for all but
+# the first.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
 _RIDGE = np.array([1e-9, 1e-4, 1e-4])
 # A batch is padded as if up to so many more sequences were admitted before it runs.
 _MORE = 2
-# Where steps were measured at the start: a measurement that is so many times shorter or longer than predicted
-# is taken for one of a second in which something else delayed steps or was not counted. It would make a light
-# load look as dear as a heavy one. Up to so many are left out; each that fits allows a part of one more.
-_UNLIKELY_BELOW, _UNLIKELY_ABOVE = 0.5, 1.1
-_MOST_LEFT_OUT, _ONE_MORE = 8, 0.25
+# Where steps were measured at the start, measurements that are so many times shorter or longer than predicted
+# are outliers: something delayed steps, or was not counted. They would make a light load look as dear as a
+# heavy one. Up to so many are discarded; each other measurement allows a part of one more.
+_OUTLIER_BELOW, _OUTLIER_ABOVE = 0.5, 1.1
+_MOST_OUTLIERS, _ONE_MORE = 8, 0.25
 
 Floats = npt.NDArray[np.float64]
 
@@ -106,47 +106,49 @@ class DecodeCost:
 
     def __init__(self, curve: StepCurve = NO_CURVE) -> None:
         self._curve = curve
-        self._expected = np.array([0.0, 0.0, curve.context_token_s]) * _SCALES
+        self._prior = np.array([0.0, 0.0, curve.context_token_s]) * _SCALES
         self._squares: Floats = np.zeros((3, 3))
         self._products: Floats = np.zeros(3)
-        self._left_out = 0.0
+        self._outliers = 0.0
+        self._rates = DecodeRates(curve.first_s, 0.0, curve.context_token_s, curve)
 
     def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
         """Records the mean of recent steps; `seconds` is above 0."""
-        if self._curve.context_token_s and self._is_left_out(sequences, context_tokens, seconds):
+        if self._curve.context_token_s and self._is_discarded(sequences, context_tokens, seconds):
             return
         values = np.array([self._curve.times(sequences), sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
-
-    def _is_left_out(self, sequences: float, context_tokens: float, seconds: float) -> bool:
-        predicted = self.rates().seconds(sequences, context_tokens)
-        if _UNLIKELY_BELOW * predicted <= seconds <= _UNLIKELY_ABOVE * predicted:
-            self._left_out = max(0.0, self._left_out - _ONE_MORE)
-            return False
-        self._left_out = min(self._left_out + 1, _MOST_LEFT_OUT + 1)
-        return self._left_out <= _MOST_LEFT_OUT
+        self._rates = self._best_fit()
 
     def rates(self) -> DecodeRates:
-        """The best fit; the curve alone before any measurement."""
-        curve = self._curve
-        if not self._squares[0, 0]:
-            return DecodeRates(curve.first_s, 0.0, curve.context_token_s, curve)
+        """The best fit; before any measurement what was measured at the start."""
+        return self._rates
+
+    def _is_discarded(self, sequences: float, context_tokens: float, seconds: float) -> bool:
+        predicted = self._rates.seconds(sequences, context_tokens)
+        if _OUTLIER_BELOW * predicted <= seconds <= _OUTLIER_ABOVE * predicted:
+            self._outliers = max(0.0, self._outliers - _ONE_MORE)
+            return False
+        self._outliers = min(self._outliers + 1, _MOST_OUTLIERS + 1)
+        return self._outliers <= _MOST_OUTLIERS
+
+    def _best_fit(self) -> DecodeRates:
         fits = [self._fit(np.array((True, *kept))) for kept in product((True, False), repeat=2)]
         best = min((fit for fit in fits if fit.min() >= 0), key=self._error)
         step_s, sequence_s, context_token_s = (float(value) for value in best / _SCALES)
-        return DecodeRates(step_s, sequence_s, context_token_s, curve)
+        return DecodeRates(step_s, sequence_s, context_token_s, self._curve)
 
     def _fit(self, kept: npt.NDArray[np.bool_]) -> Floats:
         """Least squares with only these variables. Fitted with the first alone, the step is a mean and so
         not negative."""
         ridge = _RIDGE * self._squares[0, 0]
-        squares, products = self._squares + np.diag(ridge), self._products + ridge * self._expected
+        squares, products = self._squares + np.diag(ridge), self._products + ridge * self._prior
         found = np.zeros(3)
         found[kept] = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
         return found
 
     def _error(self, fit: Floats) -> float:
         """The squared relative error of a fit, less what all have in common."""
-        penalty = float(_RIDGE @ (fit - self._expected) ** 2) * float(self._squares[0, 0])
+        penalty = float(_RIDGE @ (fit - self._prior) ** 2) * float(self._squares[0, 0])
         return float(fit @ self._squares @ fit - 2 * fit @ self._products) + penalty

@@ -23,9 +23,10 @@ from baton.engine.prefill.row_times import RowTimes
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
 _SLOWEST, _FASTEST = 16.0, 0.7
-# A step measures attention where by arithmetic that is more than so much of its rows. What was learned must
-# have no say in this: too low a value would then keep away the steps that correct it.
-_ATTENTION_SHARE = 1 / 4
+# The share of its rows from which on attention counts as much of a step. A step measures attention where by
+# arithmetic it has as much. What was learned must have no say in this: too low a value would then keep away
+# the steps that correct it.
+ATTENTION_SHARE = 1 / 4
 # Rows that take a GPU no longer than one: its arithmetic is as fast as its memory's reading of the weights.
 LEAST_ROWS_GPU = 224
 
@@ -117,7 +118,7 @@ class PrefillCost:
             return
         rows, context = self._shares(chunks)
         unit_s = self.unit_s
-        if unit_s and context > rows * _ATTENTION_SHARE:
+        if unit_s and context > rows * ATTENTION_SHARE:
             slowness = (seconds / unit_s - rows) / context
             self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
         elif not unit_s or rows > self.least_rows:

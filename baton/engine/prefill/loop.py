@@ -246,7 +246,7 @@ class PrefillLoop:
             # Before the stream is activated: what it enqueues itself comes first.
             joined = self.decode.join()
             decode_s = None if joined is None else self.decode.step_s
-        self._begun_s = cost.seconds_of_step(step.runs, mixed=decode_s is not None) + (decode_s or 0.0)
+        self._begun_s = self._step_s(step.runs, decode_s)
         if self._before_step is not None:
             self._before_step(self._begun_s)
         now, now_ns = self._clock(), time.monotonic_ns()
@@ -318,8 +318,12 @@ class PrefillLoop:
         self._ends_at = self._last_end + sum(map(self._predicted_s, self._under_way))
 
     def _predicted_s(self, step: _Step) -> float:
-        mixed = step.decode_s is not None
-        return self.scheduler.cost.seconds_of_step(step.runs, mixed=mixed) + (step.decode_s or 0.0)
+        return self._step_s(step.runs, step.decode_s)
+
+    def _step_s(self, runs: list[tuple[int, int]], decode_s: float | None) -> float:
+        """Predicted seconds of a step, with those of the decode step in it, if there is one."""
+        cost = self.scheduler.cost
+        return cost.seconds_of_step(runs, mixed=decode_s is not None) + (decode_s or 0.0)
 
     @property
     def _waits_for_decode(self) -> bool:

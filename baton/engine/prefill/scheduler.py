@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
-from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.cost import ATTENTION_SHARE, PrefillCost
 from baton.engine.prefill.prompt_order import Prompt, in_order
 from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -50,8 +50,6 @@ SLACK = 1 / 8
 # A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
 # longest steps.
 PATIENT_STEPS = 4
-# The share of its rows from which on attention counts as much of a step.
-_ATTENTION_SHARE = 1 / 4
 # How many limits of the time per output token a longer step may take beside sequences that are decoded: each
 # waits for it once, and has its limit on average.
 STEP_LIMITS = 2
@@ -331,7 +329,7 @@ class _Step:
     @property
     def attends_much(self) -> bool:
         """Whether attention takes much of its time, beside which products hardly count."""
-        return self._used > (1 + _ATTENTION_SHARE) * self.rows
+        return self._used > (1 + ATTENTION_SHARE) * self.rows
 
     def cut(self, rows: int) -> None:
         """Takes from the sequences that were given some last, until the step has so many rows."""

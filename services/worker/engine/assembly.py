@@ -205,7 +205,7 @@ def _step_loops(
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
     # As wide as the vocabulary: kept small where no slot is ever used.
     state = SlotState(model.slots if decodes else 1, widths, model.config.vocab_size, model.device)
-    mixes = config.role == "both" and config.engine.mixed_steps and not model.exact
+    mixes = decodes and prefills and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
         steps = decode_loop(
             model.decoder,

@@ -33,6 +33,7 @@ log = get_log(__name__)
 def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
+    launch = launch.model_copy(update={"worker": _for_its_role(launch.worker)})
     keep_freed_memory()
     sharpen_timers()
     # A signal to the process group is the front's to handle: it drains, then sends a stop command.
@@ -45,7 +46,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     try:
         use_kernel_cache(launch.worker.engine)
         check_transport(launch.worker)
-        model = load_model(launch.worker.model, _engine_settings(launch.worker))
+        model = load_model(launch.worker.model, launch.worker.engine)
         engine = build_engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a collection over all loaded objects would block every slot for 100 ms and more
         gc.enable()
@@ -62,11 +63,15 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     return 0
 
 
-def _engine_settings(worker: WorkerConfig) -> EngineConfig:
-    """Those of a worker, whose kernels for decode steps need not be tuned where it runs none."""
+def _for_its_role(worker: WorkerConfig) -> WorkerConfig:
+    """Without what a worker of its role has no use for: kernels for decode steps that are tuned, and memory
+    for decode steps that are part of prefill steps."""
+    unused: dict[str, object] = {}
     if worker.role == "prefill":
-        return worker.engine.model_copy(update={"tune": "off"})
-    return worker.engine
+        unused["tune"] = "off"
+    if worker.role != "both":
+        unused["mixed_steps"] = False
+    return worker.model_copy(update={"engine": worker.engine.model_copy(update=unused)})
 
 
 def _as_baton_error(error: Exception) -> BatonError:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 # What may be earned ahead or owed, in steps: a short while beside a request of some hundred tokens.
 _MOST_STEPS = 32
 # What of it prefill steps in a row may spend, in steps: sequences that begin then have earned nothing.
-_MOST_ROW_STEPS = 4
+_MOST_STREAK_STEPS = 4
 # The least share of the time that prompts get, as 1 / (1 + this).
 _LEAST_PAUSE = 7
 
@@ -39,9 +39,7 @@ class PrefillPacing:
     # When a prefill step may begin whatever is owed.
     _due_at: float = field(default=0.0, init=False)
     # What prefill steps spend, beyond the limit, that ran one behind the other.
-    _row_s: float = field(default=0.0, init=False)
-    # Whether another prefill step may run right behind the one that was begun last, if both decode, too.
-    may_follow: bool = field(default=False, init=False)
+    _streak_s: float = field(default=0.0, init=False)
 
     def look(self, steps: int, *, decoding: bool) -> None:
         """To be called once a turn: how many decode steps have ended so far, and whether any sequence is
@@ -59,16 +57,14 @@ class PrefillPacing:
         """Whether a prefill step may begin now."""
         return self._earned_s >= 0 or self.clock() >= self._due_at
 
-    def begun(self, expected_s: float, *, behind: bool = False) -> None:
+    def begun(self, expected_s: float, *, behind: bool = False) -> bool:
         """A prefill step began that should take so long; `behind`: behind another one that runs, and whose
-        decode step has not ended."""
+        decode step has not ended. Returns whether another may run right behind it, if both decode, too."""
         self._due_at = self.clock() + (1 + _LEAST_PAUSE) * expected_s
         limit_s = self.limit_s()
         if math.isinf(limit_s) or not self.all_limited():
-            self.may_follow = False
-            return
+            return False
         more_s = expected_s - limit_s
-        self._row_s = (self._row_s if behind else 0.0) + max(0.0, more_s)
+        self._streak_s = (self._streak_s if behind else 0.0) + max(0.0, more_s)
         earned_s = self._earned_s + (limit_s if behind else 0.0)
-        few = self._row_s + more_s <= _MOST_ROW_STEPS * limit_s
-        self.may_follow = few and earned_s >= 2 * more_s
+        return self._streak_s + more_s <= _MOST_STREAK_STEPS * limit_s and earned_s >= 2 * more_s

@@ -65,8 +65,7 @@ class PrefillPipeline:
         behind = self.loop.follows
         begun = (behind or self.pacing.may_begin()) and self.loop.begin()
         if begun:
-            self.pacing.begun(self.loop.begun_step_s, behind=behind)
-            self.loop.may_follow = self.pacing.may_follow
+            self.loop.may_follow = self.pacing.begun(self.loop.begun_step_s, behind=behind)
         self._end_steps()
         return begun
 

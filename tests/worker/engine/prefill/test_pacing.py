@@ -71,12 +71,12 @@ class Mixing:
         while self.now < seconds:
             pacing.look(self.steps, decoding=True)
             if pacing.may_begin():
-                pacing.begun(PREFILL + ALONE)
+                may_follow = pacing.begun(PREFILL + ALONE)
                 self._prefill()
-                while pacing.may_follow and self.now < seconds:
+                while may_follow and self.now < seconds:
                     self.behind += 1
                     pacing.look(self.steps - 1, decoding=True)  # begun before the last one has ended
-                    pacing.begun(PREFILL + ALONE, behind=True)
+                    may_follow = pacing.begun(PREFILL + ALONE, behind=True)
                     self._prefill()
             self.now += ALONE
             self.steps += 1
@@ -110,12 +110,12 @@ def test_what_was_earned_before_pays_for_few_steps_in_a_row() -> None:
         worker.now += ALONE
         pacing.look(worker.steps, decoding=True)
     count = 0
-    pacing.begun(PREFILL + ALONE)
-    while pacing.may_follow:
+    may_follow = pacing.begun(PREFILL + ALONE)
+    while may_follow:
         worker.now += PREFILL + ALONE
         pacing.look(worker.steps, decoding=True)
         worker.steps += 1
-        pacing.begun(PREFILL + ALONE, behind=True)
+        may_follow = pacing.begun(PREFILL + ALONE, behind=True)
         count += 1
     assert count == 80 // 9 - 1
 

@@ -25,10 +25,8 @@ from tests.support.events import FakeEvent
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 TURNS = 3
-# The engine is a CPU's.
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="beside a GPU, kernels do not run on a CPU"
-)
+# The engine of these tests is a CPU's.
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton does not interpret beside a GPU")
 
 
 class LateEvent(FakeEvent):

@@ -123,7 +123,9 @@ def test_configured_blocks_and_links_together_must_be_free(plan: Plan) -> None:
 
 
 def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
-    assert other_bytes(config, EngineConfig(), 256) <= 2_600_000_000
+    alone = other_bytes(config, EngineConfig(mixed_steps=False), 256)
+    assert alone <= 2_500_000_000
+    assert other_bytes(config, EngineConfig(), 256) - alone <= 100_000_000, "rows that join prefill steps"
 
 
 def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfig) -> None:
