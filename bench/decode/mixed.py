@@ -38,6 +38,7 @@ class MixedSteps:
         joined = engine.loop.joined_rows()
         self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
         self._pass.warm()
+        self._pass.measure_products()
         begun = time.perf_counter()
         self._pass.capture()
         if model.device.type == "cuda":

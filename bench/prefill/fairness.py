@@ -64,7 +64,7 @@ class WatchedPass:
         self._inner, self._log, self._now = inner, log, now
         self.alignment, self.refused = inner.alignment, inner.refused
         self.uncaptured, self.timed_passes = inner.uncaptured, inner.timed_passes
-        self.row_times = inner.row_times
+        self.row_times, self.graph_rows = inner.row_times, inner.graph_rows
 
     def forward(self, step: Any, joined: Any = None) -> Any:
         self._log.record_step(step)

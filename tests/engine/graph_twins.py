@@ -19,6 +19,7 @@ from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.graphs import GraphBounds
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.prefill.step_inputs import StepInputs
 from tests.engine.local_engine import CONFIG
@@ -46,6 +47,7 @@ class GraphTwins:
         tuning: PromptTuning | None = None,
         split: KeySplit | None = None,
         bounds: GraphBounds | None = None,
+        row_times: RowTimes | None = None,
         device: str = "cpu",
     ) -> None:
         (folder / "config.json").write_text(
@@ -60,6 +62,8 @@ class GraphTwins:
         self.eager, self.graphed = (
             PrefillPass(model, cache, most_rows, rule, tuning, split) for cache in self.caches
         )
+        for each in (self.eager, self.graphed):
+            each.row_times = row_times or RowTimes()
         self.graphed.capture(bounds)
         assert self.graphed.uncaptured == ""
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)

@@ -166,8 +166,9 @@ class LocalEngine:
     def _mix(self, model: Model, chunk: int, *, graphs: bool) -> None:
         from baton.engine.prefill.gpu_pass import PrefillPass
 
-        passes = PrefillPass(model, self.cache, chunk, None, joined=self.decode.joined_rows())
-        joined_rows = chunk if graphs else 0
+        joined = self.decode.joined_rows()
+        passes = PrefillPass(model, self.cache, chunk, None, joined=joined)
+        joined_rows = chunk + max(each.rows for each in joined) if graphs else 0
         passes.capture(GraphBounds(rows=0, joined_rows=joined_rows, least_chunks=2, entries=256))
         assert not passes.uncaptured
         if model.device.type == "cuda":

@@ -89,18 +89,17 @@ class PromptAttention:
         # Shapes that the library does not support: the paged kernel computes them, more slowly.
         self.refused = len(shapes) - len(self._ready)
 
-    def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None) -> GroupPlan:
-        """Plans which kernel computes which part of the chunks `runs`, in packed order, and the tuning of
-        the paged kernel: `tuning`, or by its rows."""
+    def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning) -> GroupPlan:
+        """Plans which kernel computes which part of the chunks `runs`, in packed order; `tuning`: of the
+        paged kernel."""
         plan = plan_attention(runs, self.rule if heads.window is None else None, self._ready.__contains__)
-        tuning = tuning or self.tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
         return GroupPlan(plan, tuning, item_lines(plan.spans, tuning.rows(heads), heads.window))
 
     def graph_plans(self, rows: int, tuning: PromptTuning | None) -> list[GroupPlan]:
-        """Plans of a pass of so many rows (a multiple that products have) in which the library computes
-        nothing; without spans, which are not known at capture."""
+        """Plans of a pass of so many rows, padding included, in which the library computes nothing; without
+        spans, which are not known at capture."""
         nothing = item_lines([], 1, None)
         return [GroupPlan(AttentionPlan(), tuning or self.tuning(h, rows), nothing) for h in self.heads]
 
@@ -116,9 +115,9 @@ class PromptAttention:
         return InputLayout(rows, tuple(items), tuple(joins), entries)
 
     def tuning(self, heads: Heads, rows: int) -> PromptTuning:
-        """The tuning by the rows that products have, so that a graph and the eager steps it replaces
-        agree."""
-        return PromptTuning.of(heads, self._qkv.dtype, product_rows(rows))
+        """The tuning of a pass of so many rows of prompts, padding included, so that a graph and the step
+        that it is replayed for agree."""
+        return PromptTuning.of(heads, self._qkv.dtype, rows)
 
     def begin(self, rows: int) -> None:
         """Zeroes the rows of the output that `run` may leave as they are; to be called before a pass."""
@@ -205,14 +204,11 @@ class PromptAttention:
 
 
 def product_rows(rows: int) -> int:
-    """`rows` as products have them: up to a multiple of 64, beyond 2,560 of 256 (a worker's steps have 2,048
-    at most, and the rows that join them). The vendor's library looks for the best way anew for every number
-    of rows, and loads what it has not had yet, so there are only as many numbers as can be warmed up. And not
-    to 448, with which products take longer than with 512 (bench/LOG.md, 2026-11-27: a step of 20.9 and 19.2
-    ms on an H200)."""
-    if 384 < rows <= 512:
-        return 512
-    step = 64 if rows <= 2560 else 256
+    """`rows` as products may have them: up to a multiple of 64, beyond 512 of 128, and beyond 2,560 of 256 (a
+    worker's steps have 2,048 at most, and the rows that join them). The vendor's library looks for the best
+    way anew for every number of rows, and loads what it has not had yet, so there are only as many numbers as
+    can be warmed up."""
+    step = 64 if rows <= 512 else 128 if rows <= 2560 else 256
     return -(-rows // step) * step
 
 

@@ -37,6 +37,7 @@ def prompt_pass(
 
     made = PrefillPass(model, cache, most_rows, library_rule(model, most_rows), joined=joined)
     made.warm()
+    made.measure_products()
     if graphs:
         made.capture()
     made.measure_step_times()

@@ -94,6 +94,7 @@ class PrefillPass:
         self.refused = self._attention.refused
         self._graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
+        self.graph_rows = 0
         self.timed_passes: tuple[TimedPass, TimedPass] | None = None
         self.row_times = RowTimes()
 
@@ -115,8 +116,9 @@ class PrefillPass:
         bounds, cases = bounds or GraphBounds(), []
         plans: dict[int, list[GroupPlan]] = {}
         for joined in (None, *self._joined):
-            most = min(bounds.rows if joined is None else bounds.joined_rows, self.most_rows)
-            for rows in sorted({_prompt_rows(rows, joined) for rows in range(1, most + 1)}, reverse=True):
+            most = bounds.rows if joined is None else bounds.joined_rows - joined.rows
+            counts = range(1, min(most, self.most_rows) + 1)
+            for rows in sorted({self._prompt_rows(count, joined) for count in counts}, reverse=True):
                 plans[rows] = self._attention.graph_plans(rows, self._tuning)
                 chunks = bounds.chunks(rows)
                 layout = self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows])
@@ -128,11 +130,16 @@ class PrefillPass:
             self._launch(there, plans[layout.rows], nowhere, joined)
 
         self.uncaptured = self._graphs.capture(cases, launch)
+        self.graph_rows = 0 if self.uncaptured else min(bounds.rows, bounds.joined_rows)
+
+    def measure_products(self) -> None:
+        """Times products with each number of rows, of which passes and graphs then have those that are worth
+        it; to be called between `warm` and `capture`."""
+        self.row_times = self._time_products(compute_stream(self._model.device))
 
     def measure_step_times(self) -> None:
-        """Times a small pass, the largest, and products; to be called after `warm` and `capture`."""
+        """Times a small pass and the largest; to be called after `warm` and `capture`."""
         stream = compute_stream(self._model.device)
-        self.row_times = self._time_products(stream)
         self.timed_passes = (
             self._time_pass(min(_FEW_ROWS, self.most_rows), stream),
             self._time_pass(self.most_rows, stream),
@@ -166,8 +173,9 @@ class PrefillPass:
                 ends.append((rows, events))
         while not ends[-1][1][-1].query():
             time.sleep(_POLL_S)
-        best = {rows: min(b.seconds_since(a) for a, b in pairwise(events)) for rows, events in ends}
-        return RowTimes(*zip(*sorted(best.items()), strict=True))
+        return RowTimes.of(
+            {rows: min(b.seconds_since(a) for a, b in pairwise(events)) for rows, events in ends}
+        )
 
     def _all_product_rows(self) -> list[int]:
         return sorted({product_rows(rows) for rows in range(1, self._most_product_rows + 1)})
@@ -191,11 +199,11 @@ class PrefillPass:
         made for."""
         if not 0 < step.rows <= self.most_rows:
             raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
-        attention, rows = self._attention, _prompt_rows(step.rows, joined)
-        plans = []
-        for heads in attention.heads:
-            tuning = self._tuning or (attention.tuning(heads, rows) if joined is not None else None)
-            plans.append(attention.plan(step.runs, heads, tuning))
+        attention, rows = self._attention, self._prompt_rows(step.rows, joined)
+        plans = [
+            attention.plan(step.runs, heads, self._tuning or attention.tuning(heads, rows))
+            for heads in attention.heads
+        ]
         inputs = StepInputs(step, rows, plans)
         if not self._graphs.replay(inputs, joined):
             self._run_eagerly(inputs, joined)
@@ -251,6 +259,11 @@ class PrefillPass:
         if joined is not None:
             joined.end(behind)
 
+    def _prompt_rows(self, rows: int, joined: JoinedRows | None) -> int:
+        """Rows that a pass of `rows` rows of prompts has for them, with padding."""
+        more = row_count(joined)
+        return self.row_times.padded(product_rows(rows + more)) - more
+
     def _normed(self, rows: int) -> Tensor:
         """[rows, hidden]: the buffer of a pass's result."""
         width = self.workspace.hidden.shape[1]
@@ -261,9 +274,3 @@ class PrefillPass:
         logits = hidden.new_empty(hidden.shape[0], self._head.outputs)
         self._gemm(self._head, logits, hidden)
         return logits
-
-
-def _prompt_rows(rows: int, joined: JoinedRows | None) -> int:
-    """Rows that a pass of `rows` rows of prompts has for them, with padding."""
-    more = row_count(joined)
-    return product_rows(rows + more) - more

@@ -55,13 +55,16 @@ class PromptPass(Protocol):
     """A model's forward pass over chunks of prompts; chunks that end at multiples of `alignment` cost least.
 
     `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
-    could not be captured, or empty; results are the same without, only slower. `timed_passes`: a pass of
-    few rows and one of the most, timed at start-up; None where nothing was measured.
+    could not be captured, or empty; results are the same without, only slower. `graph_rows`: up to so many
+    rows, with those that join, a pass is one graph; the host launches larger ones kernel by kernel, which may
+    take it longer than the device. `timed_passes`: a pass of few rows and one of the most, timed at start-up;
+    None where nothing was measured.
     """
 
     alignment: int
     refused: int
     uncaptured: str
+    graph_rows: int
 
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass] | None: ...
@@ -239,10 +242,9 @@ class PrefillLoop:
         chunks = self.scheduler.plan(others)
         if not chunks:
             return False
-        cost = self.scheduler.cost
         step = step_of(chunks)
         joined, decode_s = None, None
-        if self.decode is not None and cost.row_times.joins(step.rows, others):
+        if self.decode is not None and self._joins(step.rows, others):
             # Before the stream is activated: what it enqueues itself comes first.
             joined = self.decode.join()
             decode_s = None if joined is None else self.decode.step_s
@@ -316,6 +318,13 @@ class PrefillLoop:
         self._unfinalized.clear()
         # The steps that are left run since that end, however long they were expected to wait.
         self._ends_at = self._last_end + sum(map(self._predicted_s, self._under_way))
+
+    def _joins(self, rows: int, others: int) -> bool:
+        """Whether a decode step is to be part of a step of so many rows: products of both take no longer
+        than apart, and both are one graph, unless the prompts by themselves are none either."""
+        graph_rows = self._pass.graph_rows
+        one_graph = rows + others <= graph_rows or rows > graph_rows
+        return one_graph and self.scheduler.cost.row_times.joins(rows, others)
 
     def _predicted_s(self, step: _Step) -> float:
         return self._step_s(step.runs, step.decode_s)

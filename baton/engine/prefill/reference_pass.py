@@ -24,6 +24,7 @@ class ReferencePass:
     alignment = 1
     refused = 0
     uncaptured = ""
+    graph_rows = 0
     timed_passes = None
     row_times = RowTimes()
 

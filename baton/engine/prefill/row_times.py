@@ -9,22 +9,44 @@ attention of decode is some 2.4 (bench/LOG.md, 2026-11-27).
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Products of a number of rows take no less than of a larger one if they take so much of its time.
+_AS_LONG = 0.98
 # How many more rows a second a smaller step must compute for some to be left to the next one.
 _WORTH = 1.04
 
 
 @dataclass(frozen=True, slots=True)
 class RowTimes:
-    """`rows`: the numbers that were measured, ascending; `seconds`: what the products of each take. Both are
+    """`rows`: the numbers that products have, ascending; `seconds`: what the products of each take. Both are
     empty where nothing was measured: then every number of rows is as good."""
 
     rows: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
 
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> RowTimes:
+        """By the seconds that were measured of each number of rows, without the numbers that take no less
+        than a larger one: those are better padded to it."""
+        kept: list[tuple[int, float]] = []
+        for rows, seconds in sorted(measured.items(), reverse=True):
+            if not kept or seconds < _AS_LONG * kept[-1][1]:
+                kept.append((rows, seconds))
+        return cls(*zip(*reversed(kept), strict=True)) if kept else cls()
+
+    def padded(self, rows: int) -> int:
+        """The number of rows that products of so many have; `rows` where nothing was measured. Raises
+        ValueError beyond the largest."""
+        if not self.rows:
+            return rows
+        if rows > self.rows[-1]:
+            raise ValueError(f"{rows} rows, and products have up to {self.rows[-1]}")
+        return self.rows[bisect.bisect_left(self.rows, rows)]
+
     def seconds_of(self, rows: int) -> float:
-        """Seconds of so many rows, which are padded to the next number that was measured."""
+        """Seconds of so many rows, which are padded to the next number that products have."""
         if not self.rows:
             return 0.0
         at = bisect.bisect_left(self.rows, rows)

@@ -7,8 +7,9 @@ it is in. A prompt goes before shorter ones where its limit of the time to the f
 otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer, since a
 long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do not count.
 Where more waits than the step holds, rows are left to the next one that would make products less efficient
-(`row_times`).
-Beside sequences that are decoded only their limits of the time per output token allow that. The oldest, once
+(`row_times`). Beside sequences that are decoded only their limits of the time per output token allow longer
+steps; and where a decode step may be part of each, steps are as long as makes one graph with it, since all
+that are decoded get a token from each. The oldest, once
 it has waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves:
 neither those without limits, nor those whose limits are missed.
 
@@ -123,6 +124,8 @@ class PrefillScheduler:
         self.beside_decode = False
         # The tightest limit of the time per output token of those; infinite where none has one.
         self.tpot_limit_s = math.inf
+        # Up to so many rows, with those that join, a step is one graph; 0 where none is.
+        self.graph_rows = 0
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
@@ -178,8 +181,8 @@ class PrefillScheduler:
         for sequence in runnable:
             step.give(sequence, patient=sequence in patient)
         waiting = sum(sequence.length - sequence.reached for sequence in runnable)
-        if waiting > step.rows and not step.attends_much:
-            step.cut(self.cost.row_times.most_worth(step.rows, others))
+        if not step.attends_much:
+            self._leave_rows(step, waiting, others)
         self.more_waits = waiting > step.rows
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
@@ -253,6 +256,20 @@ class PrefillScheduler:
         if math.isinf(self.tpot_limit_s):
             return bounds.seconds
         return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))
+
+    def _leave_rows(self, step: _Step, waiting: int, others: int) -> None:
+        """Leaves rows to the next step that this one is better without. `waiting`: rows of both."""
+        is_graph = step.rows <= self.graph_rows
+        if (waiting > step.rows or not is_graph) and self._tokens_in_each_step(others):
+            step.cut(self.graph_rows - others)
+        if waiting > step.rows:
+            step.cut(self.cost.row_times.most_worth(step.rows, others))
+
+    def _tokens_in_each_step(self, others: int) -> bool:
+        """Whether the decode step of `others` rows may be part of one step after the other: they make one
+        graph, which takes no longer than sequences that are decoded have time for."""
+        rows = self.graph_rows - others
+        return 0 < others < self.graph_rows and self.cost.seconds_of(rows) <= self.tpot_limit_s < math.inf
 
     def _due_s(self, sequence: Sequence, now: float) -> float:
         """Seconds until its first token is due; infinite without a limit."""
@@ -332,9 +349,9 @@ class _Step:
         return self._used > (1 + ATTENTION_SHARE) * self.rows
 
     def cut(self, rows: int) -> None:
-        """Takes from the sequences that were given some last, until the step has so many rows."""
+        """Takes from the sequences that were given some last, until the step has at most so many rows."""
         for sequence in reversed(list(self.given)):
-            more = min(self.rows - rows, self.given[sequence])
+            more = min(max(0, self.rows - rows), self.given[sequence])
             self.given[sequence] -= more
             if not self.given[sequence]:
                 del self.given[sequence]

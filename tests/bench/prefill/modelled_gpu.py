@@ -119,6 +119,7 @@ class ModelledPass:
     refused: int = 0
     uncaptured: str = ""
     row_times: RowTimes = field(default_factory=RowTimes)
+    graph_rows: int = 0
 
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass]:

@@ -104,6 +104,7 @@ class QuietPass:
     uncaptured = ""
     timed_passes = None
     row_times = RowTimes()
+    graph_rows = 0
 
     def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         return torch.zeros(step.rows, 97, device="cuda")

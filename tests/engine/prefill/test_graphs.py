@@ -13,6 +13,7 @@ import torch
 from baton.device.graphs import Recorder
 from baton.engine.prefill.attention_plan import KeySplit
 from baton.engine.prefill.graphs import GraphBounds
+from baton.engine.prefill.row_times import RowTimes
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_SPLIT, SMALL_TUNING
 
@@ -38,6 +39,17 @@ def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     made.check([(0, 0, 60), (1, 0, 3)])
     made.check([(1, 3, 7), (0, 60, 5), (2, 0, 3)])  # keys are shared among programs
     made.check([(0, 65, 63)])
+    assert made.replayed == made.steps
+
+
+def test_rows_are_padded_to_a_number_that_products_are_fast_with(tmp_path: Path) -> None:
+    fast = RowTimes.of({64: 1.0, 128: 1.0, 192: 2.0})
+    made = twins(tmp_path, layers=1, most_rows=130, row_times=fast)
+    assert [rows for rows, _ in made.graphed._graphs._graphs] == [128]
+    made.check([(0, 0, 60), (1, 0, 3)])
+    made.check([(2, 0, 128)])
+    assert made.replayed == made.steps == 2
+    made.check([(0, 60, 68), (3, 0, 20), (1, 3, 37)])  # 125 rows
     assert made.replayed == made.steps
 
 

@@ -74,6 +74,7 @@ class NumberedPass:
     alignment: int = 1
     refused: int = 0
     uncaptured: str = ""
+    graph_rows: int = 0
     timed_passes: None = None
     row_times: RowTimes = field(default_factory=RowTimes)
     joined: list[JoinedRows | None] = field(default_factory=list)
@@ -342,6 +343,20 @@ def test_a_decode_step_joins_where_products_of_both_take_no_longer() -> None:
         assert ahead.passes.joined[-1] == (decode if joins else None)
         ahead.stream.now += 0.2
         take(ahead.loop)
+
+
+@pytest.mark.parametrize(
+    ("rows", "graph_rows", "joins"), [(100, 104, True), (100, 103, False), (104, 103, True), (100, 0, True)]
+)
+def test_a_decode_step_joins_where_that_takes_no_graph_from_a_step(
+    rows: int, graph_rows: int, *, joins: bool
+) -> None:
+    ahead = Ahead(tokens=rows)
+    ahead.passes.graph_rows = graph_rows
+    ahead.loop.decode = decode = DecodeRows()
+    ahead.add(rows)
+    assert ahead.loop.begin()
+    assert ahead.passes.joined == [decode if joins else None]
 
 
 def test_a_long_step_that_ends_earlier_than_predicted_leaves_no_gap() -> None:

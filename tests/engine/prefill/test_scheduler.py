@@ -68,6 +68,7 @@ def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
     blocks=st.integers(40, 120),
     stair=st.sampled_from([0, 8, 32]),
     others=st.integers(0, 9),
+    graph_rows=st.sampled_from([0, 20, 60]),
     age_cap_s=st.sampled_from([0.0, 0.3, 1e9]),
 )
 def test_every_token_is_computed_once_in_order_within_the_bounds(
@@ -77,6 +78,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     blocks: int,
     stair: int,
     others: int,
+    graph_rows: int,
     age_cap_s: float,
 ) -> None:
     cost, clock = paced(0.001), Clock()
@@ -85,6 +87,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
         cost.row_times = RowTimes(tuple(rows), tuple(math.ceil(each / stair) for each in rows))
     bounds = StepBounds(tokens, milliseconds / 1e3, age_cap_s)
     pools, scheduler = make(blocks, bounds, cost=cost, clock=clock)
+    scheduler.graph_rows, scheduler.tpot_limit_s = graph_rows, 0.05
     sequences = [sequence(length) for length in lengths]
     for one in sequences:
         scheduler.add(one)
@@ -121,6 +124,37 @@ def test_rows_that_products_are_slow_with_are_left_to_a_step_that_there_is_anywa
     assert [chunk.count for chunk in scheduler.plan(10)] == [54], "with 10 others it is 64 rows"
     scheduler.cost.row_times = RowTimes((64, 80, 100), (1.0, 1.2, 1.3))
     assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 70), (two, 30)]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "others", "counts"),
+    [
+        (0.09, 16, [84]),
+        (0.083, 16, [100, 200]),
+        (math.inf, 16, [100, 200]),
+        (0.09, 0, [100, 200]),
+        (0.09, 100, [100, 200]),
+    ],
+)
+def test_steps_are_one_graph_with_rows_that_have_time_for_each(
+    limit_s: float, others: int, counts: list[int]
+) -> None:
+    """84 rows and 16 others are one graph, of 84 ms."""
+    _, scheduler = make(1000, StepBounds(300, seconds=1.0), cost=paced(0.001))
+    scheduler.graph_rows, scheduler.beside_decode, scheduler.tpot_limit_s = 100, True, limit_s
+    scheduler.add(sequence(100))
+    assert [chunk.count for chunk in scheduler.plan(others)] == [100], "none waits behind it"
+    scheduler.add(sequence(900))
+    assert [chunk.count for chunk in scheduler.plan(others)] == counts
+    assert scheduler.more_waits
+
+
+def test_a_prompt_that_is_no_graph_by_itself_is_computed_in_several() -> None:
+    _, scheduler = make(1000, StepBounds(300, seconds=1.0), cost=paced(0.001))
+    scheduler.graph_rows, scheduler.tpot_limit_s = 100, 0.1
+    scheduler.add(sequence(250))
+    assert [chunk.count for chunk in scheduler.plan()] == [250]
+    assert [chunk.count for chunk in scheduler.plan(20)] == [80]
 
 
 def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:

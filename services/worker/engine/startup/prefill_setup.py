@@ -68,4 +68,5 @@ def prefill_loop(
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
+    scheduler.graph_rows = prompts.graph_rows
     return PrefillLoop(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)
