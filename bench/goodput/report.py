@@ -34,7 +34,7 @@ def standalone(chart: Chart) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An arm's probes under one limit, by rate; `skipped`: why it was not measured."""
+    """An arm's probes under one limit, in the order of their runs; `skipped`: why it was not measured."""
 
     arm: str
     gpus: int
@@ -115,7 +115,7 @@ class Comparison:
             chart.level(goal, "grey", f"goal {goal:.0%}")
         arms = list(dict.fromkeys(curve.arm.removesuffix(_IDEAL) for curve in curves))
         for curve in curves:
-            points = [(probe.offered / curve.gpus, probe.attainment) for probe in curve.probes]
+            points = sorted((probe.offered / curve.gpus, probe.attainment) for probe in curve.probes)
             arm = curve.arm.removesuffix(_IDEAL)
             style = _STYLES[arms.index(arm) % len(_STYLES)]
             if curve.arm == arm:

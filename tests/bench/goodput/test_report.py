@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import xml.etree.ElementTree
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +17,7 @@ from bench.goodput import __main__ as program
 from bench.goodput.__main__ import Plan, compare
 from bench.goodput.arms import Arm, parse_arm
 from bench.goodput.from_runs import compared, write_arms
-from bench.goodput.report import Comparison
+from bench.goodput.report import Comparison, Curve
 from bench.goodput.runs import Limits, Load, judged
 from bench.goodput.servers import NotServedError, Setup, Target
 from bench.goodput.workloads import WORKLOADS
@@ -61,6 +62,17 @@ def test_one_run_is_judged_under_every_limit(tmp_path: Path) -> None:
     run = run_at(tmp_path / "run", 20.0, 8.0)
     assert [judged(run, 20.0, limits).attainment for limits in LIMITS] == [0.0, 1.0]
     assert judged(run, 20.0, Limits(90, 12, 0.9)).attainment == 0.0
+
+
+def test_a_line_goes_from_rate_to_rate_though_others_arrived_than_were_asked_for(tmp_path: Path) -> None:
+    runs = [run_at(tmp_path / f"{rate}", rate, rate / 3) for rate in (16.0, 24.0, 20.0)]
+    probes = tuple(judged(run, rate, LIMITS[0]) for run, rate in zip(runs, (16.0, 24.0, 20.0), strict=True))
+    chart = Comparison("1k-256", {}, [Curve("one", 1, LIMITS[0], probes)]).charts()[0]
+    line = re.search(r'class="line teal" d="M([^"]*)"', chart.render())
+    assert line is not None
+    across = [float(point.split(",")[0]) for point in line[1].split("L")]
+    assert across == sorted(across)
+    assert len(across) == 3
 
 
 @pytest.fixture
