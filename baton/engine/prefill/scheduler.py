@@ -7,9 +7,11 @@ it is in. A prompt goes before shorter ones where its limit of the time to the f
 otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer, since a
 long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do not count.
 Where more waits than the step holds, rows are left to the next one that would make products less efficient
-(`row_times`). Beside sequences that are decoded only their limits of the time per output token allow longer
-steps; and where a decode step may be part of each, steps are as long as makes one graph with it, since all
-that are decoded get a token from each. The oldest, once
+(`row_times`). While several prompts wait a step is one graph, unless attention takes much of it: the host
+launches a longer one kernel by kernel, and ships what the step before has computed only when it has done so.
+Beside sequences that are decoded only their limits of the time per output token allow longer steps; and where
+a decode step may be part of each, steps are as long as makes one graph with it, since all that are decoded
+get a token from each. The oldest, once
 it has waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves:
 neither those without limits, nor those whose limits are missed.
 
@@ -182,7 +184,7 @@ class PrefillScheduler:
             step.give(sequence, patient=sequence in patient)
         waiting = sum(sequence.length - sequence.reached for sequence in runnable)
         if not step.attends_much:
-            self._leave_rows(step, waiting, others)
+            self._leave_rows(step, waiting, others, several=len(runnable) > 1)
         self.more_waits = waiting > step.rows
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
@@ -257,11 +259,14 @@ class PrefillScheduler:
             return bounds.seconds
         return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))
 
-    def _leave_rows(self, step: _Step, waiting: int, others: int) -> None:
-        """Leaves rows to the next step that this one is better without. `waiting`: rows of both."""
+    def _leave_rows(self, step: _Step, waiting: int, others: int, *, several: bool) -> None:
+        """Leaves rows to the next step that this one is better without. `waiting`: rows of both; `several`:
+        they are of several prompts."""
         is_graph = step.rows <= self.graph_rows
         if (waiting > step.rows or not is_graph) and self._tokens_in_each_step(others):
             step.cut(self.graph_rows - others)
+        elif several and not others and self.graph_rows:
+            step.cut(self.graph_rows)
         if waiting > step.rows:
             step.cut(self.cost.row_times.most_worth(step.rows, others))
 

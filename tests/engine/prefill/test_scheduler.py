@@ -132,7 +132,7 @@ def test_rows_that_products_are_slow_with_are_left_to_a_step_that_there_is_anywa
         (0.09, 16, [84]),
         (0.083, 16, [100, 200]),
         (math.inf, 16, [100, 200]),
-        (0.09, 0, [100, 200]),
+        (0.09, 0, [100]),
         (0.09, 100, [100, 200]),
     ],
 )
@@ -146,6 +146,19 @@ def test_steps_are_one_graph_with_rows_that_have_time_for_each(
     assert [chunk.count for chunk in scheduler.plan(others)] == [100], "none waits behind it"
     scheduler.add(sequence(900))
     assert [chunk.count for chunk in scheduler.plan(others)] == counts
+    assert scheduler.more_waits
+
+
+@pytest.mark.parametrize(("half_context", "rows"), [(1000.0, 100), (100.0, 300)])
+def test_steps_are_graphs_while_several_prompts_wait(half_context: float, rows: int) -> None:
+    """Unless attention takes much of them."""
+    _, scheduler = make(1000, StepBounds(300, seconds=10.0), cost=paced(0.001, half_context))
+    scheduler.graph_rows = 100
+    one = sequence(1000)
+    scheduler.add(one)
+    assert [chunk.count for chunk in scheduler.plan()] == [300], "alone"
+    scheduler.add(sequence(1200))
+    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, rows)]
     assert scheduler.more_waits
 
 
