@@ -15,6 +15,8 @@ from bench.decode.case import SPARE, Case, EngineSize
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
+    import torch
+
     from baton.engine.prefill.gpu_pass import PrefillPass
 
 # Steps of each kind: beforehand, and measured.
@@ -39,11 +41,12 @@ class MixedSteps:
         self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
         self._pass.warm()
         self._pass.measure_products()
-        begun = time.perf_counter()
+        begun, free = time.perf_counter(), _free_bytes(model.device)
         self._pass.capture()
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         self.capture_s = time.perf_counter() - begun
+        self.capture_mb = (free - _free_bytes(model.device)) / 1e6
         self.uncaptured = self._pass.uncaptured
         engine.loop.resume()
         self._stream = engine.loop.prefill_stream() or compute_stream(model.device)
@@ -119,6 +122,13 @@ def _output(case: Case, rows: Sequence[int]) -> int:
     return 2 * case.batch + (2 + len(rows)) * (_WARM + _COUNT)
 
 
+def _free_bytes(device: torch.device) -> int:
+    """Of the device's memory; 0 on a CPU."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 def engine_size(cases: Sequence[Case], rows: Sequence[int]) -> EngineSize:
     """For all cases, one after the other."""
     output = max(_output(case, rows) for case in cases)
@@ -128,5 +138,9 @@ def engine_size(cases: Sequence[Case], rows: Sequence[int]) -> EngineSize:
 def run(engine: DecodeEngine, cases: Sequence[Case], rows: Sequence[int]) -> list[dict[str, Any]]:
     """Each case's figures, in their order."""
     steps = MixedSteps(engine, max(rows))
-    start = {"capture_s": round(steps.capture_s, 1), "uncaptured": steps.uncaptured}
+    start = {
+        "capture_s": round(steps.capture_s, 1),
+        "capture_mb": round(steps.capture_mb),
+        "uncaptured": steps.uncaptured,
+    }
     return [start | steps.run(case, rows) for case in cases]
