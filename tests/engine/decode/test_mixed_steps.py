@@ -12,6 +12,9 @@ from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.decode.joined_rows import joined_buckets
 from baton.engine.device_watchdog import StepTimes
+from baton.engine.forward.layers import JoinedRows, row_count
+from baton.engine.prefill.scheduler import StepBounds
+from baton.engine.prefill.step_inputs import StepInputs
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine, Start
 
@@ -84,6 +87,42 @@ def test_more_slots_than_a_bucket(tmp_path: Path, cache_dtype: str) -> None:
     wanted = plain.start_many([Start(PROMPTS[0][: 1 + n % 3], 6) for n in range(17)])
     more = plain.start_many([Start(PROMPTS[3][:n], 3) for n in (2, 7)])
     assert outputs == plain.run(*wanted, *more)
+
+
+def hundreds_of_rows(folder: Path, rows: int, count: int) -> None:
+    """`count` sequences are decoded while prompts of up to `rows` tokens are computed, each in one graph."""
+    size = {"slots": 40, "blocks": 60 * (rows // 16 + 2), "block_tokens": 16, "longest": rows + 64}
+    engine = mixed(folder, "graphs", chunk=rows, **size)
+    engine.scheduler._bounds = StepBounds(rows, seconds=1e6)
+    replay, replayed = engine.prefill._pass._graphs.replay, []  # type: ignore[attr-defined]
+
+    def watched(step: StepInputs, joined: JoinedRows | None = None) -> bool:
+        found: bool = replay(step, joined)
+        replayed.append(found and row_count(joined) > 0)
+        return found
+
+    engine.prefill._pass._graphs.replay = watched  # type: ignore[attr-defined]
+    few = [Start(PROMPTS[n % 5], 40) for n in range(count)]
+    many = [Start(tuple((n + i) % 90 for i in range(rows - 7 * n)), 4) for n in range(4)]
+    keys = engine.start_many(few)
+    replayed.clear()
+    keys += [engine.start(one.prompt, max_tokens=one.max_tokens) for one in many]
+    assert replayed == [True] * len(many)
+    plain = LocalEngine(folder / "model", device=DEVICE, chunk=rows, **size)  # type: ignore[arg-type]
+    wanted = plain.start_many(few)
+    wanted += [plain.start(one.prompt, max_tokens=one.max_tokens) for one in many]
+    assert engine.run(*keys) == plain.run(*wanted)
+
+
+@pytest.mark.slow
+def test_more_rows_of_prompts_than_of_sequences(tmp_path: Path) -> None:
+    hundreds_of_rows(tmp_path, rows=64, count=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [3, 30])
+def test_hundreds_of_rows_in_a_graph(tmp_path: Path, count: int) -> None:
+    hundreds_of_rows(tmp_path, rows=980 - count, count=count)
 
 
 @pytest.mark.parametrize(

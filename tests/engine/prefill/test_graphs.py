@@ -47,10 +47,7 @@ def test_rows_are_padded_to_a_number_that_products_are_fast_with(tmp_path: Path)
     made = twins(tmp_path, layers=1, most_rows=130, row_times=fast)
     assert [rows for rows, _ in made.graphed._graphs._graphs] == [128]
     made.check([(0, 0, 60), (1, 0, 3)])
-    made.check([(2, 0, 128)])
-    assert made.replayed == made.steps == 2
-    made.check([(0, 60, 68), (3, 0, 20), (1, 3, 37)])  # 125 rows
-    assert made.replayed == made.steps
+    assert made.replayed == made.steps == 1
 
 
 @pytest.mark.slow
