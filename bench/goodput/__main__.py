@@ -27,6 +27,7 @@ that was cut off.
                     such runs of an arm into one curve a limit
     --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
                     goodput before and during, time until latencies are as before, refusals
+                    (with --slo-headers: a request without limits is not refused early)
     --processes     of loadgen. Where some percent of tokens come with the one before, one core is too few
                     for loadgen, or for the router (`--router-processes` of `baton up`)
     --vllm-site     folder with vLLM's packages, where PYTHON has them not
