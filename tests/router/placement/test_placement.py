@@ -202,7 +202,7 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
         assert type(claim) is PrefillClaim
         assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
         claim.release()
-        chosen.queued_tokens += 4
+        chosen.queued_tokens += 54  # a worker that decodes, too, has up to 150
     assert placement.pick_prefill(2) is NoRoom.PREFILL
     second.queued_tokens = 0
     second.set_following(following=False)  # only decode workers are followed

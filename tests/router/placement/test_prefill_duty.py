@@ -234,7 +234,7 @@ def test_one_on_duty_that_is_idle_computes_though_the_other_would_delay_fewer() 
     duty, other = workers = pair()
     other.claimed_slots = 20
     placement = placement_of(list(workers), ahead=2048)
-    computing = [PrefillClaim(other, 1024, 0.04) for _ in range(2)]
+    computing = [PrefillClaim(other, 1024, 0.04) for _ in range(3)]
     claim = placement.pick(1024, 10, behind=lambda: 100)
     assert not isinstance(claim, NoRoom)
     assert (claim.prefill, claim.decode) == (duty, other)

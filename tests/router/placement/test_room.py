@@ -18,8 +18,8 @@ from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
 
 LIMIT_S, TOKENS = 0.006, 400
-# Prompt tokens with which a worker's queue is full, and a quarter of them.
-FULL, QUARTER = 1000, 250
+# `prefill_ahead_tokens`, prompt tokens with which a combined worker's queue is full, and a quarter of them.
+AHEAD, FULL, QUARTER = 1000, 1500, 375
 
 
 def combined(name: str, sequences: int, each_s: float = 0.0005) -> Worker:
@@ -81,7 +81,7 @@ def placed(
     cached: Worker, other: Worker, hits: tuple[int, int] = (380, 0), *, returning: bool = False
 ) -> str:
     """The decode worker of a request without limits, or why it has none."""
-    found = placement_of([cached, other], FULL).pick(
+    found = placement_of([cached, other], AHEAD).pick(
         TOKENS, 10, dict(zip((cached, other), hits, strict=True)).__getitem__, returning=returning
     )
     return found.name if isinstance(found, NoRoom) else found.decode.name
