@@ -145,8 +145,8 @@ class RouterSettings(StrictModel):
     prefill_ahead_tokens: int = Field(
         2048,
         ge=1,
-        description="queued tokens above which a prefill worker gets no more prompts, half as many more "
-        "where it decodes, too; one long prompt that soon ends has the next one sent after it",
+        description="queued tokens above which a prefill worker gets no more prompts; one long prompt that "
+        "soon ends has the next one sent after it, and two where sequences are decoded, too, a third",
     )
     refuse_late: bool = Field(
         False,

@@ -57,10 +57,10 @@ from services.router.workers.worker import Worker
 # A prompt of more than `prefill_ahead_tokens` that ends within so many seconds has the next one sent after
 # it.
 _NEXT_WITHIN_S = 0.25
-# Workers that decode, too, have so many times `prefill_ahead_tokens` queued: steps of which a decode step is
-# part hold the ends of several prompts, and take the worker least where more than one waits when a step is
-# begun (docs/decisions/0044-decode-steps-in-prefill-steps.md).
-_BESIDE_DECODE = 1.5
+# A worker that decodes, too, has a third prompt queued behind two others, up to so many times
+# `prefill_ahead_tokens`: steps of which a decode step is part hold the ends of several prompts, and take the
+# worker least where two wait when one is begun (docs/decisions/0044-decode-steps-in-prefill-steps.md).
+_WITH_THIRD = 1.5
 
 Cached = Callable[[Worker], int]
 
@@ -167,8 +167,7 @@ class Placement:
         # With `refuse_late` it would be refused rather than wait for a cache.
         if not (returning or self.refuse_late):
             uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
-        full = int(_BESIDE_DECODE * self._ahead)
-        room = Room(may_use, what_for, tpot_s, context, before, uncached, full)
+        room = Room(may_use, what_for, tpot_s, context, before, uncached, self._ahead)
         within = {one for one in hits if room.within_limits(one)}
         passed_over = {one for one in within if room.passes_over(one)}
         able = within - passed_over
@@ -270,7 +269,7 @@ class Placement:
         queued, to its first token; 0 where no worker computes it. `cached`: see `pick`."""
         prefills = [worker for worker in self._admitted(call) if worker.alive and worker.prefills]
         return min(
-            (prefill_s(one, tokens, cached(one)) + prefill_s(one, self._ahead_at(one)) for one in prefills),
+            (prefill_s(one, tokens, cached(one)) + prefill_s(one, self._ahead) for one in prefills),
             default=0.0,
         )
 
@@ -329,20 +328,18 @@ class Placement:
         """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
         be placed before, which are taken to have `tokens` each; with `prompt`, only those count that go
         before it. Also where a single long prompt is there that soon ends: the next one must be there by
-        then."""
+        then; and where two are that a third one may share steps with."""
         if not worker.accepts_work:
             return False
-        before, ahead = worker.others.siblings.waiting_before(precedence), self._ahead_at(worker)
-        queued = worker.prefill_queue_tokens + min(before * tokens, ahead // 2)
-        if queued < ahead:
+        before = worker.others.siblings.waiting_before(precedence)
+        queued = worker.prefill_queue_tokens + min(before * tokens, self._ahead // 2)
+        if queued < self._ahead:
             return True
         if worker.prefill_queue_prompts == 1 and not before and worker.backlog.wait_s < _NEXT_WITHIN_S:
             return True
-        return prompt is not None and queued - prompt(worker).turn.tokens_behind < ahead
-
-    def _ahead_at(self, worker: Worker) -> int:
-        """Tokens from which on a worker's queue is full."""
-        return int(_BESIDE_DECODE * self._ahead) if worker.decodes else self._ahead
+        if worker.decodes and worker.prefill_queue_prompts == 2 and queued < _WITH_THIRD * self._ahead:
+            return True
+        return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
 
 
 def _no_room(why: NoRoom, passed_over: Iterable[Worker], soon: Callable[[Worker], bool]) -> NoRoom:

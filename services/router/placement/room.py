@@ -51,8 +51,8 @@ class Waits(Enum):
 class Room:
     """Of a request that has `context` tokens on average. `may_use`: whether it may use a worker with a free
     slot. `uncached`: the tokens of its prompt that each worker would compute that decodes it then; empty
-    where it waits for no worker that has it cached. `ahead`: prompt tokens from which on the queue of a
-    worker that decodes, too, is full."""
+    where it waits for no worker that has it cached. `ahead`: prompt tokens from which on a worker's queue is
+    full."""
 
     may_use: MayUse
     waits: Waits

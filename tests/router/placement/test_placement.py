@@ -178,6 +178,26 @@ def test_a_long_prompt_has_the_next_one_sent_after_it(there: list[tuple[int, flo
         assert placement.pick(100, 10) is NoRoom.PREFILL
 
 
+@pytest.mark.parametrize(
+    ("prefills", "there", "placed"),
+    [
+        (BOTH, [60, 60], True),
+        (BOTH, [80, 70], False),
+        (BOTH, [40, 40, 40], False),
+        (PREFILL, [60, 60], False),
+    ],
+    ids=["two", "two-long-ones", "three", "no-decode-steps"],
+)
+def test_a_combined_worker_has_a_third_prompt_that_may_share_steps(
+    prefills: str, there: list[int], placed: bool
+) -> None:
+    worker, *_ = workers = workers_of(prefills, *([DECODE] if prefills == PREFILL else []))
+    placement = placement_of(workers, ahead=100)
+    claims = [PrefillClaim(worker, tokens, 0.01) for tokens in there]
+    assert isinstance(placement.pick(10, 10), Claim) is placed
+    assert len(claims) == len(there)
+
+
 def test_a_prompt_of_a_sibling_process_counts_as_one_that_is_there() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     placement = placement_of([prefill, decode], ahead=100)
@@ -202,7 +222,7 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
         assert type(claim) is PrefillClaim
         assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
         claim.release()
-        chosen.queued_tokens += 54  # a worker that decodes, too, has up to 150
+        chosen.queued_tokens += 4
     assert placement.pick_prefill(2) is NoRoom.PREFILL
     second.queued_tokens = 0
     second.set_following(following=False)  # only decode workers are followed

@@ -18,8 +18,8 @@ from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
 
 LIMIT_S, TOKENS = 0.006, 400
-# `prefill_ahead_tokens`, prompt tokens with which a combined worker's queue is full, and a quarter of them.
-AHEAD, FULL, QUARTER = 1000, 1500, 375
+# Prompt tokens with which a worker's queue is full, and a quarter of them.
+FULL, QUARTER = 1000, 250
 
 
 def combined(name: str, sequences: int, each_s: float = 0.0005) -> Worker:
@@ -81,7 +81,7 @@ def placed(
     cached: Worker, other: Worker, hits: tuple[int, int] = (380, 0), *, returning: bool = False
 ) -> str:
     """The decode worker of a request without limits, or why it has none."""
-    found = placement_of([cached, other], AHEAD).pick(
+    found = placement_of([cached, other], FULL).pick(
         TOKENS, 10, dict(zip((cached, other), hits, strict=True)).__getitem__, returning=returning
     )
     return found.name if isinstance(found, NoRoom) else found.decode.name
@@ -129,11 +129,11 @@ def queue_for_long(worker: Worker) -> None:
 
 
 def stop_to_compute(worker: Worker) -> None:
-    """Two prompts of 25 ms were added 1.1 s ago."""
+    """Four prompts of 12 ms were added 1.1 s ago."""
     now = [0.0]
     worker.backlog = Backlog(lambda: now[0])
-    for _ in range(2):
-        worker.backlog.add(0.025, FULL // 2)
+    for _ in range(4):
+        worker.backlog.add(0.012, FULL // 4)
     now[0] = 1.1
 
 
@@ -173,7 +173,7 @@ async def test_a_request_that_waits_for_its_cache_blocks_none_behind_it() -> Non
     """It is placed once that worker has room for its prompt, or another one has much."""
     cached, other = workers = [combined("both-0", 0), combined("both-1", 0)]
     queued = [PrefillClaim(*one) for one in ((cached, 10, 1e-3), (other, 40, 1e-3))]
-    for worker, tokens in ((cached, FULL - 10), (other, QUARTER - 40)):
+    for worker, tokens in ((cached, FULL // 2), (cached, FULL // 2 - 10), (other, QUARTER - 40)):
         PrefillClaim(worker, tokens, 0.02)
     queue = WaitingQueue(Placement(Found(workers), pools_of(workers), FULL), 8, 60.0)
     until = asyncio.get_running_loop().time() + 60
