@@ -2,18 +2,18 @@
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
-arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
-it is in. A prompt goes before shorter ones where its limit of the time to the first token would be missed
-otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer, since a
-long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do not count.
-Where more waits than the step holds, rows are left to the next one that would make products less efficient
-(`row_times`). While several prompts wait a step is one graph, unless attention takes much of it: the host
-launches a longer one kernel by kernel, and ships what the step before has computed only when it has done so.
-Beside sequences that are decoded only their limits of the time per output token allow longer steps; and where
-a decode step may be part of each, steps are as long as makes one graph with it, since all that are decoded
-get a token from each. The oldest, once
-it has waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves:
-neither those without limits, nor those whose limits are missed.
+arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step
+that it is in. A prompt goes before shorter ones where its limit of the time to the first token would be
+missed otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer,
+since a long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do
+not count. Where more waits than the step holds, rows are left to the next one that would make products less
+efficient (`row_times`). While several prompts wait a step is one graph, unless attention takes much of it:
+the host launches a longer one kernel by kernel, and ships what the step before has computed only when it has
+done so. Beside sequences that are decoded only their limits of the time per output token allow longer steps;
+and where a decode step may be part of each, steps are as long as makes one graph with it, since all that are
+decoded get a token from each. The oldest, once it has waited longer than the age cap, is guaranteed an
+eighth of the steps' time, so that none starves: neither those without limits, nor those whose limits are
+missed.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks none behind it
 starts; and once it has waited for the age cap none starts before it.
