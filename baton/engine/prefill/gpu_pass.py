@@ -130,7 +130,7 @@ class PrefillPass:
             self._launch(there, plans[layout.rows], nowhere, joined)
 
         self.uncaptured = self._graphs.capture(cases, launch)
-        self.graph_rows = 0 if self.uncaptured else min(bounds.rows, bounds.joined_rows)
+        self.graph_rows = min(bounds.rows, bounds.joined_rows) if self._graphs.captured else 0
 
     def measure_products(self) -> None:
         """Times products with each number of rows, of which passes and graphs then have those that are worth

@@ -55,6 +55,11 @@ class PrefillGraphs:
         # By rows of prompts and rows that join them.
         self._graphs: dict[tuple[int, int], tuple[InputLayout, Graph]] = {}
 
+    @property
+    def captured(self) -> bool:
+        """Whether there are graphs, be they only those without rows that join."""
+        return bool(self._graphs)
+
     def capture(self, cases: Iterable[Case], launch: Callable[[Case, Places[Tensor]], None]) -> str:
         """Captures one graph for each case, of what `launch` does with inputs that stand there. It runs
         once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory

@@ -55,10 +55,10 @@ class PromptPass(Protocol):
     """A model's forward pass over chunks of prompts; chunks that end at multiples of `alignment` cost least.
 
     `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
-    could not be captured, or empty; results are the same without, only slower. `graph_rows`: up to so many
-    rows, with those that join, a pass is one graph; the host launches larger ones kernel by kernel, which may
-    take it longer than the device. `timed_passes`: a pass of few rows and one of the most, timed at start-up;
-    None where nothing was measured.
+    could not be captured, or only those without rows that join, or empty; results are the same without, only
+    slower. `graph_rows`: up to so many rows, with those that join, a pass is one graph; the host launches
+    larger ones kernel by kernel, which may take it longer than the device. `timed_passes`: a pass of few rows
+    and one of the most, timed at start-up; None where nothing was measured.
     """
 
     alignment: int
@@ -323,8 +323,8 @@ class PrefillLoop:
         """Whether a decode step is to be part of a step of so many rows: products of both take no longer
         than apart, and both are one graph, unless the prompts by themselves are none either."""
         graph_rows = self._pass.graph_rows
-        one_graph = rows + others <= graph_rows or rows > graph_rows
-        return one_graph and self.scheduler.cost.row_times.joins(rows, others)
+        one_graph = rows + others <= graph_rows and not self._pass.uncaptured
+        return (one_graph or rows > graph_rows) and self.scheduler.cost.row_times.joins(rows, others)
 
     def _predicted_s(self, step: _Step) -> float:
         return self._step_s(step.runs, step.decode_s)

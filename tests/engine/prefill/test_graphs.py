@@ -97,7 +97,8 @@ def test_without_memory_for_graphs_steps_are_launched_eagerly(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Recorder, "capture", capture)
+    assert made.graphed.graph_rows == 128
     made.graphed.capture(BOUNDS)
-    assert made.graphed.uncaptured == "CUDA out of memory"
+    assert (made.graphed.uncaptured, made.graphed.graph_rows) == ("CUDA out of memory", 0)
     made.check([(0, 0, 5)])
     assert made.replayed == 0

@@ -346,13 +346,20 @@ def test_a_decode_step_joins_where_products_of_both_take_no_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "graph_rows", "joins"), [(100, 104, True), (100, 103, False), (104, 103, True), (100, 0, True)]
+    ("rows", "graph_rows", "uncaptured", "joins"),
+    [
+        (100, 104, "", True),
+        (100, 103, "", False),
+        (104, 103, "", True),
+        (100, 0, "no memory", True),
+        (100, 104, "no memory for both", False),
+    ],
 )
 def test_a_decode_step_joins_where_that_takes_no_graph_from_a_step(
-    rows: int, graph_rows: int, *, joins: bool
+    rows: int, graph_rows: int, uncaptured: str, *, joins: bool
 ) -> None:
     ahead = Ahead(tokens=rows)
-    ahead.passes.graph_rows = graph_rows
+    ahead.passes.graph_rows, ahead.passes.uncaptured = graph_rows, uncaptured
     ahead.loop.decode = decode = DecodeRows()
     ahead.add(rows)
     assert ahead.loop.begin()
