@@ -40,8 +40,6 @@ class MixedSteps:
         joined = engine.loop.joined_rows()
         self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
         self._pass.warm()
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
         self._pass.measure_products()
         begun, free = time.perf_counter(), _free_bytes(model.device)
         self._pass.capture()

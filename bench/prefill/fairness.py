@@ -118,7 +118,6 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
     if engine.prompt_pass.timed_passes is not None:
         cost.begin(*engine.prompt_pass.timed_passes)
-    cost.row_times = engine.prompt_pass.row_times
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()

@@ -168,8 +168,8 @@ class LocalEngine:
 
         joined = self.decode.joined_rows()
         passes = PrefillPass(model, self.cache, chunk, None, joined=joined)
-        joined_rows = chunk + max(each.rows for each in joined) if graphs else 0
-        passes.capture(GraphBounds(rows=0, joined_rows=joined_rows, least_chunks=2, entries=256))
+        rows = chunk + max(each.rows for each in joined) if graphs else 0
+        passes.capture(GraphBounds(rows, least_chunks=2, entries=256))
         assert not passes.uncaptured
         if model.device.type == "cuda":
             torch.cuda.synchronize()

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.tensors import layer_matrices
-from baton.engine.prefill.row_times import RowTimes
 
 # What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
@@ -59,8 +58,6 @@ class PrefillCost:
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
         # What steps of few rows took beside a decode step in them, which reads the weights in any case.
         self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
-        # Which steps have a good number of rows.
-        self.row_times = RowTimes()
 
     def begin(self, few: TimedPass, most: TimedPass) -> None:
         """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.

@@ -37,7 +37,6 @@ def prompt_pass(
 
     made = PrefillPass(model, cache, most_rows, library_rule(model, most_rows), joined=joined)
     made.warm()
-    torch.cuda.synchronize(model.device)  # what is timed runs on another stream, beside nothing
     made.measure_products()
     if graphs:
         made.capture()

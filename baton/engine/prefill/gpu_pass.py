@@ -116,8 +116,7 @@ class PrefillPass:
         bounds, cases = bounds or GraphBounds(), []
         plans: dict[int, list[GroupPlan]] = {}
         for joined in (None, *self._joined):
-            most = bounds.rows if joined is None else bounds.joined_rows - joined.rows
-            counts = range(1, min(most, self.most_rows) + 1)
+            counts = range(1, min(bounds.rows - row_count(joined), self.most_rows) + 1)
             for rows in sorted({self._prompt_rows(count, joined) for count in counts}, reverse=True):
                 plans[rows] = self._attention.graph_plans(rows, self._tuning)
                 chunks = bounds.chunks(rows)
@@ -130,12 +129,16 @@ class PrefillPass:
             self._launch(there, plans[layout.rows], nowhere, joined)
 
         self.uncaptured = self._graphs.capture(cases, launch)
-        self.graph_rows = min(bounds.rows, bounds.joined_rows) if self._graphs.captured else 0
+        self.graph_rows = bounds.rows if self._graphs.captured else 0
 
     def measure_products(self) -> None:
         """Times products with each number of rows, of which passes and graphs then have those that are worth
-        it; to be called between `warm` and `capture`."""
-        self.row_times = self._time_products(compute_stream(self._model.device))
+        it; to be called between `warm` and `capture`. Waits first for what the device has to do: another
+        stream's kernels beside those that are timed would slow them down."""
+        device = self._model.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.row_times = self._time_products(compute_stream(device))
 
     def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""

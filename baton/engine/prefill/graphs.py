@@ -26,16 +26,15 @@ Case = tuple[InputLayout, JoinedRows | None]
 
 @dataclass(frozen=True, slots=True)
 class GraphBounds:
-    """Which steps are graphs: those of up to `rows` rows, or `joined_rows` with the rows of a decode step
-    that join them, of `least_chunks` chunks and one more for every `rows_a_chunk` rows, with up to `entries`
-    of block tables in all their cache groups together.
+    """Which steps are graphs: those of up to `rows` rows, with the rows of a decode step that join them, of
+    `least_chunks` chunks and one more for every `rows_a_chunk` rows, with up to `entries` of block tables in
+    all their cache groups together.
 
     A graph's attention has programs for the items that such a step may have; those that one has not end at
     once, but thousands of them would be felt.
     """
 
     rows: int = 1024
-    joined_rows: int = 1024
     least_chunks: int = 8
     rows_a_chunk: int = 16
     entries: int = 16384

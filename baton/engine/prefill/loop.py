@@ -157,6 +157,7 @@ class PrefillLoop:
         self._stream = stream
         self._clock = clock
         self.scheduler = scheduler
+        scheduler.row_times, scheduler.graph_rows = prompt_pass.row_times, prompt_pass.graph_rows
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
@@ -322,9 +323,9 @@ class PrefillLoop:
     def _joins(self, rows: int, others: int) -> bool:
         """Whether a decode step is to be part of a step of so many rows: products of both take no longer
         than apart, and both are one graph, unless the prompts by themselves are none either."""
-        graph_rows = self._pass.graph_rows
-        one_graph = rows + others <= graph_rows and not self._pass.uncaptured
-        return (one_graph or rows > graph_rows) and self.scheduler.cost.row_times.joins(rows, others)
+        scheduler = self.scheduler
+        one_graph = rows + others <= scheduler.graph_rows and not self._pass.uncaptured
+        return (one_graph or rows > scheduler.graph_rows) and scheduler.row_times.joins(rows, others)
 
     def _predicted_s(self, step: _Step) -> float:
         return self._step_s(step.runs, step.decode_s)

@@ -30,6 +30,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.prefill.cost import ATTENTION_SHARE, PrefillCost
 from baton.engine.prefill.prompt_order import Prompt, in_order
+from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
@@ -126,7 +127,9 @@ class PrefillScheduler:
         self.beside_decode = False
         # The tightest limit of the time per output token of those; infinite where none has one.
         self.tpot_limit_s = math.inf
-        # Up to so many rows, with those that join, a step is one graph; 0 where none is.
+        # Of the pass that runs the steps: what products take by their rows, and up to how many rows, with
+        # those that join, a step is one graph; 0 where none is.
+        self.row_times = RowTimes()
         self.graph_rows = 0
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
@@ -268,7 +271,7 @@ class PrefillScheduler:
         elif several and not others and self.graph_rows:
             step.cut(self.graph_rows)
         if waiting > step.rows:
-            step.cut(self.cost.row_times.most_worth(step.rows, others))
+            step.cut(self.row_times.most_worth(step.rows, others))
 
     def _tokens_in_each_step(self, others: int) -> bool:
         """Whether the decode step of `others` rows may be part of one step after the other: they make one

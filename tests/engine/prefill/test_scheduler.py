@@ -82,12 +82,12 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     age_cap_s: float,
 ) -> None:
     cost, clock = paced(0.001), Clock()
-    if stair:
-        rows = range(4, 164, 4)
-        cost.row_times = RowTimes(tuple(rows), tuple(math.ceil(each / stair) for each in rows))
     bounds = StepBounds(tokens, milliseconds / 1e3, age_cap_s)
     pools, scheduler = make(blocks, bounds, cost=cost, clock=clock)
     scheduler.graph_rows, scheduler.tpot_limit_s = graph_rows, 0.05
+    if stair:
+        rows = range(4, 164, 4)
+        scheduler.row_times = RowTimes(tuple(rows), tuple(math.ceil(each / stair) for each in rows))
     sequences = [sequence(length) for length in lengths]
     for one in sequences:
         scheduler.add(one)
@@ -115,14 +115,14 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
 
 def test_rows_that_products_are_slow_with_are_left_to_a_step_that_there_is_anyway() -> None:
     _, scheduler = make(1000, StepBounds(100))
-    scheduler.cost.row_times = RowTimes((64, 80, 100), (1.0, 1.9, 2.0))
+    scheduler.row_times = RowTimes((64, 80, 100), (1.0, 1.9, 2.0))
     one, two = sequence(70), sequence(300)
     scheduler.add(one)
     assert [chunk.count for chunk in scheduler.plan()] == [70], "none waits behind it"
     scheduler.add(two)
     assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 64)]
     assert [chunk.count for chunk in scheduler.plan(10)] == [54], "with 10 others it is 64 rows"
-    scheduler.cost.row_times = RowTimes((64, 80, 100), (1.0, 1.2, 1.3))
+    scheduler.row_times = RowTimes((64, 80, 100), (1.0, 1.2, 1.3))
     assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 70), (two, 30)]
 
 

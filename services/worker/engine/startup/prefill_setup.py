@@ -58,7 +58,6 @@ def prefill_loop(
         engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
     cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
-    cost.row_times = prompts.row_times
     if prompts.timed_passes is not None:
         cost.begin(*prompts.timed_passes)
         log.info(
@@ -68,5 +67,4 @@ def prefill_loop(
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
-    scheduler.graph_rows = prompts.graph_rows
     return PrefillLoop(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)
