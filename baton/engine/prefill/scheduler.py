@@ -28,7 +28,8 @@ from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
-from baton.engine.prefill.cost import ATTENTION_SHARE, PrefillCost
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.filling import BESIDE_SHARE, SLACK, StepFilling
 from baton.engine.prefill.prompt_order import Prompt, in_order
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep, StepChunk
@@ -37,20 +38,12 @@ from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 
-# A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
-LEAST_UNITS = 128.0
 # In every fourth step the oldest prompt has a right to half of it if the three steps before gave it
 # nothing, so it takes at most eight times as long as alone. With a larger share, short prompts beside a very
 # long one would wait longer, at loads that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
-# Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
-# end in that step that may not wait for all of it, or where short ones have come lately, since more may come
-# while it runs.
-BESIDE_SHARE = 1 / 2
+# For how long short prompts count as having come lately: more may come.
 LATELY_S = 1.0
-# How much longer a step may be for a prompt to end in it, since what it would leave behind is a step of its
-# own, or for a chunk to end at a multiple of the alignment.
-SLACK = 1 / 8
 # A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
 # longest steps.
 PATIENT_STEPS = 4
@@ -179,7 +172,7 @@ class PrefillScheduler:
         seconds = self._bounds.seconds if crowded else self._longest_s()
         prompts = self._prompts(left_s, seconds, now)
         runnable = self._with_blocks(in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0))
-        step = _Step(self.cost, self._bounds, seconds, crowded=crowded)
+        step = StepFilling(self.cost, seconds, self._bounds.tokens, self._bounds.alignment, crowded=crowded)
         aged = self._aged(runnable)
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
@@ -191,7 +184,7 @@ class PrefillScheduler:
         self.more_waits = waiting > step.rows
         passed = aged is not None and aged not in step.given
         self._passes = self._passes + 1 if passed else 0
-        return step.chunks
+        return [Chunk(sequence, sequence.reached, count) for sequence, count in step.given.items()]
 
     def begun(self, chunk: Chunk) -> None:
         """Records that the chunk was launched. The blocks that it writes stay pinned until it is computed,
@@ -262,7 +255,7 @@ class PrefillScheduler:
             return bounds.seconds
         return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))
 
-    def _leave_rows(self, step: _Step, waiting: int, others: int, *, several: bool) -> None:
+    def _leave_rows(self, step: StepFilling, waiting: int, others: int, *, several: bool) -> None:
         """Leaves rows to the next step that this one is better without. `waiting`: rows of both; `several`:
         they are of several prompts."""
         is_graph = step.rows <= self.graph_rows
@@ -327,75 +320,3 @@ class PrefillScheduler:
             except OutOfBlocksError:
                 return False
         return True
-
-
-class _Step:
-    """A step of up to `seconds` that is being filled with chunks. `crowded`: short prompts wait or have come
-    lately."""
-
-    def __init__(self, cost: PrefillCost, bounds: StepBounds, seconds: float, *, crowded: bool) -> None:
-        self._cost = cost
-        self._tokens = bounds.tokens
-        self._alignment = bounds.alignment
-        self._crowded = crowded
-        self._whole = max(cost.units_within(seconds), LEAST_UNITS)
-        self._used = 0.0
-        self.given: dict[Sequence, int] = {}
-        self._ends = False
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
-
-    @property
-    def rows(self) -> int:
-        return sum(self.given.values())
-
-    @property
-    def attends_much(self) -> bool:
-        """Whether attention takes much of its time, beside which products hardly count."""
-        return self._used > (1 + ATTENTION_SHARE) * self.rows
-
-    def cut(self, rows: int) -> None:
-        """Takes from the sequences that were given some last, until the step has at most so many rows."""
-        for sequence in reversed(list(self.given)):
-            more = min(max(0, self.rows - rows), self.given[sequence])
-            self.given[sequence] -= more
-            if not self.given[sequence]:
-                del self.given[sequence]
-
-    def give(self, sequence: Sequence, share: float = 1.0, *, patient: bool = False) -> None:
-        """Gives a sequence what is left of the step, or a share of it, beside what it has already. `patient`:
-        it may wait for all of the step, should it end in it."""
-        has = self.given.get(sequence, 0)
-        start = sequence.reached + has
-        left = sequence.length - start
-        units = max(0.0, self._whole - self._used) * share
-        longest, needed = self._whole * (1 + SLACK), self._cost.of(start, left)
-        if (self._ends or self._crowded) and needed > longest:
-            units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
-        elif needed <= (longest - self._used) * share:
-            units = max(units, needed)
-        most = min(left, math.ceil(self._tokens * share))
-        count = min(most, self._cost.tokens_within(start, max(0.0, units)))
-        if not self.given:
-            count = max(count, 1)  # whatever it costs, a step gets on
-        elif count < left and units < LEAST_UNITS:
-            count = 0  # mostly overhead
-        if self._alignment < count < left:
-            count = self._aligned(start, count, most, units)
-        if count > 0:
-            self.given[sequence] = has + count
-            self._tokens -= count
-            self._used += self._cost.of(start, count)
-            self._ends = self._ends or (count == left and not patient)
-
-    def _aligned(self, start: int, count: int, most: int, units: float) -> int:
-        """The chunk's tokens up to the next multiple of the alignment, where they cost little more than
-        `units`, else up to the last one."""
-        down = count - (start + count) % self._alignment
-        up = down + self._alignment
-        fits = self._used + self._cost.of(start, up) <= self._whole * (1 + SLACK)
-        if down < count and up <= most and fits and self._cost.of(start, up) <= units * (1 + SLACK):
-            return up
-        return down

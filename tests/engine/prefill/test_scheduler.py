@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.filling import LEAST_UNITS, SLACK
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import (
     AGED_PASSES,
     AGED_SHARE,
     LATELY_S,
-    LEAST_UNITS,
     PATIENT_STEPS,
-    SLACK,
     PrefillScheduler,
     StepBounds,
 )
