@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Run
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -23,7 +24,8 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_stream import compute_stream
-from baton.device.stream import ComputeStream, TimedEvent
+from baton.device.graphs import Recorder
+from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
 from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.forward.code_products import has_w8a8
@@ -163,17 +165,21 @@ class PrefillPass:
         return TimedPass(rows, median(took))
 
     def _time_products(self, stream: ComputeStream) -> RowTimes:
-        """The best of a few tries of a layer's products with each number of rows that passes have. All tries
-        are enqueued at once, the longest first, so that the device never waits for the host."""
-        ends: list[tuple[int, list[TimedEvent]]] = []
-        with stream.activate():
-            self._run_products(self._most_product_rows)
-            for rows in reversed(self._all_product_rows()):
+        """The best of a few tries of a layer's products with each number of rows that passes have. Each is a
+        graph: products of few rows take the host longer to launch one by one than the device to run. Nothing
+        is measured where the device has no memory for graphs."""
+        recorder, ends = Recorder(self._model.device), []
+        for rows in self._all_product_rows():
+            try:
+                run = recorder.capture(partial(self._run_products, rows))
+            except RuntimeError:
+                return RowTimes()
+            with stream.activate():
                 events = [stream.record_event()]
                 for _ in range(_TRIES):
-                    self._run_products(rows)
+                    run()
                     events.append(stream.record_event())
-                ends.append((rows, events))
+            ends.append((rows, events))
         while not ends[-1][1][-1].query():
             time.sleep(_POLL_S)
         return RowTimes.of(

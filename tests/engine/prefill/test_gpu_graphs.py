@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.scheduler import Chunk, step_of
+from bench.precision import Precision
+from bench.random_model import random_model
+from bench.shapes import SHAPES, Shape
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.prefill.test_gpu_numerics import BLOCK_TOKENS, SIZES, no_waiting
 
@@ -76,3 +81,15 @@ def test_steps_launched_ahead_do_not_disturb_one_another(tmp_path: Path) -> None
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.equal(mine, theirs)
     assert made.replayed == len(steps)
+
+
+def test_few_rows_of_codes_are_not_padded_to_many() -> None:
+    """A layer's products of 8-bit codes take the host longer to launch than a GPU to run."""
+    small = {"num_hidden_layers": 1, "vocab_size": 512, "eos_token_id": 0}
+    shape = Shape({**SHAPES["llama-3.1-8b"].config, **small})
+    model = random_model(shape, Precision("bf16", "fp8"), 2048, BLOCK_TOKENS, "cuda")
+    made = PrefillPass(model, KVCache(model.layout, 1 + 2048 // BLOCK_TOKENS, "cuda"), 2048, None)
+    made.warm()
+    made.measure_products()
+    assert made.row_times.padded(64) <= 256
+    assert made.row_times.padded(1024) == 1024

@@ -4,6 +4,7 @@ captured launches again in Triton's interpreter, from the inputs where a graph h
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,30 @@ def test_rows_are_padded_to_a_number_that_products_are_fast_with(tmp_path: Path)
     assert [rows for rows, _ in made.graphed._graphs._graphs] == [128]
     made.check([(0, 0, 60), (1, 0, 3)])
     assert made.replayed == made.steps == 1
+
+
+def test_products_are_timed_with_every_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = twins(tmp_path, layers=1, most_rows=130).eager
+    ran: list[int] = []
+    monkeypatch.setattr(made, "_run_products", ran.append)
+    made.measure_products()
+    assert set(ran) == {64, 128, 192}
+    assert set(made.row_times.rows) <= {64, 128, 192}
+    assert made.row_times.padded(130) == 192
+
+
+def test_without_memory_for_graphs_products_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(recorder: Recorder, launch: Callable[[], None]) -> None:
+        raise RuntimeError("out of memory")
+
+    made = twins(tmp_path, layers=1, most_rows=130).eager
+    monkeypatch.setattr(Recorder, "capture", refuses)
+    made.measure_products()
+    assert made.row_times == RowTimes()
 
 
 @pytest.mark.slow
