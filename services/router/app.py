@@ -191,17 +191,18 @@ class Router:
         self._view = None
         relay = None
         if member is not None:
-            self._view = view = SiblingView(
+            queue = self.queue
+            self._view = SiblingView(
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
                 self.placement.duty,
                 lambda: OwnLoad(
-                    self.dispatcher.running, self.queue.waiting_for_prefill, self.queue.first_waiting
+                    self.dispatcher.running, queue.waiting_for_prefill, queue.first_waiting, queue.queued
                 ),
             )
-            self.placement.on_claim = self.queue.on_wait = self._view.changed
-            self.queue.siblings_waiting_for_prefill = lambda: view.waiting_for_prefill
+            self.placement.on_claim = queue.on_wait = self._view.changed
+            queue.siblings = self._view
             if member.index == 0:
                 relay = _relay
         self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools, relay)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from services.common.config.router import GroupMember
 from services.router.placement.prefill_duty import PrefillDuty
 from services.router.placement.prefix_affinity import PrefixAffinity
+from services.router.workers.backlog import Queued
 from services.router.workers.other_claims import Precedence, SiblingCounts
 from services.router.workers.recent_mean import Sum
 from services.router.workers.worker import Worker
@@ -39,24 +40,26 @@ _DATAGRAM_BYTES = 192 * 1024
 _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
-# Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, the
-# precedence of the first that waits and is not late, whose time is infinite without any, and whether workers
-# compute their own prompts; then the sums of the means of `PrefillDuty`.
-_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIid?"), struct.Struct("<Id")
+# Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, how
+# many wait in all and predicted seconds of their prompts, the precedence of the first that waits and is not
+# late, whose time is infinite without any, and whether workers compute their own prompts; then the sums of
+# the means of `PrefillDuty`.
+_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIIdid?"), struct.Struct("<Id")
 # Incarnation; slots, tokens in them, tokens and prompts queued for prefill, predicted seconds of these, share
-# of its time that recent prompts took; the sum of what `tpot_ratio` observed.
-_CLAIM = struct.Struct("<16sIQQIffId")
+# of its time that recent prompts took, slots released per second; the sum of what `tpot_ratio` observed.
+_CLAIM = struct.Struct("<16sIQQIfffId")
 _NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT = b"c", b"p"
 
 
 class OwnLoad(NamedTuple):
-    """How many requests of this process run or wait, how many of these wait for prefill, and the precedence
-    of the first that waits and is not late."""
+    """How many requests of this process run or wait, how many of these wait for prefill, the precedence of
+    the first that waits and is not late, and all that wait."""
 
     running: int
     waiting_for_prefill: int
     first: Precedence | None
+    queued: Queued = Queued()
 
 
 class _Claims(NamedTuple):
@@ -68,6 +71,7 @@ class _Claims(NamedTuple):
     queued_prompts: int = 0
     backlog_s: float = 0.0
     prefill_share: float = 0.0
+    released_per_second: float = 0.0
     ratios: Sum = Sum()
 
     @classmethod
@@ -79,6 +83,7 @@ class _Claims(NamedTuple):
             worker.backlog.prompts,
             worker.backlog.own_wait_s,
             worker.prefill_share.own,
+            worker.turnover.own,
             worker.tpot_ratio.own,
         )
 
@@ -125,6 +130,12 @@ class SiblingView:
         """Requests that wait for a prefill worker at siblings."""
         return sum(report.load.waiting_for_prefill for _, report in self._reports.values())
 
+    @property
+    def queued(self) -> Queued:
+        """What waits at siblings."""
+        all_queued = [report.load.queued for _, report in self._reports.values()]
+        return Queued(sum(one.requests for one in all_queued), sum(one.prefill_s for one in all_queued))
+
     def start(self) -> None:
         """Binds the socket and begins to send; call it on the event loop."""
         path = _path(self._member, self._member.index)
@@ -167,10 +178,11 @@ class SiblingView:
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _claims(self) -> bytes:
-        running, waiting_for_prefill, first = self._load()
+        running, waiting_for_prefill, first, (requests, prefill_s, _) = self._load()
+        counts = running, waiting_for_prefill, requests, prefill_s
         parts = [
             _HEAD.pack(_CLAIMS, self._member.index),
-            _LOAD.pack(running, waiting_for_prefill, *(first or _NONE_WAITS), self._duty.own_prompts),
+            _LOAD.pack(*counts, *(first or _NONE_WAITS), self._duty.own_prompts),
             *(_SUM.pack(*mean.own) for mean in self._duty.means),
         ]
         for worker in self._workers():
@@ -212,7 +224,7 @@ class SiblingView:
 
     def _take(self, index: int, body: memoryview) -> None:
         """Takes the claims of a sibling. Raises struct.error where they are malformed."""
-        running, waiting_for_prefill, *first, own_prompts = _LOAD.unpack_from(body)
+        running, waiting_for_prefill, requests, prefill_s, *first, own_prompts = _LOAD.unpack_from(body)
         body = body[_LOAD.size :]
         means = self._duty.means
         sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(means))]
@@ -220,7 +232,7 @@ class SiblingView:
             one[0]: _Claims._make((*one[1:-2], Sum(*one[-2:])))
             for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
         }
-        load = OwnLoad(running, waiting_for_prefill, Precedence(*first))
+        load = OwnLoad(running, waiting_for_prefill, Precedence(*first), Queued(requests, prefill_s))
         self._reports[index] = time.monotonic(), _Report(load, own_prompts, claims)
         for mean, reported in zip(means, sums, strict=True):
             mean.take(index, reported)
@@ -253,6 +265,7 @@ class SiblingView:
                 queued_prompts=sum(claim.queued_prompts for claim in claims),
                 backlog_s=sum(claim.backlog_s for claim in claims),
                 prefill_share=sum(claim.prefill_share for claim in claims),
+                released_per_second=sum(claim.released_per_second for claim in claims),
                 waiting=waiting,
             )
             if worker.set_siblings(counts):

@@ -30,14 +30,17 @@ class EntryCheck:
         order: RequestOrder,
         drain: DrainRate,
         returned: Callable[[], int],
+        siblings: Callable[[], Queued],
         timeout_s: float,
     ) -> None:
         """`order`, `drain`: the queue's. `returned`: how many requests wait that were placed before.
-        `timeout_s`: the longest that a request waits."""
+        `siblings`: what waits in the queues of sibling processes. `timeout_s`: the longest that a request
+        waits."""
         self._placement = placement
         self._order = order
         self._drain = drain
         self._returned = returned
+        self._siblings = siblings
         self._timeout_s = timeout_s
         # Requests that were refused before their time was up, by what it would not have kept.
         self.refused = Counter({"deadline": 0, "limits": 0})
@@ -80,15 +83,18 @@ class EntryCheck:
 
     def _queued_before(self, entry: QueueEntry) -> Queued:
         """What waits before a request that comes now; what shorter prompts may pass one by one, unless there
-        are many."""
-        ahead = self._ahead_of(entry)
+        are many. As large a part of what waits in sibling processes goes before it as of what waits here."""
+        ahead, siblings = self._ahead_of(entry), self._siblings()
+        waiting = len(self._order) + self._returned()
+        part = ahead.requests / waiting if waiting else 1.0
+        requests, siblings_s = ahead.requests + round(part * siblings.requests), part * siblings.prefill_s
         if len(self._order) > MOST_PROMPTS or not may_pass(self._placement, self._order):
-            return Queued(ahead.requests, ahead.prefill_s)
+            return Queued(requests, ahead.prefill_s + siblings_s)
         prompts = [
             Prompt(one.prefill_s, 0, one.first_token_by or math.inf, one.prefill_s)
             for one in self._order.walk()
         ]
-        return Queued(ahead.requests, 0.0, prompts)
+        return Queued(requests, siblings_s, prompts)
 
     def _ahead_of(self, entry: QueueEntry) -> Ahead:
         """What will be placed before it."""

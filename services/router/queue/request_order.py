@@ -211,6 +211,11 @@ class RequestOrder:
         flow = self._places(entry)[1]
         self._passed.requests[flow] = len(flow.waiting)
 
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of the prompts of all, on one worker, as far as they were predicted."""
+        return sum(flow.prefill_s for priority in self._waiting for flow in priority.waiting)
+
     def ahead_of(self, entry: QueueEntry) -> Ahead:
         """What will be placed before a request that would wait from now on."""
         priority, own = self._places(entry)

@@ -15,7 +15,7 @@ import bisect
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -30,10 +30,11 @@ from services.router.queue.entry import QueueEntry
 from services.router.queue.entry_check import EntryCheck
 from services.router.queue.passing import Passing, may_pass
 from services.router.queue.request_order import RequestOrder
+from services.router.queue.siblings import NoSiblings, SiblingQueues
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
-from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
+from services.router.workers.backlog import Queued
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
@@ -85,16 +86,23 @@ class WaitingQueue:
         self._blocks = BlockWait()
         # Called when `first_waiting` may have changed, but for placements.
         self.on_wait: Callable[[], None] = lambda: None
-        # `waiting_for_prefill` of sibling processes.
-        self.siblings_waiting_for_prefill: Callable[[], int] = lambda: 0
+        self.siblings: SiblingQueues = NoSiblings()
         self._places = Places(max_waiting, _PLACES, "requests wait already")
-        self._check = EntryCheck(placement, self._order, self._drain, lambda: len(self._returned), timeout_s)
+        self._check = EntryCheck(
+            placement, self._order, self._drain, lambda: len(self._returned),
+            lambda: self.siblings.queued, timeout_s,
+        )  # fmt: skip
         self._outside = Places(_OUTSIDE_PER_PLACE * max_waiting, _PLACES, "requests wait already")
 
     @property
     def waiting(self) -> int:
         """Requests that wait, including those outside."""
         return len(self._waiters) + self._outside.taken
+
+    @property
+    def queued(self) -> Queued:
+        """All that wait; seconds of their prompts where late requests are refused."""
+        return Queued(len(self._waiters), self._order.prefill_s)
 
     @property
     def first_waiting(self) -> Precedence | None:
@@ -199,7 +207,7 @@ class WaitingQueue:
 
     def _behind(self) -> int:
         """How many wait for a prefill worker behind the one that is placed, in all processes."""
-        return max(0, self.waiting_for_prefill - 1) + self.siblings_waiting_for_prefill()
+        return max(0, self.waiting_for_prefill - 1) + self.siblings.waiting_for_prefill
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
@@ -223,7 +231,8 @@ class WaitingQueue:
         waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
-        with _counted(entry.call.tenant):
+        tenant = entry.call.tenant
+        with contextlib.nullcontext() if tenant is None else tenant.count_wait(waiter.since):
             in_queue = await self._take_place(entry.call, until)
             try:
                 with self._places.hold(entry.call.tenant):
@@ -290,8 +299,8 @@ class WaitingQueue:
         A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
         reserved for it. One that its own limits may keep from being placed blocks only those of its tenant
         and priority, where others wait too; while it may still wait for room under them, it blocks only those
-        that need as much room. Those that wait for a worker
-        that has their prompts cached block none, up to `_MOST_KEPT` of them.
+        that need as much room. Those that wait for a worker that has their prompts cached block none, up to
+        `_MOST_KEPT` of them.
         """
         blocked: set[str | None] = set()
         # By pool, the loosest limit of the time per output token under which no worker has room.
@@ -374,20 +383,3 @@ class WaitingQueue:
             return BatonError(ErrorKind.UNAVAILABLE, "no pair of prefill and decode workers is ready")
         message = "no workers are left that serve the model on which this request began"
         return BatonError(ErrorKind.UNAVAILABLE, message)
-
-
-@contextlib.contextmanager
-def _counted(tenant: TenantAccount | None) -> Iterator[None]:
-    """Counts a request that waits for the first time in its tenant's account."""
-    if tenant is None:
-        yield
-        return
-    clock = asyncio.get_running_loop().time
-    since = clock()
-    tenant.waiting += 1
-    try:
-        yield
-        tenant.placed += 1
-        tenant.waited_s += clock() - since
-    finally:
-        tenant.waiting -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections import Counter
@@ -159,6 +160,17 @@ class TenantAccount:
         self.refused[name] += 1
         message = f"the tenant {self.name} has reached its limit {name} = {getattr(self._limits, name)}"
         raise BatonError(ErrorKind.RATE_LIMITED, message, retry_after_s=waits[name])
+
+    @contextlib.contextmanager
+    def count_wait(self, since: float) -> Iterator[None]:
+        """Counts a request that waits for workers for the first time; `since`: on the event loop's clock."""
+        self.waiting += 1
+        try:
+            yield
+            self.placed += 1
+            self.waited_s += asyncio.get_running_loop().time() - since
+        finally:
+            self.waiting -= 1
 
     @contextlib.contextmanager
     def admit(self, cost: CallCost) -> Iterator[Permit]:

@@ -28,7 +28,7 @@ class SiblingCounts:
     """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
 
     `processes`: how many there are. `waiting`: of each in which requests wait for workers, the precedence of
-    the first that is not late. `prefill_share`: see `PrefillShare`.
+    the first that is not late. `prefill_share`: see `PrefillShare`; `released_per_second`: see `Turnover`.
     """
 
     processes: int = 0
@@ -38,6 +38,7 @@ class SiblingCounts:
     queued_prompts: int = 0
     backlog_s: float = 0.0
     prefill_share: float = 0.0
+    released_per_second: float = 0.0
     waiting: tuple[Precedence, ...] = ()
 
     def waiting_before(self, precedence: Precedence) -> int:

@@ -39,10 +39,12 @@ class PrefillShare:
 
 
 class Turnover:
-    """How many of a decode worker's slots this router's requests release per second."""
+    """How many of a decode worker's slots this router's requests release per second, over the last two
+    seconds. `siblings`: those that other processes of it release."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.siblings = 0.0
         self._released: deque[float] = deque(maxlen=4096)
 
     def add(self) -> None:
@@ -51,7 +53,12 @@ class Turnover:
 
     @property
     def per_second(self) -> float:
-        """Over the last two seconds."""
+        """Of all processes."""
+        return self.own + self.siblings
+
+    @property
+    def own(self) -> float:
+        """Of this process."""
         since = self._clock() - RECENT_S
         while self._released and self._released[0] < since:
             self._released.popleft()

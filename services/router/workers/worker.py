@@ -263,6 +263,7 @@ class Worker:
         self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog_s)
         self.prefill_share.siblings = counts.prefill_share
+        self.turnover.siblings = counts.released_per_second
         self.load_changed()
         return (before.slots, before.queued_tokens, before.waiting) != (
             counts.slots, counts.queued_tokens, counts.waiting,

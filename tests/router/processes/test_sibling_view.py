@@ -18,6 +18,7 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import OwnLoad, SiblingView
+from services.router.workers.backlog import Queued
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.peer import Peer
 from services.router.workers.worker import Worker
@@ -45,7 +46,7 @@ class Process:
             lambda: self.workers,
             self.prefixes,
             self.placement.duty,
-            lambda: OwnLoad(3, 2, self.first),
+            lambda: OwnLoad(3, 2, self.first, Queued(4, 0.5)),
         )
         self.placement.on_claim = self.view.changed
 
@@ -98,8 +99,10 @@ async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
         assert sum(worker.others.siblings.queued_tokens for worker in other.workers) == 100
         assert sum(worker.prefill_queue_prompts for worker in other.workers) == 1
         assert (other.view.running, other.view.waiting_for_prefill) == (3, 2)
+        assert other.view.queued == Queued(4, 0.5)
         claim.release()
         await until(lambda: other.decode.others.siblings.slots == 0)
+        assert other.decode.turnover.per_second == one.decode.turnover.own > 0
 
 
 async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
