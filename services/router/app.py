@@ -197,9 +197,7 @@ class Router:
                 lambda: self.directory.workers,
                 self.prefixes,
                 self.placement.duty,
-                lambda: OwnLoad(
-                    self.dispatcher.running, queue.waiting_for_prefill, queue.first_waiting, queue.queued
-                ),
+                lambda: OwnLoad.of(self.dispatcher.running, queue),
             )
             self.placement.on_claim = queue.on_wait = self._view.changed
             queue.siblings = self._view

@@ -18,12 +18,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.common.config.router import GroupMember
 from services.router.placement.prefill_duty import PrefillDuty
 from services.router.placement.prefix_affinity import PrefixAffinity
-from services.router.workers.backlog import Queued
+from services.router.queue.waiting_queue import WaitingQueue
+from services.router.workers.backlog import (
+    LENGTHS,
+    NO_PROMPTS,
+    BacklogPart,
+    Queued,
+    SecondsByLength,
+    all_seconds,
+    prompts_of,
+)
 from services.router.workers.other_claims import Precedence, SiblingCounts
 from services.router.workers.recent_mean import Sum
 from services.router.workers.worker import Worker
@@ -41,38 +50,46 @@ _MOST_HASHES = 4096
 _HASH_BYTES = 16
 
 # Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, how
-# many wait in all and predicted seconds of their prompts, the precedence of the first that waits and is not
-# late, whose time is infinite without any, and whether workers compute their own prompts; then the sums of
-# the means of `PrefillDuty`.
-_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIIdid?"), struct.Struct("<Id")
-# Incarnation; slots, tokens in them, tokens and prompts queued for prefill, predicted seconds of these, share
-# of its time that recent prompts took, slots released per second; the sum of what `tpot_ratio` observed.
-_CLAIM = struct.Struct("<16sIQQIfffId")
+# many wait in all, the precedence of the first that waits and is not late, whose time is infinite without
+# any, and whether workers compute their own prompts; then seconds of the prompts that wait, by length, and
+# the sums of the means of `PrefillDuty`.
+_HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIIid?"), struct.Struct("<Id")
+_PROMPTS = struct.Struct(f"<{LENGTHS}f")
+# Incarnation; slots, tokens in them, tokens and prompts queued for prefill, share of its time that recent
+# prompts took, slots released per second; the sum of what `tpot_ratio` observed; its part of the backlog.
+_CLAIM = struct.Struct(f"<16sIQQIffIddd{LENGTHS}f")
 _NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT = b"c", b"p"
 
 
 class OwnLoad(NamedTuple):
-    """How many requests of this process run or wait, how many of these wait for prefill, the precedence of
-    the first that waits and is not late, and all that wait."""
+    """How many requests of this process run or wait; how many wait for prefill, and in all; the precedence of
+    the first of them that is not late, and seconds of their prompts."""
 
     running: int
     waiting_for_prefill: int
+    queued: int
     first: Precedence | None
-    queued: Queued = Queued()
+    prompts: SecondsByLength = NO_PROMPTS
+
+    @classmethod
+    def of(cls, running: int, queue: WaitingQueue) -> OwnLoad:
+        """Of this process's queue."""
+        return cls(running, queue.waiting_for_prefill, queue.waiting, queue.first_waiting, queue.prompts)
 
 
 class _Claims(NamedTuple):
-    """What one process has at one worker; `ratios`: the sum of what its `tpot_ratio` observed."""
+    """What one process has at one worker; `ratios`: the sum of what its `tpot_ratio` observed; `backlog`: of
+    its prompts there."""
 
     slots: int = 0
     context: int = 0
     queued_tokens: int = 0
     queued_prompts: int = 0
-    backlog_s: float = 0.0
     prefill_share: float = 0.0
     released_per_second: float = 0.0
     ratios: Sum = Sum()
+    backlog: BacklogPart = BacklogPart()
 
     @classmethod
     def of(cls, worker: Worker) -> _Claims:
@@ -81,11 +98,24 @@ class _Claims(NamedTuple):
             worker.claimed_context,
             worker.queued_tokens,
             worker.backlog.prompts,
-            worker.backlog.own_wait_s,
             worker.prefill_share.own,
             worker.turnover.own,
             worker.tpot_ratio.own,
+            worker.backlog.own,
         )
+
+    @classmethod
+    def unpacked(cls, values: tuple[Any, ...]) -> _Claims:
+        """Of what `packed` returned."""
+        slots, context, tokens, prompts, share, released, count, total, added_s, unfinished_s, *left = values
+        backlog = BacklogPart(added_s, unfinished_s, tuple(left))
+        return cls(slots, context, tokens, prompts, share, released, Sum(count, total), backlog)
+
+    @property
+    def packed(self) -> tuple[Any, ...]:
+        """Its values one behind the other."""
+        added_s, unfinished_s, left = self.backlog
+        return (*self[:-2], *self.ratios, added_s, unfinished_s, *left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +162,10 @@ class SiblingView:
 
     @property
     def queued(self) -> Queued:
-        """What waits at siblings."""
-        all_queued = [report.load.queued for _, report in self._reports.values()]
-        return Queued(sum(one.requests for one in all_queued), sum(one.prefill_s for one in all_queued))
+        """What waits at siblings, its prompts by length."""
+        loads = [report.load for _, report in self._reports.values()]
+        prompts = all_seconds(load.prompts for load in loads)
+        return Queued(sum(load.queued for load in loads), sum(prompts), prompts_of(prompts))
 
     def start(self) -> None:
         """Binds the socket and begins to send; call it on the event loop."""
@@ -178,18 +209,19 @@ class SiblingView:
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _claims(self) -> bytes:
-        running, waiting_for_prefill, first, (requests, prefill_s, _) = self._load()
-        counts = running, waiting_for_prefill, requests, prefill_s
+        load = self._load()
+        counts = load.running, load.waiting_for_prefill, load.queued
         parts = [
             _HEAD.pack(_CLAIMS, self._member.index),
-            _LOAD.pack(*counts, *(first or _NONE_WAITS), self._duty.own_prompts),
+            _LOAD.pack(*counts, *(load.first or _NONE_WAITS), self._duty.own_prompts),
+            _PROMPTS.pack(*load.prompts),
             *(_SUM.pack(*mean.own) for mean in self._duty.means),
         ]
         for worker in self._workers():
             incarnation = worker.identity.incarnation
             claims = _Claims.of(worker)
             if claims != _Claims() and len(incarnation) == _HASH_BYTES:
-                parts.append(_CLAIM.pack(incarnation, *claims[:-1], *claims.ratios))
+                parts.append(_CLAIM.pack(incarnation, *claims.packed))
         return b"".join(parts)
 
     def _send_prompt(self, worker: Worker, hashes: Sequence[bytes]) -> None:
@@ -224,15 +256,15 @@ class SiblingView:
 
     def _take(self, index: int, body: memoryview) -> None:
         """Takes the claims of a sibling. Raises struct.error where they are malformed."""
-        running, waiting_for_prefill, requests, prefill_s, *first, own_prompts = _LOAD.unpack_from(body)
-        body = body[_LOAD.size :]
+        running, for_prefill, queued, priority, since, own_prompts = _LOAD.unpack_from(body)
+        prompts = _PROMPTS.unpack_from(body, _LOAD.size)
+        body = body[_LOAD.size + _PROMPTS.size :]
         means = self._duty.means
         sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(means))]
         claims = {
-            one[0]: _Claims._make((*one[1:-2], Sum(*one[-2:])))
-            for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
+            one[0]: _Claims.unpacked(one[1:]) for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
         }
-        load = OwnLoad(running, waiting_for_prefill, Precedence(*first), Queued(requests, prefill_s))
+        load = OwnLoad(running, for_prefill, queued, Precedence(priority, since), prompts)
         self._reports[index] = time.monotonic(), _Report(load, own_prompts, claims)
         for mean, reported in zip(means, sums, strict=True):
             mean.take(index, reported)
@@ -263,7 +295,7 @@ class SiblingView:
                 context=sum(claim.context for claim in claims),
                 queued_tokens=sum(claim.queued_tokens for claim in claims),
                 queued_prompts=sum(claim.queued_prompts for claim in claims),
-                backlog_s=sum(claim.backlog_s for claim in claims),
+                backlog=BacklogPart.of([claim.backlog for claim in claims]),
                 prefill_share=sum(claim.prefill_share for claim in claims),
                 released_per_second=sum(claim.released_per_second for claim in claims),
                 waiting=waiting,

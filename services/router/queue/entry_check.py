@@ -83,18 +83,20 @@ class EntryCheck:
 
     def _queued_before(self, entry: QueueEntry) -> Queued:
         """What waits before a request that comes now; what shorter prompts may pass one by one, unless there
-        are many. As large a part of what waits in sibling processes goes before it as of what waits here."""
+        are many, or it goes before some in any case. Then as large a part of what waits in sibling processes
+        goes before it as of what waits here."""
         ahead, siblings = self._ahead_of(entry), self._siblings()
         waiting = len(self._order) + self._returned()
         part = ahead.requests / waiting if waiting else 1.0
-        requests, siblings_s = ahead.requests + round(part * siblings.requests), part * siblings.prefill_s
-        if len(self._order) > MOST_PROMPTS or not may_pass(self._placement, self._order):
-            return Queued(requests, ahead.prefill_s + siblings_s)
+        requests = ahead.requests + round(part * siblings.requests)
+        one_by_one = part == 1 and len(self._order) <= MOST_PROMPTS
+        if not (one_by_one and may_pass(self._placement, self._order)):
+            return Queued(requests, ahead.prefill_s + part * siblings.prefill_s)
         prompts = [
             Prompt(one.prefill_s, 0, one.first_token_by or math.inf, one.prefill_s)
             for one in self._order.walk()
         ]
-        return Queued(requests, siblings_s, prompts)
+        return Queued(requests, 0.0, [*prompts, *siblings.prompts])
 
     def _ahead_of(self, entry: QueueEntry) -> Ahead:
         """What will be placed before it."""

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from services.router.queue.entry import Position, QueueEntry
 from services.router.request.request import ClientCall
+from services.router.workers.backlog import NO_PROMPTS, SecondsByLength, length_of
 
 # Of what is placed while less urgent requests wait, one part in so many is theirs.
 _FLOOR_PARTS = 10
@@ -123,6 +124,7 @@ class RequestOrder:
         # Those with waiting requests, the most urgent first.
         self._waiting: list[_Priority] = []
         self._count = 0
+        self._prompts = list(NO_PROMPTS)
         self._arrivals = 0
         # The cost of what was placed before less urgent requests, until they get their part of it; and how
         # often they got some.
@@ -158,6 +160,7 @@ class RequestOrder:
         flow.weight = entry.weight
         flow.tokens += entry.tokens
         flow.prefill_s += entry.prefill_s
+        self._prompts[length_of(entry.prefill_s)] += entry.prefill_s
         self._count += 1
         if len(flow.waiting) == 1:
             flow.start = priority.start_of(flow)
@@ -212,9 +215,9 @@ class RequestOrder:
         self._passed.requests[flow] = len(flow.waiting)
 
     @property
-    def prefill_s(self) -> float:
-        """Seconds of the prompts of all, on one worker, as far as they were predicted."""
-        return sum(flow.prefill_s for priority in self._waiting for flow in priority.waiting)
+    def prompts(self) -> SecondsByLength:
+        """Seconds of all prompts, on one worker, as far as they were predicted."""
+        return tuple(self._prompts)
 
     def ahead_of(self, entry: QueueEntry) -> Ahead:
         """What will be placed before a request that would wait from now on."""
@@ -285,7 +288,10 @@ class RequestOrder:
         del flow.waiting[_index_of(entry, flow)]
         flow.tokens -= entry.tokens
         flow.prefill_s -= entry.prefill_s
+        self._prompts[length_of(entry.prefill_s)] -= entry.prefill_s
         self._count -= 1
+        if not self._count:
+            self._prompts = list(NO_PROMPTS)
         if not flow.waiting:
             flow.tokens = flow.prefill_s = 0.0
             priority.waiting.remove(flow)

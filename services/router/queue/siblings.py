@@ -16,7 +16,8 @@ class SiblingQueues(Protocol):
 
     @property
     def queued(self) -> Queued:
-        """All that wait; seconds of their prompts where late requests are refused."""
+        """All that wait; where late requests are refused also seconds of their prompts, and these by
+        length."""
 
 
 class NoSiblings:

@@ -34,7 +34,7 @@ from services.router.queue.siblings import NoSiblings, SiblingQueues
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.places import Places
-from services.router.workers.backlog import Queued
+from services.router.workers.backlog import SecondsByLength
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
@@ -100,9 +100,9 @@ class WaitingQueue:
         return len(self._waiters) + self._outside.taken
 
     @property
-    def queued(self) -> Queued:
-        """All that wait; seconds of their prompts where late requests are refused."""
-        return Queued(len(self._waiters), self._order.prefill_s)
+    def prompts(self) -> SecondsByLength:
+        """Seconds of the prompts of all that wait for their first placement, where late ones are refused."""
+        return self._order.prompts
 
     @property
     def first_waiting(self) -> Precedence | None:

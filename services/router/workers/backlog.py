@@ -5,13 +5,16 @@ as every prompt that can meet its limit does, else the one that is due first. Th
 and cheap: of a prompt that comes now, those go first that take no longer, and longer ones that are due before
 it and would be late otherwise. If it would be late then, only those go first that are due before it, as long
 as that makes none late that is due after it. What has been computed is taken to be of the oldest.
+
+Of the prompts of a router's other processes only seconds by length are known (`SecondsByLength`): shorter
+ones go first, and where those go first that are due before, all of them do.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from baton.prefill_defaults import ALONE_STEP_S, MARGIN
@@ -19,6 +22,13 @@ from baton.prefill_defaults import ALONE_STEP_S, MARGIN
 # The prompts of a worker, and of the queue, that are looked at for a prediction; where there are more, one
 # that comes is taken to wait for all.
 MOST_PROMPTS = 64
+# Prompts are of one length that take the same power of 2 of these seconds.
+_SHORTEST_S, LENGTHS = 1e-3, 12
+
+SecondsByLength = tuple[float, ...]
+"""Seconds of prompts: item i of those that take 2^i to 2^(i + 1) ms each, the first also of shorter and the
+last of longer ones."""
+NO_PROMPTS: SecondsByLength = (0.0,) * LENGTHS
 
 
 class Turn(NamedTuple):
@@ -30,21 +40,79 @@ class Turn(NamedTuple):
 
 class Prompt(NamedTuple):
     """A prompt that waits: the seconds that it takes of a worker, or that are left; its tokens; when its
-    first token is due; its length in seconds, by which it is compared with others."""
+    first token is due; its length in seconds, by which it is compared with others. `limits_known` False: it
+    may be due at any time."""
 
     seconds: float
     tokens: int
     due_at: float
     length_s: float
+    limits_known: bool = True
 
 
 class Queued(NamedTuple):
-    """What waits in a router's queue before a request: how many requests; seconds of prompts, on one worker,
+    """What waits in queues before a request: how many requests; seconds of prompts, on one worker,
     that go first in any case; and the prompts that go first or not by their length and limits."""
 
     requests: int = 0
     prefill_s: float = 0.0
     prompts: Sequence[Prompt] = ()
+
+
+def length_of(seconds: float) -> int:
+    """The item of `SecondsByLength` for prompts that take so long."""
+    return min(LENGTHS - 1, max(0, math.frexp(seconds / _SHORTEST_S)[1] - 1))
+
+
+def seconds_by_length(prompts: Iterable[Prompt]) -> SecondsByLength:
+    """Of prompts that wait."""
+    sums = list(NO_PROMPTS)
+    for one in prompts:
+        sums[length_of(one.length_s)] += one.seconds
+    return tuple(sums)
+
+
+def prompts_of(seconds: SecondsByLength, tokens: int = 0) -> list[Prompt]:
+    """One prompt for all of a length, compared as the shortest of them. `tokens`: of all lengths together,
+    which are divided as their seconds are."""
+    total_s = sum(seconds) or 1.0
+    return [
+        Prompt(
+            each,
+            round(tokens * each / total_s),
+            math.inf,
+            _SHORTEST_S * 2**i if i else 0.0,
+            limits_known=False,
+        )
+        for i, each in enumerate(seconds)
+        if each > 0
+    ]
+
+
+def all_seconds(parts: Iterable[SecondsByLength]) -> SecondsByLength:
+    """The sum of each length."""
+    return tuple(map(sum, zip(NO_PROMPTS, *parts, strict=True)))
+
+
+class BacklogPart(NamedTuple):
+    """The prompts of some processes of a router at a worker: seconds of all that they ever sent there, of
+    those that have not ended, and what is left of these by length."""
+
+    added_s: float = 0.0
+    unfinished_s: float = 0.0
+    left: SecondsByLength = NO_PROMPTS
+
+    @classmethod
+    def of(cls, parts: Sequence[BacklogPart]) -> BacklogPart:
+        """All together."""
+        return cls(
+            sum(part.added_s for part in parts),
+            sum(part.unfinished_s for part in parts),
+            all_seconds(part.left for part in parts),
+        )
+
+
+NO_BACKLOG = BacklogPart()
 
 
 class Backlog:
@@ -58,55 +126,62 @@ class Backlog:
         self._clock = clock
         self._prompts: dict[int, Prompt] = {}
         self._added = 0
+        # Of all that were added, and of those that have not ended.
+        self._added_s = self._own_s = 0.0
         self._clear_at = 0.0
-        self._siblings_clear_at = 0.0
+        self._siblings = BacklogPart()
+        self._sibling_tokens = 0
 
     @property
     def wait_s(self) -> float:
         """Predicted seconds until everything is computed that is there."""
-        return self.own_wait_s + self._siblings_wait_s
+        return max(0.0, self._clear_at - self._clock()) if self._unfinished_s else 0.0
 
     @property
     def prompts(self) -> int:
-        """How many prompts of this router have not ended."""
+        """How many prompts of this process have not ended."""
         return len(self._prompts)
 
     @property
-    def own_wait_s(self) -> float:
-        """The same without the prompts of this router's sibling processes."""
-        return max(0.0, self._clear_at - self._clock()) if self._prompts else 0.0
+    def own(self) -> BacklogPart:
+        """The prompts of this process."""
+        return BacklogPart(self._added_s, self._own_s, seconds_by_length(self._left()))
 
     @property
     def overdue_s(self) -> float:
-        """Seconds since all prompts of this router should have been computed, while some have not ended; 0
+        """Seconds since all prompts should have been computed, while some of this process have not ended; 0
         after each that is added."""
         return max(0.0, self._clock() - self._clear_at) if self._prompts else 0.0
 
     @property
-    def _siblings_wait_s(self) -> float:
-        return max(0.0, self._siblings_clear_at - self._clock())
+    def _unfinished_s(self) -> float:
+        """Seconds of all prompts that have not ended."""
+        return self._own_s + self._siblings.unfinished_s
+
+    def _part(self, unfinished_s: float) -> float:
+        """What is left of prompts that have not ended and take so long: as large a part as of all."""
+        return unfinished_s * self.wait_s / (self._unfinished_s or 1.0)
 
     def turn(self, seconds: float, left_s: float | None = None, queued: Sequence[Prompt] = ()) -> Turn:
         """Of a prompt that comes now and takes so long, whose first token is due in `left_s`. `queued`:
-        prompts that will be sent there. Those of sibling processes, of which only the sum is known, are
-        taken to go first."""
-        if not 0 < len(self._prompts) + len(queued) <= 2 * MOST_PROMPTS:
+        prompts that will be sent there."""
+        if len(self._prompts) + len(queued) > 2 * MOST_PROMPTS:
             return Turn(self.wait_s + _sum_s(queued))
         now = self._clock()
-        prompts = [*self._left(), *queued]
+        prompts = [*self._left(), *self._left_of_siblings(), *queued]
         new = Prompt(seconds, 0, math.inf if left_s is None else now + left_s, seconds)
         due_before = _due_before(new, prompts, now)
         if due_before is None:
-            return Turn(_sum_s(prompts) + self._siblings_wait_s)
+            return Turn(_sum_s(prompts))
         first = _first_by_length(new, prompts, now)
         if now + _wait_s(first, prompts) + seconds > new.due_at:
-            first = due_before
+            first = [*due_before, *(one for one in prompts if not one.limits_known)]
         behind = sum(one.tokens for one in prompts) - sum(one.tokens for one in first)
-        return Turn(_wait_s(first, prompts) + self._siblings_wait_s, behind)
+        return Turn(_wait_s(first, prompts), behind)
 
     def _left(self) -> list[Prompt]:
-        """The prompts, the oldest first, with what is left of each."""
-        computed_s = sum(one.seconds for one in self._prompts.values()) - self.own_wait_s
+        """The prompts of this process, the oldest first, with what is left of each."""
+        computed_s = self._own_s - self._part(self._own_s)
         left = []
         for prompt in self._prompts.values():
             part_s = min(max(0.0, computed_s), prompt.seconds)
@@ -115,24 +190,40 @@ class Backlog:
             left.append(prompt._replace(seconds=left_s, length_s=left_s))
         return left
 
-    def set_siblings(self, seconds: float) -> None:
-        """Takes the predicted seconds of the prompts that sibling processes have there."""
-        self._siblings_clear_at = self._clock() + seconds
+    def _left_of_siblings(self) -> list[Prompt]:
+        left, total_s = self._siblings.left, sum(self._siblings.left)
+        if not total_s:
+            return []
+        scale = self._part(self._siblings.unfinished_s) / total_s
+        return prompts_of(tuple(scale * each for each in left), self._sibling_tokens)
+
+    def set_siblings(self, part: BacklogPart, tokens: int = 0) -> None:
+        """Takes the prompts that sibling processes have there, and their tokens."""
+        now = self._clock()
+        self._clear_at = now + self.wait_s + max(0.0, part.added_s - self._siblings.added_s)
+        self._siblings, self._sibling_tokens = part, tokens
+        self._correct()
 
     def add(self, seconds: float, tokens: int = 0, left_s: float | None = None) -> int:
         """Adds a prompt, whose first token is due in `left_s`; returns its number, for `ended`."""
         now = self._clock()
-        self._clear_at = now + self.own_wait_s + seconds
+        self._clear_at = now + self.wait_s + seconds
         self._added += 1
+        self._added_s += seconds
+        self._own_s += seconds
         due_at = math.inf if left_s is None else now + left_s
         self._prompts[self._added] = Prompt(seconds, tokens, due_at, seconds)
         return self._added
 
     def ended(self, number: int) -> None:
         """A prompt was computed, or will not be. Idempotent."""
-        if self._prompts.pop(number, None) is not None:
-            most_s = sum(one.seconds for one in self._prompts.values())
-            self._clear_at = min(self._clear_at, self._clock() + most_s)
+        if (prompt := self._prompts.pop(number, None)) is not None:
+            self._own_s = self._own_s - prompt.seconds if self._prompts else 0.0
+            self._correct()
+
+    def _correct(self) -> None:
+        """What is left takes no longer than the prompts that have not ended."""
+        self._clear_at = min(self._clear_at, self._clock() + self._unfinished_s)
 
 
 def _first_by_length(new: Prompt, prompts: list[Prompt], now: float) -> list[Prompt]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.v1.worker_pb2 import Load
+from services.router.workers.backlog import NO_BACKLOG, BacklogPart
 
 
 class Precedence(NamedTuple):
@@ -36,7 +37,7 @@ class SiblingCounts:
     context: int = 0
     queued_tokens: int = 0
     queued_prompts: int = 0
-    backlog_s: float = 0.0
+    backlog: BacklogPart = NO_BACKLOG
     prefill_share: float = 0.0
     released_per_second: float = 0.0
     waiting: tuple[Precedence, ...] = ()

@@ -261,7 +261,7 @@ class Worker:
         """Takes what sibling processes have here; whether that may give a request room."""
         before = self.others.siblings
         self.others.set_siblings(counts)
-        self.backlog.set_siblings(counts.backlog_s)
+        self.backlog.set_siblings(counts.backlog, counts.queued_tokens)
         self.prefill_share.siblings = counts.prefill_share
         self.turnover.siblings = counts.released_per_second
         self.load_changed()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -37,14 +38,25 @@ class Mix:
         return load / seconds
 
 
-def served(mix: Mix, load: float, seconds: float = 10.0, seed: int = 2) -> list[tuple[int, Served]]:
-    """The tokens of each prompt, and what its request got."""
+def one_process(machines: list[Machine]) -> Cluster:
+    return Cluster(
+        machines, lambda found, workers: Placement(found, pools_of(workers), 2048, refuse_late=True)
+    )
+
+
+def served(
+    mix: Mix,
+    load: float,
+    seconds: float = 10.0,
+    seed: int = 2,
+    make: Callable[[list[Machine]], Cluster] = one_process,
+) -> list[tuple[int, Served]]:
+    """The tokens of each prompt, and what its request got. `make`: of the router's processes, to which
+    requests go at random."""
 
     async def main() -> list[tuple[int, Served]]:
-        cluster = Cluster(
-            [Machine("prefill", by_slack=True), Machine("decode", slots=512)],
-            lambda found, workers: Placement(found, pools_of(workers), 2048, refuse_late=True),
-        )
+        cluster = make([Machine("prefill", by_slack=True), Machine("decode", slots=512)])
+        processes = random.Random(9)
         draw, loop = random.Random(seed), asyncio.get_running_loop()
         requests: list[tuple[int, asyncio.Task[Served]]] = []
         at = 0.0
@@ -52,7 +64,8 @@ def served(mix: Mix, load: float, seconds: float = 10.0, seed: int = 2) -> list[
             await asyncio.sleep(at - loop.time())
             tokens = draw.choices(list(mix.share), list(mix.share.values()))[0]
             slo = Slo(mix.ttft_s[tokens], TPOT_S)
-            requests.append((tokens, asyncio.create_task(cluster.serve(0, slo, tokens, 32))))
+            process = processes.randrange(len(cluster.queues))
+            requests.append((tokens, asyncio.create_task(cluster.serve(process, slo, tokens, 32))))
         return [(tokens, await request) for tokens, request in requests]
 
     return run_virtual(main())

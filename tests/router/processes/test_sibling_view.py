@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -18,7 +19,7 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import OwnLoad, SiblingView
-from services.router.workers.backlog import Queued
+from services.router.workers.backlog import Prompt, Queued, prompts_of, seconds_by_length
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.peer import Peer
 from services.router.workers.worker import Worker
@@ -26,6 +27,9 @@ from tests.router.conftest import until
 from tests.router.workers.bare_workers import bare_worker, placement_of
 
 SECRET = "a secret of sixteen"
+
+# Of prompts of 20 and of 250 ms, that take 0.25 and 0.5 s together.
+PROMPTS = seconds_by_length([Prompt(0.25, 0, math.inf, 0.02), Prompt(0.5, 0, math.inf, 0.25)])
 
 
 class Process:
@@ -46,7 +50,7 @@ class Process:
             lambda: self.workers,
             self.prefixes,
             self.placement.duty,
-            lambda: OwnLoad(3, 2, self.first, Queued(4, 0.5)),
+            lambda: OwnLoad(3, 2, 4, self.first, PROMPTS),
         )
         self.placement.on_claim = self.view.changed
 
@@ -99,7 +103,7 @@ async def test_claims_are_known_to_the_siblings(tmp_path: Path) -> None:
         assert sum(worker.others.siblings.queued_tokens for worker in other.workers) == 100
         assert sum(worker.prefill_queue_prompts for worker in other.workers) == 1
         assert (other.view.running, other.view.waiting_for_prefill) == (3, 2)
-        assert other.view.queued == Queued(4, 0.5)
+        assert other.view.queued == Queued(4, 0.75, prompts_of(PROMPTS))
         claim.release()
         await until(lambda: other.decode.others.siblings.slots == 0)
         assert other.decode.turnover.per_second == one.decode.turnover.own > 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from baton.prefill_defaults import ALONE_STEP_S
-from services.router.workers.backlog import MOST_PROMPTS, Backlog, Prompt
+from services.router.workers.backlog import MOST_PROMPTS, Backlog, BacklogPart, Prompt, seconds_by_length
 
 
 class Clock:
@@ -27,11 +29,11 @@ def backlog(clock: Clock) -> Backlog:
 
 def test_the_sum_shrinks_with_the_clock_and_at_the_end_of_a_prompt(backlog: Backlog, clock: Clock) -> None:
     first, second = backlog.add(0.2), backlog.add(0.3)
-    assert backlog.own_wait_s == pytest.approx(0.5)
+    assert backlog.wait_s == pytest.approx(0.5)
     clock.now += 0.1
-    assert backlog.own_wait_s == pytest.approx(0.4)
+    assert backlog.wait_s == pytest.approx(0.4)
     backlog.ended(first)
-    assert backlog.own_wait_s == pytest.approx(0.3)
+    assert backlog.wait_s == pytest.approx(0.3)
     backlog.ended(first)
     backlog.ended(second)
     assert backlog.wait_s == 0
@@ -97,10 +99,44 @@ def test_prompts_of_the_queue_count_by_their_length(backlog: Backlog) -> None:
     assert backlog.turn(0.05, queued=queued).wait_s == pytest.approx(0.01 + ALONE_STEP_S)
 
 
-def test_of_siblings_and_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
-    backlog.set_siblings(0.5)
-    assert backlog.turn(0.01).wait_s == pytest.approx(0.5)
+def test_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
+    backlog.set_siblings(BacklogPart(0.5, 0.5, seconds_by_length([Prompt(0.5, 0, math.inf, 0.5)])))
     for _ in range(2 * MOST_PROMPTS + 1):
         backlog.add(0.1, 100)
     assert backlog.turn(0.01).wait_s == pytest.approx(0.5 + 0.1 * (2 * MOST_PROMPTS + 1))
     assert backlog.turn(0.01).tokens_behind == 0
+
+
+def test_prompts_of_siblings_count_by_length(backlog: Backlog) -> None:
+    """Those of 4 to 8 ms go before one of 6, and long ones delay it by a step; those due earlier may all."""
+    left = seconds_by_length([Prompt(0.02, 0, math.inf, 0.005), Prompt(0.3, 0, math.inf, 0.3)])
+    backlog.set_siblings(BacklogPart(0.32, 0.32, left), tokens=3200)
+    turn = backlog.turn(0.006)
+    assert turn.wait_s == pytest.approx(0.02 + ALONE_STEP_S)
+    assert turn.tokens_behind == 3000
+    assert backlog.turn(0.3).wait_s == pytest.approx(0.32)
+    assert backlog.turn(0.006, left_s=0.05).wait_s == pytest.approx(0.32)
+
+
+def test_time_that_passes_is_spent_on_the_prompts_of_all_processes(backlog: Backlog, clock: Clock) -> None:
+    """Not on those of each; and one that ends at a sibling while another one comes is replaced by that."""
+
+    def of_siblings(added_s: float, *unfinished: float) -> None:
+        left = seconds_by_length([Prompt(each, 0, math.inf, each) for each in unfinished])
+        backlog.set_siblings(BacklogPart(added_s, sum(unfinished), left))
+
+    own = backlog.add(0.1)
+    of_siblings(0.1, 0.1)
+    assert backlog.wait_s == pytest.approx(0.2)
+    clock.now += 0.1
+    assert backlog.wait_s == pytest.approx(0.1)
+    assert sum(backlog.own.left) == pytest.approx(0.05), "whose turn it was is not known"
+    backlog.ended(own)
+    assert backlog.wait_s == pytest.approx(0.1)
+    of_siblings(0.2, 0.1)
+    assert backlog.wait_s == pytest.approx(0.1), "its first one has ended"
+    of_siblings(0.2)
+    assert backlog.wait_s == 0
+    of_siblings(0.0)  # another process in its place
+    of_siblings(0.05, 0.05)
+    assert backlog.wait_s == pytest.approx(0.05)
