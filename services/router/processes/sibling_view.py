@@ -164,7 +164,7 @@ class SiblingView:
     def queued(self) -> Queued:
         """What waits at siblings, its prompts by length."""
         loads = [report.load for _, report in self._reports.values()]
-        prompts = all_seconds(load.prompts for load in loads)
+        prompts = all_seconds([load.prompts for load in loads])
         return Queued(sum(load.queued for load in loads), sum(prompts), prompts_of(prompts))
 
     def start(self) -> None:

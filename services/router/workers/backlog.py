@@ -64,11 +64,11 @@ def length_of(seconds: float) -> int:
     return min(LENGTHS - 1, max(0, math.frexp(seconds / _SHORTEST_S)[1] - 1))
 
 
-def seconds_by_length(prompts: Iterable[Prompt]) -> SecondsByLength:
-    """Of prompts that wait."""
+def seconds_by_length(prompts: Iterable[float]) -> SecondsByLength:
+    """Of prompts that take so long each."""
     sums = list(NO_PROMPTS)
-    for one in prompts:
-        sums[length_of(one.length_s)] += one.seconds
+    for seconds in prompts:
+        sums[length_of(seconds)] += seconds
     return tuple(sums)
 
 
@@ -89,9 +89,11 @@ def prompts_of(seconds: SecondsByLength, tokens: int = 0) -> list[Prompt]:
     ]
 
 
-def all_seconds(parts: Iterable[SecondsByLength]) -> SecondsByLength:
+def all_seconds(parts: Sequence[SecondsByLength]) -> SecondsByLength:
     """The sum of each length."""
-    return tuple(map(sum, zip(NO_PROMPTS, *parts, strict=True)))
+    if not parts:
+        return NO_PROMPTS
+    return parts[0] if len(parts) == 1 else tuple(map(sum, zip(*parts, strict=True)))
 
 
 class BacklogPart(NamedTuple):
@@ -108,7 +110,7 @@ class BacklogPart(NamedTuple):
         return cls(
             sum(part.added_s for part in parts),
             sum(part.unfinished_s for part in parts),
-            all_seconds(part.left for part in parts),
+            all_seconds([part.left for part in parts if part.unfinished_s]),
         )
 
 
@@ -145,7 +147,8 @@ class Backlog:
     @property
     def own(self) -> BacklogPart:
         """The prompts of this process."""
-        return BacklogPart(self._added_s, self._own_s, seconds_by_length(self._left()))
+        left = seconds_by_length(self._seconds_left()) if self._prompts else NO_PROMPTS
+        return BacklogPart(self._added_s, self._own_s, left)
 
     @property
     def overdue_s(self) -> float:
@@ -181,13 +184,16 @@ class Backlog:
 
     def _left(self) -> list[Prompt]:
         """The prompts of this process, the oldest first, with what is left of each."""
+        left = zip(self._prompts.values(), self._seconds_left(), strict=True)
+        return [prompt._replace(seconds=left_s, length_s=left_s) for prompt, left_s in left]
+
+    def _seconds_left(self) -> list[float]:
         computed_s = self._own_s - self._part(self._own_s)
         left = []
         for prompt in self._prompts.values():
-            part_s = min(max(0.0, computed_s), prompt.seconds)
-            computed_s -= part_s
-            left_s = prompt.seconds - part_s
-            left.append(prompt._replace(seconds=left_s, length_s=left_s))
+            left_s = prompt.seconds - computed_s if computed_s > 0 else prompt.seconds
+            computed_s -= prompt.seconds
+            left.append(left_s if left_s > 0 else 0.0)
         return left
 
     def _left_of_siblings(self) -> list[Prompt]:
@@ -199,8 +205,8 @@ class Backlog:
 
     def set_siblings(self, part: BacklogPart, tokens: int = 0) -> None:
         """Takes the prompts that sibling processes have there, and their tokens."""
-        now = self._clock()
-        self._clear_at = now + self.wait_s + max(0.0, part.added_s - self._siblings.added_s)
+        if part.added_s > self._siblings.added_s:
+            self._clear_at = self._clock() + self.wait_s + part.added_s - self._siblings.added_s
         self._siblings, self._sibling_tokens = part, tokens
         self._correct()
 

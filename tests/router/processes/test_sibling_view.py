@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -19,7 +18,7 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.processes.sibling_view import OwnLoad, SiblingView
-from services.router.workers.backlog import Prompt, Queued, prompts_of, seconds_by_length
+from services.router.workers.backlog import Queued, prompts_of, seconds_by_length
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.peer import Peer
 from services.router.workers.worker import Worker
@@ -28,8 +27,8 @@ from tests.router.workers.bare_workers import bare_worker, placement_of
 
 SECRET = "a secret of sixteen"
 
-# Of prompts of 20 and of 250 ms, that take 0.25 and 0.5 s together.
-PROMPTS = seconds_by_length([Prompt(0.25, 0, math.inf, 0.02), Prompt(0.5, 0, math.inf, 0.25)])
+# Of eight short prompts and of two long ones.
+PROMPTS = seconds_by_length([0.03125] * 8 + [0.25, 0.25])
 
 
 class Process:

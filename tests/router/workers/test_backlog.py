@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from baton.prefill_defaults import ALONE_STEP_S
@@ -52,6 +50,11 @@ def test_prompts_that_have_not_ended_in_the_time_predicted_are_overdue(
     assert backlog.overdue_s == 0
     clock.now += 0.3
     assert backlog.overdue_s == pytest.approx(0.2)
+    backlog.set_siblings(BacklogPart(0.1, 0.1, seconds_by_length([0.1])))
+    assert backlog.overdue_s == 0
+    clock.now += 0.3
+    backlog.set_siblings(BacklogPart(0.1, 0.1, seconds_by_length([0.05])))
+    assert backlog.overdue_s == pytest.approx(0.2), "nothing was added"
     backlog.ended(second)
     backlog.ended(third)
     assert backlog.overdue_s == 0
@@ -100,7 +103,7 @@ def test_prompts_of_the_queue_count_by_their_length(backlog: Backlog) -> None:
 
 
 def test_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
-    backlog.set_siblings(BacklogPart(0.5, 0.5, seconds_by_length([Prompt(0.5, 0, math.inf, 0.5)])))
+    backlog.set_siblings(BacklogPart(0.5, 0.5, seconds_by_length([0.5])))
     for _ in range(2 * MOST_PROMPTS + 1):
         backlog.add(0.1, 100)
     assert backlog.turn(0.01).wait_s == pytest.approx(0.5 + 0.1 * (2 * MOST_PROMPTS + 1))
@@ -109,7 +112,7 @@ def test_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
 
 def test_prompts_of_siblings_count_by_length(backlog: Backlog) -> None:
     """Those of 4 to 8 ms go before one of 6, and long ones delay it by a step; those due earlier may all."""
-    left = seconds_by_length([Prompt(0.02, 0, math.inf, 0.005), Prompt(0.3, 0, math.inf, 0.3)])
+    left = seconds_by_length([0.005] * 4 + [0.3])
     backlog.set_siblings(BacklogPart(0.32, 0.32, left), tokens=3200)
     turn = backlog.turn(0.006)
     assert turn.wait_s == pytest.approx(0.02 + ALONE_STEP_S)
@@ -122,7 +125,7 @@ def test_time_that_passes_is_spent_on_the_prompts_of_all_processes(backlog: Back
     """Not on those of each; and one that ends at a sibling while another one comes is replaced by that."""
 
     def of_siblings(added_s: float, *unfinished: float) -> None:
-        left = seconds_by_length([Prompt(each, 0, math.inf, each) for each in unfinished])
+        left = seconds_by_length(unfinished)
         backlog.set_siblings(BacklogPart(added_s, sum(unfinished), left))
 
     own = backlog.add(0.1)
