@@ -135,12 +135,8 @@ class PrefillPass:
 
     def measure_products(self) -> None:
         """Times products with each number of rows, of which passes and graphs then have those that are worth
-        it; to be called between `warm` and `capture`. Waits first for what the device has to do: another
-        stream's kernels beside those that are timed would slow them down."""
-        device = self._model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        self.row_times = self._time_products(compute_stream(device))
+        it; to be called between `warm` and `capture`."""
+        self.row_times = self._time_products(compute_stream(self._model.device))
 
     def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
@@ -166,7 +162,8 @@ class PrefillPass:
 
     def _time_products(self, stream: ComputeStream) -> RowTimes:
         """The best of a few tries of a layer's products with each number of rows that passes have. Each is a
-        graph: products of few rows take the host longer to launch one by one than the device to run. Nothing
+        graph: products of few rows take the host longer to launch one by one than the device to run. A
+        capture waits until the device is idle, so no other stream's kernels slow down what is timed. Nothing
         is measured where the device has no memory for graphs."""
         recorder, ends = Recorder(self._model.device), []
         for rows in self._all_product_rows():

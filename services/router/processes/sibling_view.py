@@ -26,6 +26,7 @@ from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.workers.backlog import (
     LENGTHS,
+    NO_BACKLOG,
     NO_PROMPTS,
     BacklogPart,
     Queued,
@@ -89,7 +90,7 @@ class _Claims(NamedTuple):
     prefill_share: float = 0.0
     released_per_second: float = 0.0
     ratios: Sum = Sum()
-    backlog: BacklogPart = BacklogPart()
+    backlog: BacklogPart = NO_BACKLOG
 
     @classmethod
     def of(cls, worker: Worker) -> _Claims:

@@ -235,7 +235,7 @@ class WaitingQueue:
         with contextlib.nullcontext() if tenant is None else tenant.count_wait(waiter.since):
             in_queue = await self._take_place(entry.call, until)
             try:
-                with self._places.hold(entry.call.tenant):
+                with self._places.hold(tenant):
                     return await self._in_queue(entry, waiter, until)
             finally:
                 in_queue.release()

@@ -51,8 +51,8 @@ class Prompt(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """What waits in queues before a request: how many requests; seconds of prompts, on one worker,
-    that go first in any case; and the prompts that go first or not by their length and limits."""
+    """What waits in queues before a request: how many requests; seconds of prompts, on one worker, that go
+    first in any case; and the prompts that go first or not by their length and limits."""
 
     requests: int = 0
     prefill_s: float = 0.0
@@ -131,7 +131,7 @@ class Backlog:
         # Of all that were added, and of those that have not ended.
         self._added_s = self._own_s = 0.0
         self._clear_at = 0.0
-        self._siblings = BacklogPart()
+        self._siblings = NO_BACKLOG
         self._sibling_tokens = 0
 
     @property
