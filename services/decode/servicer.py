@@ -190,22 +190,27 @@ class DecodeServicer(DecodeServiceServicer):
             await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
         connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
+        loop = asyncio.get_running_loop()
         try:
             # At once: the router learns that its stream is open.
             await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps, unknown=unknown))
+            heartbeat_at = loop.time() + _HEARTBEAT_S
             while self._streams.is_current(router_id, connection):
                 message = self._streams.collect(router_id, self.ring.steps)
-                if message is not None:
-                    await context.write(message)
-                    continue
-                if self._ended:  # otherwise the router would try to reopen the stream
-                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker has ended"))
-                news.clear()
-                try:
-                    async with asyncio.timeout(_HEARTBEAT_S):
-                        await news.wait()
-                except TimeoutError:
-                    await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps))
+                if message is None:
+                    if self._ended:  # otherwise the router would try to reopen the stream
+                        over = BatonError(ErrorKind.CONFLICT, "this start of the worker has ended")
+                        await abort(context, over)
+                    news.clear()
+                    try:
+                        # Output for other routers sets `news`, too: it must not defer the heartbeat.
+                        async with asyncio.timeout_at(heartbeat_at):
+                            await news.wait()
+                        continue
+                    except TimeoutError:
+                        message = decode_pb2.SubscribeResponse(step=self.ring.steps)
+                await context.write(message)
+                heartbeat_at = loop.time() + _HEARTBEAT_S
         finally:
             self._streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:
