@@ -9,7 +9,8 @@
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
 `loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
 Rates in tables and plots are of the requests that did arrive.
-Of each run it prints the first gap (from first to second token) and inter-token latencies, in ms and steps;
+Of each run it prints the clocks of the GPUs, the processors that were busy and that the host gave to others,
+the first gap (from first to second token) and inter-token latencies, in ms and steps;
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, interpolated between the rates measured
 on both sides, which it names; DIR has goodput.md, goodput.json, goodput.html with one plot a limit, and each
@@ -64,6 +65,7 @@ from bench.goodput.server_times import server_times
 from bench.goodput.servers import NotServedError, Setup, Target, serve
 from bench.goodput.streams import stream_figures
 from bench.goodput.workloads import WORKLOADS, Workload
+from bench.machine import Usage
 from bench.shapes import SHAPES
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
@@ -251,11 +253,14 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
             rate = each * arm.gpus
             seed = plan.seed + _SEED_STEP * number
             load = Load(plan.workload, rate, plan.seconds, seed, plan.slo, plan.processes)
-            begun = datetime.now()
+            begun, usage = datetime.now(), Usage({})
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
             if clocks := clocks_between(plan.out / _GPU_SAMPLES, gpus, begun, datetime.now()):
                 _say(f"{arm.name} at {each:g}/s/GPU: {clocks}")
+            cpus = usage.shares()
+            of_cpus = f"{cpus['others']:.1f} processors busy, {cpus['stolen']:.2f} taken by the host"
+            _say(f"{arm.name} at {each:g}/s/GPU: {of_cpus}")
             shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
             figures = stream_figures(run.records)
             _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {figures or 'no streams'}")
