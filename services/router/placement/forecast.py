@@ -30,6 +30,9 @@ _LOST = 1.1
 _MOST_URGENT = 10.0
 # The share of its limit from which on a prompt's delay counts more than that of a request without.
 _URGENT_FROM = 0.5
+# What a sequence adds to a step, as a share of one, up to which it counts as unknown: so little is the noise of a
+# fit through steps of nearly one load. To a step of an 8B model on one GPU a sequence adds a hundredth.
+_SEQUENCE_NOISE = 0.001
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where rates are not known.
@@ -271,6 +274,13 @@ def each_s(worker: MeasuredWorker, context_tokens: int) -> float:
     rates."""
     rates = worker.described.load.rates
     return sequence_s(rates) + context_tokens * rates.decode_context_token_s
+
+
+def knows_sequences(worker: MeasuredWorker, context_tokens: int) -> bool:
+    """Whether a decode worker's rates say what one more sequence of so many tokens costs. After steps of few
+    different loads they hardly do, and by them a worker that seems a little faster than another one takes all
+    sequences."""
+    return each_s(worker, context_tokens) > _SEQUENCE_NOISE * worker.described.load.rates.decode_step_s
 
 
 def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from services.router.placement.forecast import (
     PromptAt,
     decode_misses,
+    knows_sequences,
     prefill_delay_s,
     prefill_misses,
     sequence_delay_s,
@@ -84,7 +85,7 @@ class WorkerOrder:
         hits, free = self.hits[worker], worker.free_slots
         before_s, after_s = step_s(worker, 0), step_s(worker, 1, self.context)
         delay_s = round(sequence_delay_s(worker, self.tpot_s, self.output, before_s, after_s), 3)
-        if not after_s:  # what was never measured gets work, but no more than others
+        if not knows_sequences(worker, self.context):  # it gets work, but no more than others
             delay_s = 0.0 if worker.used_slots <= self._least_used else math.inf
         elif self._some_prefill_themselves:
             delay_s = round(delay_s + self._least_prompt_delay_s(worker), 3)
@@ -122,8 +123,8 @@ class WorkerOrder:
 
     @cached_property
     def _least_used(self) -> float:
-        """Slots of the decode worker that uses fewest of those that were measured."""
-        used = (worker.used_slots for worker in self.hits if worker.decodes and step_s(worker))
+        """Slots of the decode worker that uses fewest of those whose rates are known."""
+        used = (worker.used_slots for worker in self.hits if worker.decodes and knows_sequences(worker, self.context))
         return min(used, default=math.inf)
 
     @cached_property

@@ -64,6 +64,19 @@ def test_a_worker_that_was_never_measured_gets_as_much_as_the_others() -> None:
     assert (known.claimed_slots, new.claimed_slots) == (6, 6)
 
 
+@pytest.mark.parametrize("context_token_s", [0.0, 1e-11])
+def test_workers_whose_sequences_seem_to_cost_nothing_share_them(context_token_s: float) -> None:
+    """After a few steps of one load, one seems faster than the other, and more sequences cost neither any."""
+    workers = [bare_worker("both-0", slots=400), bare_worker("both-1", slots=400)]
+    for worker, step_s in zip(workers, (0.0031, 0.0047), strict=True):
+        rates = worker.described.load.rates
+        rates.decode_step_s, rates.decode_context_token_s = step_s, context_token_s
+    placement = placement_of(workers, ahead=10**6)
+    for _ in range(8):
+        assert isinstance(placement.pick(40, 300, partial(_tokens, {})), Claim)
+    assert [worker.claimed_slots for worker in workers] == [4, 4]
+
+
 def test_what_delays_streams_with_time_to_spare_counts_less() -> None:
     """So a request whose streams are far from their limits stays where it is cached, up to more sequences."""
     stays = []
