@@ -30,8 +30,8 @@ _LOST = 1.1
 _MOST_URGENT = 10.0
 # The share of its limit from which on a prompt's delay counts more than that of a request without.
 _URGENT_FROM = 0.5
-# What a sequence adds to a step, as a share of one, up to which it counts as unknown: so little is the noise of a
-# fit through steps of nearly one load. To a step of an 8B model on one GPU a sequence adds a hundredth.
+# What a sequence adds to a step, as a share of one, up to which it counts as unknown: so little is the noise
+# of a fit through steps of nearly one load. To a step of an 8B model on one GPU a sequence adds a hundredth.
 _SEQUENCE_NOISE = 0.001
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002

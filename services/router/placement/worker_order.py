@@ -124,8 +124,8 @@ class WorkerOrder:
     @cached_property
     def _least_used(self) -> float:
         """Slots of the decode worker that uses fewest of those whose rates are known."""
-        used = (worker.used_slots for worker in self.hits if worker.decodes and knows_sequences(worker, self.context))
-        return min(used, default=math.inf)
+        known = (one for one in self.hits if one.decodes and knows_sequences(one, self.context))
+        return min((worker.used_slots for worker in known), default=math.inf)
 
     @cached_property
     def _some_prefill_themselves(self) -> bool:

@@ -161,7 +161,8 @@ async def test_one_of_two_engines_of_each_role_dies(model: Path, loose: Loose) -
     assert "its token stream stayed away" not in log
     all_right(model, short, of_decode, 300)
     all_right(model, prompts(20, 8), more, 20)
-    assert attempts(of_decode) == [1, 1, 1, 1, 2, 2, 2, 2]
+    # How many each had is decided by rates that both have hardly begun to learn.
+    assert set(attempts(of_decode)) == {1, 2}
 
 
 async def run_more(loose: Loose, stub: RouterServiceAsyncStub) -> list[Answer]:
