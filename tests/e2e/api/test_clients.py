@@ -292,7 +292,7 @@ async def test_batons_own_async_client(cluster: Cluster, truth: Truth) -> None:
         answers = await asyncio.gather(*(client.complete(TEXT, **asked) for _ in range(4)))
         assert {answer.text for answer in answers} == {truth.text(truth.encode(TEXT))}
         with pytest.raises(BatonError) as late:
-            await client.complete(TEXT, max_tokens=1900, ignore_eos=True, deadline=0.5)
+            await client.complete(TEXT, max_tokens=1900, ignore_eos=True, deadline=1.5)
         assert (late.value.kind, late.value.tokens_sent) == (ErrorKind.DEADLINE, True)
         async with client.generate(TEXT, max_tokens=1900, ignore_eos=True) as stream:
             await anext(stream)
