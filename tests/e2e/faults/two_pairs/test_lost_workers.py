@@ -138,19 +138,19 @@ def attempts(answers: list[Answer]) -> list[int]:
 # Engines that die under load: test_soak.py; sequences that go on elsewhere: test_detection.py.
 @pytest.mark.slow
 async def test_one_of_two_engines_of_each_role_dies(model: Path, loose: Loose) -> None:
-    """First one that computes prompts, which run again. Then one that decodes: its sequences go on at the
-    next number, and clients see one stream without gap or repeat."""
+    """First one that decodes: its sequences go on at the next number, and clients see one stream without gap
+    or repeat. Then one that computes prompts, which run again."""
     long, short = prompts(700, 6), prompts(40, 8)
-    await all_started_again(loose)
-    logged = len(loose.cluster.log.read_text())
     first, prefill, second, decode = loose.workers.values()
+    await started_anew(loose, (second, decode))
+    logged = len(loose.cluster.log.read_text())
     async with loose.cluster.stub() as stub:
-        of_prefill = await run_through(loose, stub, long, 20, first)
-        await all_free((prefill, second, decode), 3.0)
-        of_prefill += await run_more(loose, stub)
         of_decode = await run_through(loose, stub, short, 300, second)
-        await all_free((prefill, decode), 3.0)
+        await all_free((first, prefill, decode), 3.0)
         more = await run_more(loose, stub)
+        of_prefill = await run_through(loose, stub, long, 20, first)
+        await all_free((prefill, decode), 3.0)
+        of_prefill += await run_more(loose, stub)
     log = loose.cluster.log.read_text()[logged:]
     all_right(model, [*long, *prompts(20, 8)], of_prefill, 20)
     assert attempts(of_prefill)[0] == 1
@@ -161,8 +161,16 @@ async def test_one_of_two_engines_of_each_role_dies(model: Path, loose: Loose) -
     assert "its token stream stayed away" not in log
     all_right(model, short, of_decode, 300)
     all_right(model, prompts(20, 8), more, 20)
-    # How many each had is decided by rates that both have hardly begun to learn.
-    assert set(attempts(of_decode)) == {1, 2}
+    assert attempts(of_decode) == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+async def started_anew(loose: Loose, workers: Collection[Worker]) -> None:
+    """Ends these workers and starts all that have ended: what the router has learned of their rates, by which
+    it may prefer one, is gone."""
+    for worker in workers:
+        worker.front.terminate()
+    await eventually(lambda: all(worker.front.poll() is not None for worker in workers), 10)
+    await all_started_again(loose)
 
 
 async def run_more(loose: Loose, stub: RouterServiceAsyncStub) -> list[Answer]:
