@@ -29,9 +29,10 @@ import numpy.typing as npt
 # The weight of a measurement after each further one.
 _DECAY = 0.98
 # Units in which the variables are of the order of one, and a ridge: a small weight of the prior, for all but
-# the first.
+# the first. Measurements of a light load, or of one that hardly varies, must not outweigh what reading a
+# token's KV takes; a load that varies by a tenth does.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
-_RIDGE = np.array([1e-9, 1e-4, 1e-4])
+_RIDGE = np.array([1e-9, 1e-4, 1e-3])
 # A batch is padded as if up to so many more sequences were admitted before it runs.
 _MORE = 2
 # Where steps were measured at the start, measurements that are so many times shorter or longer than predicted

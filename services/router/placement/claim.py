@@ -82,7 +82,8 @@ class Claim(PrefillClaim):
         if tpot_s is not None:
             bisect.insort(decode.tpot_limits, tpot_s)
         decode.load_changed()
-        # Since when it is decoded; None: its prompt is not computed yet.
+        # When it was claimed, and since when it is decoded; None: its prompt is not computed yet.
+        self._claimed = decode.loads.mark()
         self._decoded_since: LoadMark | None = None
 
     @property
@@ -100,16 +101,20 @@ class Claim(PrefillClaim):
         if self._decoded_since is None and not self._released:
             self.decode.decoding_slots += 1
             self.decode.load_changed()
-            self._decoded_since = self.decode.loads.mark()
+            self._decoded_since = self.decode.loads.mark(self.decode.backlog.computed_s)
 
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
         corrects what is predicted for later ones. To be called right before or after `release`."""
         self._on_decoded(tokens)
-        if self._decoded_since is None or tokens < _LEAST_TOKENS:
+        if self._decoded_since is None:
+            return
+        self.decode.first_token_s.observe(self._decoded_since.at - self._claimed.at)
+        if tokens < _LEAST_TOKENS:
             return
         # By what is known now of the worker: after a start its first rates are rough.
-        rates, load = self.decode.described.load.rates, self.decode.loads.mean_since(self._decoded_since)
+        rates = self.decode.described.load.rates
+        load = self.decode.loads.mean_since(self._decoded_since, self.decode.backlog.computed_s)
         if rates.decode_step_s > 0:
             self.decode.tpot_ratio.ended(tpot_s, loaded_step_s(rates, load))
 

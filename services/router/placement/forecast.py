@@ -66,6 +66,8 @@ class MeasuredWorker(Protocol):
     def used_slots(self) -> int: ...
     @property
     def context_tokens(self) -> int: ...
+    @property
+    def staying(self) -> float: ...
 
 
 def mean_context(tokens: int, max_tokens: int) -> int:
@@ -289,10 +291,11 @@ def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_token
     if tpot_s is None:
         return free
     # As `step_s` computes it, but for what is the same for any number of sequences.
-    rates, slots = worker.described.load.rates, worker.used_slots
+    rates, staying = worker.described.load.rates, worker.staying
+    slots, tokens = staying * worker.used_slots, staying * worker.context_tokens
     share = 1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(0.0))
     left_s = share * TPOT_SAFETY * tpot_s / worker.tpot_ratio.value - rates.decode_step_s
-    left_s -= slots * rates.decode_sequence_s + worker.context_tokens * rates.decode_context_token_s
+    left_s -= slots * rates.decode_sequence_s + tokens * rates.decode_context_token_s
     each = rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
 
     def takes_s(more: int) -> float:

@@ -151,6 +151,12 @@ class Backlog:
         return BacklogPart(self._added_s, self._own_s, left)
 
     @property
+    def computed_s(self) -> float:
+        """Seconds of all prompts that have ended, of this process and its siblings; it only grows, except
+        when a sibling ends or starts."""
+        return self._added_s + self._siblings.added_s - self._unfinished_s
+
+    @property
     def overdue_s(self) -> float:
         """Seconds since all prompts should have been computed, while some of this process have not ended; 0
         after each that is added."""

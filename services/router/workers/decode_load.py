@@ -17,10 +17,13 @@ class DecodeLoad(NamedTuple):
 
 
 class LoadMark(NamedTuple):
-    """The integral of a `LoadHistory` up to `at`, in seconds of its clock; `sum`: of each value."""
+    """Sequences and context tokens, integrated up to `at`, in seconds of the clock of a `LoadHistory`;
+    `computed_s`: seconds of all prompts that the worker had computed by then."""
 
     at: float
-    sum: DecodeLoad
+    sequences: float = 0.0
+    context_tokens: float = 0.0
+    computed_s: float = 0.0
 
 
 class LoadHistory:
@@ -29,34 +32,34 @@ class LoadHistory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._load = DecodeLoad()
-        self._mark = LoadMark(clock(), DecodeLoad())
+        self._sequences = self._context_tokens = 0.0
+        self._mark = LoadMark(clock())
 
-    def changed(self, load: DecodeLoad) -> None:
-        """Records that the load has this value from now on."""
+    def changed(self, sequences: float, context_tokens: float) -> None:
+        """Records that so many sequences are decoded from now on, with so many tokens together."""
         self._mark = self.mark()
-        self._load = load
+        self._sequences, self._context_tokens = sequences, context_tokens
 
-    def mark(self) -> LoadMark:
-        """The integral up to now."""
+    def mark(self, computed_s: float = 0.0) -> LoadMark:
+        """The integrals up to now, when the worker has computed prompts of so many seconds in all."""
         now = self._clock()
-        at, (sequences, context_tokens, prefill_share) = self._mark
-        load, seconds = self._load, now - at
+        seconds = now - self._mark.at
         return LoadMark(
             now,
-            DecodeLoad(
-                sequences + seconds * load.sequences,
-                context_tokens + seconds * load.context_tokens,
-                prefill_share + seconds * load.prefill_share,
-            ),
+            self._mark.sequences + seconds * self._sequences,
+            self._mark.context_tokens + seconds * self._context_tokens,
+            computed_s,
         )
 
-    def mean_since(self, begun: LoadMark) -> DecodeLoad:
-        """The mean load between `begun` and now; the current load if no time has passed."""
-        now = self.mark()
+    def mean_since(self, begun: LoadMark, computed_s: float = 0.0) -> DecodeLoad:
+        """The mean load between `begun` and now, when the worker has computed prompts of so many seconds in
+        all; the current load if no time has passed."""
+        now = self.mark(computed_s)
         seconds = now.at - begun.at
         if seconds <= 0:
-            return self._load
+            return DecodeLoad(self._sequences, self._context_tokens)
         return DecodeLoad(
-            *((after - before) / seconds for after, before in zip(now.sum, begun.sum, strict=True))
+            (now.sequences - begun.sequences) / seconds,
+            (now.context_tokens - begun.context_tokens) / seconds,
+            min(1.0, max(0.0, now.computed_s - begun.computed_s) / seconds),
         )

@@ -20,10 +20,11 @@ from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.observability.logs import get_log
 from services.router.workers.backlog import Backlog
-from services.router.workers.decode_load import DecodeLoad, LoadHistory
+from services.router.workers.decode_load import LoadHistory
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.other_claims import OtherClaims, Precedence, SiblingCounts
 from services.router.workers.peer import Peer
+from services.router.workers.recent_mean import RecentMean
 from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker_error import WorkerError
@@ -133,6 +134,8 @@ class Worker:
         # What its decode steps depend on, over time; and how output tokens compare with predictions.
         self.loads = LoadHistory()
         self.tpot_ratio = TpotRatio()
+        # Of recent requests that decode here: from their placement to their first token.
+        self.first_token_s = RecentMean()
         # This router's requests at decode: the sum of the tokens that they have on average while they run,
         # and their limits of the time per output token, in ascending order.
         self.claimed_context = 0
@@ -187,6 +190,19 @@ class Worker:
     def context_tokens(self) -> int:
         """Tokens of the sequences in them."""
         return self.claimed_context + self.others.context
+
+    @property
+    def _decoding(self) -> float:
+        """The part of the used slots whose sequences are decoded; of others' slots as of this process's."""
+        return self.decoding_slots / self.claimed_slots if self.claimed_slots else 1.0
+
+    @property
+    def staying(self) -> float:
+        """The part of the used slots that will be used when a prompt that is sent now has its first token, as
+        expected: sequences have ended of late at `turnover`, and prompts took `first_token_s`."""
+        if not self.used_slots:
+            return 1.0
+        return 1 - min(self._decoding, self.turnover.per_second * self.first_token_s.value / self.used_slots)
 
     @property
     def prefill_queue_tokens(self) -> int:
@@ -250,12 +266,10 @@ class Worker:
         self.changed()
 
     def load_changed(self) -> None:
-        """What its steps depend on has changed, as far as this router knows. The same part of other routers'
-        slots is taken to be decoded as of its own."""
+        """What its steps depend on has changed, as far as this router knows."""
         if self.decodes:
-            decoding = self.decoding_slots / self.claimed_slots if self.claimed_slots else 1.0
-            sequences, context_tokens = decoding * self.used_slots, decoding * self.context_tokens
-            self.loads.changed(DecodeLoad(sequences, context_tokens, self.prefill_share.after()))
+            decoding = self._decoding
+            self.loads.changed(decoding * self.used_slots, decoding * self.context_tokens)
 
     def set_siblings(self, counts: SiblingCounts) -> bool:
         """Takes what sibling processes have here; whether that may give a request room."""

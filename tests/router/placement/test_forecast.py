@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.router.placement.forecast import TPOT_SAFETY, each_s, sequences_within, step_s
+from services.router.workers.recent_work import Turnover
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import bare_worker
 
@@ -58,3 +59,28 @@ def test_so_many_sequences_are_within_a_limit_as_steps_say(curve: bool, ratio: f
                 if step_s(worker, more, more * CONTEXT) <= TPOT_SAFETY * limit_s
             ]
             assert sequences_within(worker, limit_s, CONTEXT) == max(fit, default=0), (running, limit_ms)
+
+
+@pytest.mark.parametrize(("decoding_slots", "stay"), [(8, 6.0), (1, 7.0), (0, 8.0)])
+def test_room_is_for_sequences_that_run_at_a_first_token(decoding_slots: int, stay: float) -> None:
+    """Four sequences a second have ended lately, and first tokens took half a second: two will have ended,
+    but no more than are decoded."""
+    worker, now = decoding(8, curve=False), [0.0]
+    worker.decoding_slots = decoding_slots
+    worker.turnover = Turnover(lambda: now[0])
+    for _ in range(8):
+        worker.turnover.add()
+    assert worker.staying == 1.0, "no request has ended of which the time to the first token is known"
+    worker.first_token_s.observe(0.5)
+    assert worker.staying == stay / 8
+    limit_s = (0.005 + 12 * 2e-5) / TPOT_SAFETY
+    assert sequences_within(worker, limit_s + 1e-6, CONTEXT) == 12 - stay
+    now[0] = 2.1
+    assert worker.staying == 1.0
+
+
+def test_an_empty_worker_has_all_its_room() -> None:
+    worker = decoding(0)
+    worker.turnover.add()
+    worker.first_token_s.observe(0.5)
+    assert worker.staying == 1.0

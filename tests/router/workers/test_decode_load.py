@@ -17,19 +17,29 @@ class Clock:
 def test_the_mean_is_by_time() -> None:
     clock = Clock()
     history = LoadHistory(clock)
-    history.changed(DecodeLoad(10, 1000, 0.5))
+    history.changed(10, 1000)
     clock.now += 1.0
-    first = history.mark()
+    first = history.mark(computed_s=7.0)
     clock.now += 3.0
-    history.changed(DecodeLoad(2, 200, 0.0))
-    second = history.mark()
+    history.changed(2, 200)
+    second = history.mark(computed_s=8.5)
     clock.now += 1.0
-    assert history.mean_since(first) == pytest.approx((8, 800, 0.375))
-    assert history.mean_since(second) == pytest.approx((2, 200, 0.0))
+    assert history.mean_since(first, computed_s=8.5) == pytest.approx((8, 800, 0.375))
+    assert history.mean_since(second, computed_s=8.5) == pytest.approx((2, 200, 0.0))
 
 
 def test_of_no_time_it_is_the_load_now() -> None:
     clock = Clock()
     history = LoadHistory(clock)
-    history.changed(DecodeLoad(3, 30, 0.1))
-    assert history.mean_since(history.mark()) == DecodeLoad(3, 30, 0.1)
+    history.changed(3, 30)
+    assert history.mean_since(history.mark()) == DecodeLoad(3, 30)
+
+
+@pytest.mark.parametrize(("computed_s", "share"), [(5.0, 0.0), (100.0, 1.0)])
+def test_prompts_take_between_none_and_all_of_the_time(computed_s: float, share: float) -> None:
+    """A sibling process ends or starts, of which all that it has ever sent goes or comes at once."""
+    clock = Clock()
+    history = LoadHistory(clock)
+    begun = history.mark(computed_s=50.0)
+    clock.now += 1.0
+    assert history.mean_since(begun, computed_s).prefill_share == share

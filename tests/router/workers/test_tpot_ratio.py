@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.placement.claim import Claim
+from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.forecast import step_s, uncorrected_step_s
+from services.router.workers.backlog import Backlog
 from services.router.workers.decode_load import LoadHistory
 from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker import Worker
@@ -72,6 +73,30 @@ def test_a_burst_after_a_start_says_nothing_wrong() -> None:
     for claim in claims:
         claim.decoded(100, 0.005 + 0.0001 * 96)
         claim.release()
+    assert decode.tpot_ratio.value == pytest.approx(1.0)
+
+
+def test_prompts_count_when_the_worker_computes_them() -> None:
+    """Eight prompts of 0.1 s in the first second of a sequence, none in the second one of another."""
+    decode, now = measured(), [0.0]
+    decode.loads, decode.backlog = LoadHistory(lambda: now[0]), Backlog(lambda: now[0])
+    step_s = uncorrected_step_s(decode, 1)
+    first = Claim(decode, decode, 10, 20, seconds=0.1)
+    now[0] = 0.1
+    first.prefill_ended()
+    for _ in range(8):
+        prompt = PrefillClaim(decode, 10, seconds=0.1)
+        now[0] += 0.1
+        prompt.release()
+    now[0] = 1.1
+    first.decoded(100, step_s / 0.2)
+    assert decode.tpot_ratio.value == pytest.approx(1.0)
+    assert decode.first_token_s.value == pytest.approx(0.1)
+    first.release()
+    second = Claim(decode, decode, 10, 20)
+    second.prefill_ended()
+    now[0] = 2.1
+    second.decoded(100, step_s)
     assert decode.tpot_ratio.value == pytest.approx(1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,3 +294,20 @@ def test_decode_rates_leave_out_the_wait_for_prefill_steps(
     decode = stepped.engine.decode
     monkeypatch.setattr(decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=50, mean_ms=20.0))
     assert decode.rates(0.25).step_s == pytest.approx(0.015, rel=0.01)
+
+
+def test_contexts_count_for_as_many_sequences_as_the_measured_steps_had(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst of 40 sequences begins, of whose first second steps had 20 on average; then two of them are
+    left, and none."""
+    decode = stepped.engine.decode
+    cost = DecodeCost(StepCurve((1.0,), (0.004,), 3e-8))
+    monkeypatch.setattr(decode, "_cost", cost)
+    for running, sequences in ((40, 20), (2, 20), (0, 2)):
+        allocation = SimpleNamespace(running=running, context_tokens=1100 * running)
+        monkeypatch.setattr(decode, "allocation", allocation)
+        recent = RecentSteps(steps=100, tokens=100 * sequences, mean_ms=4.0 + sequences * 1100 * 3e-5)
+        monkeypatch.setattr(decode.clock, "recent", lambda: recent)  # noqa: B023
+        rates = decode.rates(0.0)
+        assert rates.seconds(40, 44_000) == pytest.approx(0.004 + 44_000 * 3e-8, rel=1e-3)

@@ -89,6 +89,9 @@ class DecodeSide:
         )
         self._cost = DecodeCost(loop.curve)
         self._rates = self._cost.rates()
+        # Tokens of a sequence on average, when some ran at the last measurement. The steps of the second
+        # before it may have had more or fewer sequences than run then.
+        self._context_tokens = 0.0
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
 
@@ -113,9 +116,11 @@ class DecodeSide:
         that the clock has measured, by which prefill steps made steps later or longer; where that is nearly
         all of it, steps say nothing."""
         recent = self.clock.recent()
+        if running := self.allocation.running:
+            self._context_tokens = self.allocation.context_tokens / running
         if recent.steps and recent.mean_ms > 0 and waiting_share < MOST_PREFILL_SHARE:
             sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
-            self._cost.observe(sequences, self.allocation.context_tokens, seconds)
+            self._cost.observe(sequences, sequences * self._context_tokens, seconds)
         self._rates = self._cost.rates()
         return self._rates
 
