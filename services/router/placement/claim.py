@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
+from baton.prefill_defaults import MOST_PREFILL_SHARE
 from services.router.placement.forecast import loaded_step_s
 from services.router.workers.decode_load import LoadMark
 from services.router.workers.worker import Worker
@@ -105,7 +106,8 @@ class Claim(PrefillClaim):
 
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
-        corrects what is predicted for later ones. To be called right before or after `release`."""
+        corrects what is predicted for later ones, unless prompts took nearly all of the time meanwhile. To be
+        called right before or after `release`."""
         self._on_decoded(tokens)
         if self._decoded_since is None:
             return
@@ -115,7 +117,7 @@ class Claim(PrefillClaim):
         # By what is known now of the worker: after a start its first rates are rough.
         rates = self.decode.described.load.rates
         load = self.decode.loads.mean_since(self._decoded_since, self.decode.backlog.computed_s)
-        if rates.decode_step_s > 0:
+        if rates.decode_step_s > 0 and 0 <= load.prefill_share < MOST_PREFILL_SHARE:
             self.decode.tpot_ratio.ended(tpot_s, loaded_step_s(rates, load))
 
     def release(self) -> None:

@@ -152,9 +152,9 @@ class Backlog:
 
     @property
     def computed_s(self) -> float:
-        """Seconds of all prompts that have ended, of this process and its siblings; it only grows, except
-        when a sibling ends or starts."""
-        return self._added_s + self._siblings.added_s - self._unfinished_s
+        """Seconds of all that was computed of prompts that this process and its siblings ever sent there. It
+        changes by all of a sibling's when that one ends or starts."""
+        return self._added_s + self._siblings.added_s - self.wait_s
 
     @property
     def overdue_s(self) -> float:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class DecodeLoad(NamedTuple):
-    """Sequences that are decoded, the sum of their context tokens, and the share (0 to 1) of the worker's
-    time that prompts take. Current values, or means over an interval."""
+    """Sequences that are decoded, the sum of their context tokens, and the share of the worker's time that
+    prompts take. Current values, or means over an interval."""
 
     sequences: float = 0
     context_tokens: float = 0
@@ -18,7 +18,7 @@ class DecodeLoad(NamedTuple):
 
 class LoadMark(NamedTuple):
     """Sequences and context tokens, integrated up to `at`, in seconds of the clock of a `LoadHistory`;
-    `computed_s`: seconds of all prompts that the worker had computed by then."""
+    `computed_s`: seconds of all that the worker had computed of prompts by then (`Backlog.computed_s`)."""
 
     at: float
     sequences: float = 0.0
@@ -41,7 +41,7 @@ class LoadHistory:
         self._sequences, self._context_tokens = sequences, context_tokens
 
     def mark(self, computed_s: float = 0.0) -> LoadMark:
-        """The integrals up to now, when the worker has computed prompts of so many seconds in all."""
+        """The integrals up to now. `computed_s`: see `LoadMark`."""
         now = self._clock()
         seconds = now - self._mark.at
         return LoadMark(
@@ -52,8 +52,9 @@ class LoadHistory:
         )
 
     def mean_since(self, begun: LoadMark, computed_s: float = 0.0) -> DecodeLoad:
-        """The mean load between `begun` and now, when the worker has computed prompts of so many seconds in
-        all; the current load if no time has passed."""
+        """The mean load between `begun` and now, the current one if no time has passed. `computed_s`: of now,
+        see `LoadMark`; where one of both lacks what a sibling process has sent, the share of prompts is below
+        0 or far above 1."""
         now = self.mark(computed_s)
         seconds = now.at - begun.at
         if seconds <= 0:
@@ -61,5 +62,5 @@ class LoadHistory:
         return DecodeLoad(
             (now.sequences - begun.sequences) / seconds,
             (now.context_tokens - begun.context_tokens) / seconds,
-            min(1.0, max(0.0, now.computed_s - begun.computed_s) / seconds),
+            (now.computed_s - begun.computed_s) / seconds,
         )

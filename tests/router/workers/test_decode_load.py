@@ -33,13 +33,3 @@ def test_of_no_time_it_is_the_load_now() -> None:
     history = LoadHistory(clock)
     history.changed(3, 30)
     assert history.mean_since(history.mark()) == DecodeLoad(3, 30)
-
-
-@pytest.mark.parametrize(("computed_s", "share"), [(5.0, 0.0), (100.0, 1.0)])
-def test_prompts_take_between_none_and_all_of_the_time(computed_s: float, share: float) -> None:
-    """A sibling process ends or starts, of which all that it has ever sent goes or comes at once."""
-    clock = Clock()
-    history = LoadHistory(clock)
-    begun = history.mark(computed_s=50.0)
-    clock.now += 1.0
-    assert history.mean_since(begun, computed_s).prefill_share == share

@@ -6,7 +6,7 @@ import pytest
 
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.forecast import step_s, uncorrected_step_s
-from services.router.workers.backlog import Backlog
+from services.router.workers.backlog import Backlog, BacklogPart
 from services.router.workers.decode_load import LoadHistory
 from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker import Worker
@@ -98,6 +98,20 @@ def test_prompts_count_when_the_worker_computes_them() -> None:
     now[0] = 2.1
     second.decoded(100, step_s)
     assert decode.tpot_ratio.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("before", [0.0, 1000.0])
+def test_a_sibling_process_that_starts_or_ends_says_nothing(before: float) -> None:
+    """All that it has ever sent comes or goes at once."""
+    decode, now = measured(), [0.0]
+    decode.loads, decode.backlog = LoadHistory(lambda: now[0]), Backlog(lambda: now[0])
+    decode.backlog.set_siblings(BacklogPart(added_s=before))
+    claim = Claim(decode, decode, 10, 20)
+    claim.prefill_ended()
+    now[0] = 1.0
+    decode.backlog.set_siblings(BacklogPart(added_s=1000.0 - before))
+    claim.decoded(100, 0.006)
+    assert decode.tpot_ratio.value == 1.0
 
 
 @pytest.mark.parametrize(("tokens", "known"), [(15, True), (100, False)])
