@@ -286,11 +286,12 @@ def knows_sequences(worker: MeasuredWorker, context_tokens: int) -> bool:
 
 
 def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
-    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit."""
+    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit
+    beside those that will still run when their prompts are computed (`staying`)."""
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    # As `step_s` computes it, but for what is the same for any number of sequences.
+    # As `step_s` computes it of these, but for what is the same for any number of sequences.
     rates, staying = worker.described.load.rates, worker.staying
     slots, tokens = staying * worker.used_slots, staying * worker.context_tokens
     share = 1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(0.0))

@@ -134,7 +134,7 @@ class Worker:
         # What its decode steps depend on, over time; and how output tokens compare with predictions.
         self.loads = LoadHistory()
         self.tpot_ratio = TpotRatio()
-        # Of recent requests that decode here: from their placement to their first token.
+        # Seconds from placement to first token, of recent requests that were decoded here.
         self.first_token_s = RecentMean()
         # This router's requests at decode: the sum of the tokens that they have on average while they run,
         # and their limits of the time per output token, in ascending order.
@@ -193,13 +193,15 @@ class Worker:
 
     @property
     def _decoding(self) -> float:
-        """The part of the used slots whose sequences are decoded; of others' slots as of this process's."""
+        """The part of the used slots whose sequences are decoded; of others' slots the same part as of this
+        process's."""
         return self.decoding_slots / self.claimed_slots if self.claimed_slots else 1.0
 
     @property
     def staying(self) -> float:
-        """The part of the used slots that will be used when a prompt that is sent now has its first token, as
-        expected: sequences have ended of late at `turnover`, and prompts took `first_token_s`."""
+        """The part of the used slots that is expected to be still used when a prompt that is sent now has its
+        first token: by the slots that were released per second of late, and how long recent requests took to
+        their first tokens. Sequences that are not decoded yet stay."""
         if not self.used_slots:
             return 1.0
         return 1 - min(self._decoding, self.turnover.per_second * self.first_token_s.value / self.used_slots)

@@ -37,6 +37,23 @@ def test_the_sum_shrinks_with_the_clock_and_at_the_end_of_a_prompt(backlog: Back
     assert backlog.wait_s == 0
 
 
+def test_what_was_computed_grows_with_the_clock_and_at_the_end_of_a_prompt(
+    backlog: Backlog, clock: Clock
+) -> None:
+    backlog.set_siblings(BacklogPart(added_s=5.0))
+    first = backlog.add(0.2)
+    backlog.add(0.3)
+    assert backlog.computed_s == pytest.approx(5.0)
+    clock.now += 0.1
+    assert backlog.computed_s == pytest.approx(5.1)
+    backlog.ended(first)
+    assert backlog.computed_s == pytest.approx(5.2)
+    backlog.set_siblings(BacklogPart(added_s=5.4, unfinished_s=0.4, left=seconds_by_length([0.4])))
+    assert backlog.computed_s == pytest.approx(5.2)
+    clock.now += 1.0
+    assert backlog.computed_s == pytest.approx(5.9)
+
+
 def test_prompts_that_have_not_ended_in_the_time_predicted_are_overdue(
     backlog: Backlog, clock: Clock
 ) -> None:

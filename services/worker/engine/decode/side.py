@@ -89,8 +89,8 @@ class DecodeSide:
         )
         self._cost = DecodeCost(loop.curve)
         self._rates = self._cost.rates()
-        # Tokens of a sequence on average, when some ran at the last measurement. The steps of the second
-        # before it may have had more or fewer sequences than run then.
+        # Context tokens of a sequence on average, when rates were asked for last while any ran. The measured
+        # steps may have had more or fewer sequences than run at that time.
         self._context_tokens = 0.0
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
         self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
