@@ -83,8 +83,8 @@ class Claim(PrefillClaim):
         if tpot_s is not None:
             bisect.insort(decode.tpot_limits, tpot_s)
         decode.load_changed()
-        # When it was claimed, and since when it is decoded; None: its prompt is not computed yet.
-        self._claimed = decode.loads.mark()
+        self._claimed_at = decode.loads.mark().at
+        # Since when it is decoded; None: its prompt is not computed yet.
         self._decoded_since: LoadMark | None = None
 
     @property
@@ -111,7 +111,7 @@ class Claim(PrefillClaim):
         self._on_decoded(tokens)
         if self._decoded_since is None:
             return
-        self.decode.first_token_s.observe(self._decoded_since.at - self._claimed.at)
+        self.decode.first_token_s.observe(self._decoded_since.at - self._claimed_at)
         if tokens < _LEAST_TOKENS:
             return
         # By what is known now of the worker: after a start its first rates are rough.
