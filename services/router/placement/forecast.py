@@ -223,15 +223,18 @@ def sequence_delay_s(
 
 def _delayed(worker: MeasuredWorker, token_s: float) -> float:
     """How many sequences are delayed where they are decoded, those with limits by their urgency while each
-    token takes `token_s`. Those of other routers are taken to be like this router's."""
+    token takes `token_s`. Those of other routers are taken to be like this router's; where it has none there,
+    to be without limits."""
     limits = worker.tpot_limits
+    if not (limits or worker.claimed_slots):
+        return worker.used_slots
     claimed = max(worker.claimed_slots, len(limits))
     urgency, at = float(claimed - len(limits)), 0
     while at < len(limits):  # many sequences have the same limit
         end = bisect.bisect_right(limits, limits[at], at)
         urgency += (end - at) * _stream_urgency(token_s / limits[at])
         at = end
-    return worker.used_slots * urgency / max(1, claimed)
+    return worker.used_slots * urgency / claimed
 
 
 def _stream_urgency(used: float) -> float:
@@ -256,13 +259,14 @@ def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
 
 def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
-    `left_s`, and those that the worker decodes."""
+    `left_s`, and those that the worker decodes, as far as they may still meet them."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
     if not prefill.tpot_limits:
         return int(late)
-    before, after = (step_s(prefill, 0, 0, more) / TPOT_SAFETY for more in (0.0, prompt.own_s))
     limits = prefill.tpot_limits
-    return late + bisect.bisect_left(limits, after) - bisect.bisect_left(limits, before)
+    before_s, after_s = step_s(prefill, 0), step_s(prefill, 0, 0, prompt.own_s)
+    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY) - bisect.bisect_left(limits, before_s / _LOST)
+    return late + max(0, missed)
 
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:

@@ -293,11 +293,11 @@ class Placement:
         soon: Callable[[Worker], bool],
     ) -> Worker | None:
         """The best worker that will start a prompt for `decode` soon. None where there is none, or where that
-        is `decode` and a prompt would delay what it decodes more than it costs to wait for a better one."""
+        decodes, and it delays requests less to wait for a better one whose queue is full now."""
         able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
         best = min(filter(soon, able), key=order, default=None)
-        if best is decode and decode.exchanges and min(able, key=order) is not decode:
-            return None
+        if best is not None and best.exchanges and (best is decode or best.used_slots > 0):
+            return best if best is min(able, key=order) else None
         return best
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | NoRoom:

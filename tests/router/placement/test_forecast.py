@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.placement.forecast import TPOT_SAFETY, each_s, sequences_within, step_s
+from services.router.placement.forecast import (
+    TPOT_SAFETY,
+    PromptAt,
+    each_s,
+    prefill_delay_s,
+    prefill_misses,
+    sequences_within,
+    step_s,
+)
+from services.router.workers.backlog import Turn
+from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_work import Turnover
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import bare_worker
@@ -84,3 +94,23 @@ def test_an_empty_worker_has_all_its_room() -> None:
     worker.turnover.add()
     worker.first_token_s.observe(0.5)
     assert worker.staying == 1.0
+
+
+@pytest.mark.parametrize("over", [1.0, 1.04])
+def test_a_prompt_makes_those_miss_that_may_still_meet_their_limits(over: float) -> None:
+    """Room is for what runs at a first token, so steps of all that hold slots may seem a little too long."""
+    worker, prompt = decoding(8, curve=False), PromptAt(0.1, Turn(0.0, 0))
+    limit_s = step_s(worker, 0) / TPOT_SAFETY / over
+    worker.tpot_limits = [limit_s] * 8
+    assert prefill_misses(worker, prompt, left_s=None) == 8
+    worker.tpot_limits = [0.8 * limit_s] * 8
+    assert prefill_misses(worker, prompt, left_s=None) == 0, "they miss them in any case"
+
+
+def test_a_prompt_delays_sequences_of_other_processes() -> None:
+    """Also where this process has none at the worker that says how near they are to their limits."""
+    worker, prompt = bare_worker("both-0", slots=16, receives_handoffs=True), PromptAt(0.1, Turn(0.0, 0))
+    worker.described.load.rates.decode_step_s = 0.005
+    assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.1)
+    worker.set_siblings(SiblingCounts(processes=1, slots=3, context=3 * CONTEXT))
+    assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.4)

@@ -1,0 +1,47 @@
+"""Several combined workers that decode beside those that compute prompts for all, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from services.router.placement.placement import Placement
+from services.router.placement.worker_order import PrefillOrder
+from services.router.request.slo import Slo
+from services.router.workers.worker import Worker
+from tests.router.processes.modelled_processes import serve
+
+
+def _the_first_that_starts_soon(
+    placement: Placement,
+    decode: Worker,
+    among: Iterable[Worker],
+    order: Callable[[Worker], PrefillOrder],
+    soon: Callable[[Worker], bool],
+) -> Worker | None:
+    return min(filter(soon, placement._prefills(decode, among)), key=order, default=None)
+
+
+@pytest.mark.parametrize(
+    ("roles", "tpot_s", "rate"),
+    [
+        (("prefill", "prefill", "both", "both"), 0.012, 84),
+        pytest.param(("both",) * 4, 0.008, 68, marks=pytest.mark.slow),
+    ],
+    ids=["conditional", "exchange"],
+)
+def test_prompts_wait_rather_than_delay_what_others_decode(
+    roles: tuple[str, ...], tpot_s: float, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the queues of those that compute prompts for all are full. A worker that decodes computes prompts
+    of its own sequences only, and of other workers' where that delays all requests least."""
+    slo = Slo(0.5, tpot_s)
+
+    def share() -> float:
+        served = [one for each in serve(roles, rate, slo, 0.5) for one in each]
+        return sum(one.meets(slo) for one in served) / len(served)
+
+    assert share() >= 0.97
+    monkeypatch.setattr(Placement, "_prefill_for", _the_first_that_starts_soon)
+    assert share() <= 0.9
