@@ -18,7 +18,8 @@ A combined worker that exchanges sequences with others may compute a prompt for 
 (conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
 prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
 meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
-otherwise wait for long. Where all workers are combined, `prefill_duty` says which compute prompts.
+otherwise wait for long. A prompt whose best worker has a full queue waits for it rather than go to one that
+decodes. Where all workers are combined, `prefill_duty` says which compute prompts.
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.
