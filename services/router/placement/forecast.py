@@ -261,12 +261,15 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes, as far as they may still meet them."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
-    if not prefill.tpot_limits:
-        return int(late)
     limits = prefill.tpot_limits
+    if not limits:
+        return int(late)
     before_s, after_s = step_s(prefill, 0), step_s(prefill, 0, 0, prompt.own_s)
-    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY) - bisect.bisect_left(limits, before_s / _LOST)
-    return late + max(0, missed)
+    return (
+        late
+        + bisect.bisect_left(limits, after_s / TPOT_SAFETY)
+        - bisect.bisect_left(limits, before_s / _LOST)
+    )
 
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import re
+import sys
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import FieldError
+from services.router.formats import json_counts
 from services.router.formats.json_counts import check_counts
 from services.router.request.sizes import check_document
 
@@ -40,6 +46,20 @@ _BOUNDED = st.fixed_dictionaries(
 )
 
 
+def _of_an_older_python() -> ModuleType:
+    """The module as Python 3.11.2 has it, which is Debian 12's."""
+    spec = importlib.util.find_spec(json_counts.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    older = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "version_info", (3, 11, 2)):
+        spec.loader.exec_module(older)
+    return older
+
+
+OLDER = _of_an_older_python()
+
+
 def refusal(check: Any, *arguments: object) -> tuple[str, str | None] | None:
     with contextlib.suppress(FieldError):
         check(*arguments)
@@ -55,7 +75,17 @@ def test_agrees_with_the_document(odd: dict[str, Any], bounded: dict[str, Any], 
     for one in ({}, *({name: value} for name, value in bounded.items())):
         document = {**odd, **one, "after": 1}
         text = json.dumps(document, indent=indent, ensure_ascii=False).encode()
-        assert refusal(check_counts, text, CONTEXT) == refusal(check_document, document, CONTEXT)
+        expected = refusal(check_document, document, CONTEXT)
+        assert refusal(check_counts, text, CONTEXT) == expected
+        assert refusal(OLDER.check_counts, text, CONTEXT) == expected
+
+
+def test_an_older_python_repeats_no_group_possessively() -> None:
+    """There that matches what it should not, and may never end; else it is what saves memory."""
+    possessive = re.compile(rb"\)(?:[*+?]|\{[0-9,]+\})\+")
+    for name in ("_VALUE", "_REST", "_KEY", "_SMALL_MESSAGES"):
+        assert not possessive.search(getattr(OLDER, name).pattern)
+        assert bool(possessive.search(getattr(json_counts, name).pattern)) is (sys.version_info >= (3, 11, 5))
 
 
 _SCHEMA = {"type": "object", "properties": {f"p{number}": {"enum": ["a"]} for number in range(4800)}}
