@@ -16,12 +16,11 @@ SOURCES = ("baton", "kvtransfer", "loadgen", "services", "models", "bench", "tes
 PACKAGES = {"baton", "kvtransfer", "loadgen", "services"}
 # What pip does with a checkout, and with the sdist that comes of it.
 BUILD = """
-import os, sys, tarfile
+import os, shutil, sys
 from setuptools import build_meta
 out = sys.argv[1]
 source = build_meta.build_sdist(out)
-with tarfile.open(os.path.join(out, source)) as archive:
-    archive.extractall(out, filter="data")
+shutil.unpack_archive(os.path.join(out, source), out)
 os.chdir(os.path.join(out, source.removesuffix(".tar.gz")))
 build_meta.build_wheel(out)
 """
