@@ -46,7 +46,7 @@ from services.router.placement.forecast import (
 )
 from services.router.placement.pools import Pools, bind
 from services.router.placement.prefill_duty import DecodeChoice, PrefillDuty
-from services.router.placement.room import MayUse, Room, Waits, worth_waiting
+from services.router.placement.room import STUCK_S, MayUse, Room, Waits, worth_waiting
 from services.router.placement.worker_order import DecodeOrder, PrefillOrder, WorkerOrder
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
@@ -297,9 +297,10 @@ class Placement:
         decodes, and it delays requests less to wait for a better one whose queue is full now."""
         able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
         best = min(filter(soon, able), key=order, default=None)
-        if best is not None and best.exchanges and (best is decode or best.used_slots > 0):
-            return best if best is min(able, key=order) else None
-        return best
+        if best is None or not best.exchanges or not (best is decode or best.used_slots):
+            return best
+        waited_for = (worker for worker in able if worker is best or worker.backlog.overdue_s < STUCK_S)
+        return best if best is min(waited_for, key=order) else None
 
     def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | NoRoom:
         """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""

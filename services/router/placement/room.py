@@ -33,9 +33,10 @@ _UNCACHED_FACTOR, _UNCACHED_TOKENS = 1.5, 128
 # Where it has less of the prompt cached: the share of the tokens that may be queued at a worker below which
 # it has much room for prompts.
 _MUCH_ROOM_SHARE = 0.25
-# No request waits for a worker that needs longer than this, by prediction, for the prompts that it has, or is
-# so much later with them than predicted that it may have stopped to compute any.
-_SOON_S, _STUCK_S = 0.25, 1.0
+# No request waits for a cache whose worker needs longer than this, by prediction, for its prompts.
+_SOON_S = 0.25
+# Nor for any worker that is so much later with them than predicted that it may have stopped to compute any.
+STUCK_S = 1.0
 
 
 class Waits(Enum):
@@ -106,7 +107,7 @@ class Room:
     def _soon_has_room(self, worker: Worker) -> bool:
         """False while the worker's rates are not known, since nothing says when it will have."""
         known = worker.described.load.rates.prefill_token_s > 0
-        moves = worker.backlog.wait_s < _SOON_S and worker.backlog.overdue_s < _STUCK_S
+        moves = worker.backlog.wait_s < _SOON_S and worker.backlog.overdue_s < STUCK_S
         return known and moves and self.within_limits(worker)
 
 

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from services.router.placement.placement import Placement
+from services.router.placement.claim import Claim
+from services.router.placement.placement import NoRoom, Placement
+from services.router.placement.room import STUCK_S
 from services.router.placement.worker_order import PrefillOrder
 from services.router.request.slo import Slo
+from services.router.workers.backlog import Backlog
 from services.router.workers.worker import Worker
+from tests.router.placement.modelled_cluster import RATES
 from tests.router.processes.modelled_processes import serve
+from tests.router.workers.bare_workers import bare_worker, placement_of
 
 
 def _the_first_that_starts_soon(
@@ -45,3 +50,22 @@ def test_prompts_wait_rather_than_delay_what_others_decode(
     assert share() >= 0.97
     monkeypatch.setattr(Placement, "_prefill_for", _the_first_that_starts_soon)
     assert share() <= 0.9
+
+
+def test_none_waits_for_a_worker_that_has_stopped_to_compute_prompts() -> None:
+    now = [0.0]
+    prefill, both = bare_worker("prefill-0"), bare_worker("both-0", receives_handoffs=True, slots=64)
+    for worker in (prefill, both):
+        worker.described.load.rates.CopyFrom(RATES)
+    prefill.backlog, both.claimed_slots = Backlog(lambda: now[0]), 20
+    placement = placement_of([prefill, both], ahead=1000)
+    first = placement.pick(1024, 128)
+    assert isinstance(first, Claim)
+    second = placement.pick(1024, 128)  # one is sent after it
+    assert isinstance(second, Claim)
+    assert {first.prefill, second.prefill} == {prefill}
+    assert placement.pick(1024, 128) is NoRoom.PREFILL, "20 sequences would wait for the prompt"
+    now[0] = prefill.backlog.wait_s + STUCK_S + 0.01
+    third = placement.pick(1024, 128)
+    assert isinstance(third, Claim)
+    assert third.prefill is both
