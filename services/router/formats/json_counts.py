@@ -30,8 +30,6 @@ from services.router.request.validate import context_exceeded
 
 # Objects and lists within a member's value.
 _DEPTH = 8
-
-
 # Before Python 3.11.5 possessive quantifiers of groups match what they should not, and may never end
 # (CPython's gh-106052 and gh-100061). An atomic group says the same, but takes 40 to 75 bytes of memory for
 # each byte of text.

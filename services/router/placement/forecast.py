@@ -189,10 +189,16 @@ def decode_misses(worker: MeasuredWorker, tpot_s: float | None, before_s: float,
 def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int, sequences: int = 1) -> bool:
     """Whether the sequences that a worker decodes meet their limits beside so many more, each of so many
     tokens, as far as they may still meet them."""
-    before_s, after_s = step_s(worker, 0), step_s(worker, sequences, sequences * context_tokens)
-    tightest = bisect.bisect_left(worker.tpot_limits, before_s / _LOST)
-    limits = worker.tpot_limits[tightest:]
-    return not limits or after_s <= TPOT_SAFETY * limits[0]
+    after_s = step_s(worker, sequences, sequences * context_tokens)
+    return not _newly_missed(worker, step_s(worker, 0), after_s)
+
+
+def _newly_missed(worker: MeasuredWorker, before_s: float, after_s: float) -> int:
+    """How many sequences there miss their limits where steps of `before_s` last `after_s`, of those that may
+    still meet them."""
+    limits = worker.tpot_limits
+    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
+    return missed - bisect.bisect_left(limits, before_s / _LOST)
 
 
 def prefill_delay_s(
@@ -226,9 +232,9 @@ def _delayed(worker: MeasuredWorker, token_s: float) -> float:
     token takes `token_s`. Those of other routers are taken to be like this router's; where it has none there,
     to be without limits."""
     limits = worker.tpot_limits
-    if not (limits or worker.claimed_slots):
-        return worker.used_slots
     claimed = max(worker.claimed_slots, len(limits))
+    if not claimed:
+        return worker.used_slots
     urgency, at = float(claimed - len(limits)), 0
     while at < len(limits):  # many sequences have the same limit
         end = bisect.bisect_right(limits, limits[at], at)
@@ -261,15 +267,9 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes, as far as they may still meet them."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
-    limits = prefill.tpot_limits
-    if not limits:
+    if not prefill.tpot_limits:
         return int(late)
-    before_s, after_s = step_s(prefill, 0), step_s(prefill, 0, 0, prompt.own_s)
-    return (
-        late
-        + bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-        - bisect.bisect_left(limits, before_s / _LOST)
-    )
+    return late + _newly_missed(prefill, step_s(prefill, 0), step_s(prefill, 0, 0, prompt.own_s))
 
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""Several combined workers that decode beside those that compute prompts for all, in virtual time."""
+"""A prompt waits for the worker that is best for all, rather than go to one that decodes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _the_first_that_starts_soon(
 def test_prompts_wait_rather_than_delay_what_others_decode(
     roles: tuple[str, ...], tpot_s: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the queues of those that compute prompts for all are full. A worker that decodes computes prompts
-    of its own sequences only, and of other workers' where that delays all requests least."""
+    """Two decode, and neither computes prompts for the other one while the queues of those that do so for all
+    are full. In virtual time."""
     slo = Slo(0.5, tpot_s)
 
     def share() -> float:
