@@ -2,6 +2,12 @@
 
 One run of loadgen lasts all the time; a second one at the same rate lasts as long as the overload does. What
 happened before, during and after is computed from the records of both, by when requests were due.
+
+Requests come at random, so at a rate near the highest that is sustained there are seconds with a queue in any
+case: a server that had no overload has them too. When all is normal again is judged beside what the requests
+that came after the overload would have had without it: the waits in one queue, empty at first, of as many
+places a second as first tokens came in the overload (Lindley's recursion; Kleinrock, "Queueing Systems",
+volume 1, section 8.1).
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,15 +33,16 @@ from loadgen.common.record import Outcome, Record
 BEFORE_S, AFTER_S = 20.0, 20.0
 # A refusal that takes longer than this, in ms, is late: its client loses time that it could use elsewhere.
 LATE_MS = 20.0
-# What is normal: medians of a second that are at most so many times those before.
-_NORMAL = 1.25
+# What is normal: medians of a second that are at most so many times those before, or those without overload,
+# and at least so large a part in time of what was before.
+_NORMAL, _NORMAL_PART = 1.25, 0.9
 _REFUSED = ("HTTP_429", "RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True, slots=True)
 class Overload:
     """Good requests a second under one limit before and during the overload; seconds after it until TTFT and
-    TPOT are as before (None: not within the run); refusals and how long they took, in ms."""
+    TPOT are normal (None: not within the run); refusals and how long they took, in ms."""
 
     tpot_ms: float
     before: float
@@ -92,7 +100,7 @@ def judge_overload(records: Sequence[Record], limits: Limits, begun_s: float, en
         limits.tpot_ms,
         _good(before, limits) / begun_s,
         _good(during, limits) / (ended_s - begun_s),
-        _normal_after(records, before, ended_s),
+        _normal_after(records, limits, begun_s, ended_s),
         len(refusals),
         None if p50 is None else round(float(p50), 1),
         None if p99 is None else round(float(p99), 1),
@@ -106,22 +114,41 @@ def _good(records: Sequence[Record], limits: Limits) -> int:
     return sum((ttft(one) or math.inf) <= first_s and (tpot(one) or 0.0) <= each_s for one in served)
 
 
-def _normal_after(records: Sequence[Record], before: Sequence[Record], ended_s: float) -> float | None:
-    """Seconds after the overload until the first of two successive seconds with medians as before."""
+def _normal_after(records: Sequence[Record], limits: Limits, begun_s: float, ended_s: float) -> float | None:
+    """Seconds after the overload until the first of two successive seconds that are normal."""
+    before = [one for one in records if one.scheduled < begun_s]
     usual = _medians(before)
     if usual is None:
         return None
-    last, well = max((one.scheduled for one in records), default=0.0), 0
-    for second in range(int(last - ended_s)):
+    after = sorted((one for one in records if one.scheduled >= ended_s), key=lambda one: one.scheduled)
+    first_tokens = sum(begun_s <= one.token_times[0] < ended_s for one in records if one.token_times)
+    waits = _waits([one.scheduled for one in after], (ended_s - begun_s) / max(1, first_tokens))
+    fastest = min(value for one in before if (value := ttft(one)) is not None)
+    least = _NORMAL_PART * _good(before, limits) / len(before)
+    well = 0
+    for second in range(int(after[-1].scheduled - ended_s) if after else 0):
         at = ended_s + second
-        found = _medians([one for one in records if at <= one.scheduled < at + 1])
-        fine = found is not None and all(
-            now <= _NORMAL * then for now, then in zip(found, usual, strict=True)
+        due = [(one, wait) for one, wait in zip(after, waits, strict=True) if at <= one.scheduled < at + 1]
+        came = [one for one, _ in due]
+        now = _medians(came)
+        fine = (
+            now is not None
+            and now[0] <= _NORMAL * max(usual[0], fastest + median(wait for _, wait in due))
+            and now[1] <= _NORMAL * usual[1]
+            and _good(came, limits) >= least * len(came)
         )
         well = well + 1 if fine else 0
         if well == 2:
             return float(second - 1)
     return None
+
+
+def _waits(due: Sequence[float], each_s: float) -> list[float]:
+    """Of requests that come at these times to one queue, empty at first, in which each takes so long."""
+    waits = [0.0] * len(due)
+    for number, (last, at) in enumerate(pairwise(due), 1):
+        waits[number] = max(0.0, waits[number - 1] + each_s - (at - last))
+    return waits
 
 
 def _medians(records: Sequence[Record]) -> tuple[float, float] | None:

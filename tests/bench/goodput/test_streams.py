@@ -69,5 +69,27 @@ def test_an_overload_ends_when_latencies_are_as_before() -> None:
     assert (found.before, found.during) == (10.0, 0.0)
     assert found.normal_after_s == 3.0
     assert (found.refused, found.late_refusals, found.refused_p50_ms) == (100, 1, 2.0)
+    still_refused = [record(20.05 + number / 5, [], "HTTP_429", 0.002) for number in range(25)]
+    found = judge_overload([*records, *refused, *still_refused], Limits(200, 15, 0.9), 10.0, 20.0)
+    assert found.normal_after_s == 5.0, "a second in which a third is refused is not"
     loose = judge_overload(records, Limits(200, 30, 0.9), 10.0, 20.0)
     assert (loose.during, loose.refused, loose.refused_p99_ms) == (10.0, 0, None)
+
+
+def test_a_queue_that_there_would_be_without_the_overload_is_normal() -> None:
+    """Fifty requests come at once three seconds after the overload, in which ten a second had their first
+    tokens: they wait for five seconds in any case, and those behind them until that queue is empty."""
+
+    def served(due: float, wait: float) -> Record:
+        return record(due, [due + 0.1 + wait + 0.01 * number for number in range(4)])
+
+    before = [served(number / 5, 0.0) for number in range(50)]
+    during = [served(10 + number / 10, 0.4) for number in range(100)]
+    burst = [served(23.0, number / 10) for number in range(50)]
+    after = [served(20 + number / 5, 0.4 if number < 10 else 0.0) for number in range(15)]
+    behind = [served(23.1 + number / 5, max(0.0, 4.9 - number / 10)) for number in range(70)]
+    records = [*before, *during, *after, *burst, *behind]
+    limits = Limits(8000, 15, 0.9)
+    assert judge_overload(records, limits, 10.0, 20.0).normal_after_s == 2.0
+    late = [*before, *during, *[served(one.scheduled, 9.0) for one in after], *burst, *behind]
+    assert judge_overload(late, limits, 10.0, 20.0).normal_after_s == 3.0
