@@ -27,7 +27,7 @@ that was cut off.
     --slo-headers   requests state --ttft and --tpot, which is one limit then, as theirs. `from_runs` joins
                     such runs of an arm into one curve a limit
     --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
-                    goodput before and during, time until latencies are as before, refusals
+                    goodput before and during, time until latencies are normal, refusals
                     (with --slo-headers: a request without limits is not refused early)
     --processes     of loadgen. Where some percent of tokens come with the one before, one core is too few
                     for loadgen, or for the router (`--router-processes` of `baton up`)
