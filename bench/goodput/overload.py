@@ -3,11 +3,11 @@
 One run of loadgen lasts all the time; a second one at the same rate lasts as long as the overload does. What
 happened before, during and after is computed from the records of both, by when requests were due.
 
-Requests come at random, so at a rate near the highest that is sustained there are seconds with a queue in any
-case: a server that had no overload has them too. When all is normal again is judged beside what the requests
-that came after the overload would have had without it: the waits in one queue, empty at first, of as many
-places a second as first tokens came in the overload (Lindley's recursion; Kleinrock, "Queueing Systems",
-volume 1, section 8.1).
+Requests come at random, so at a rate near the highest that is sustained there are seconds with a queue in
+any case: a server that had no overload has them too. So latencies after the overload are compared with what
+the same requests would have had without it: with their waits in one queue that is empty when the overload
+ends and serves as many requests a second as had their first tokens during it (Lindley's recursion;
+Kleinrock, "Queueing Systems", volume 1, section 8.1).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from loadgen.common.record import Outcome, Record
 BEFORE_S, AFTER_S = 20.0, 20.0
 # A refusal that takes longer than this, in ms, is late: its client loses time that it could use elsewhere.
 LATE_MS = 20.0
-# What is normal: medians of a second that are at most so many times those before, or those without overload,
-# and at least so large a part in time of what was before.
+# A second is normal if its medians are at most so many times those before, or those without the overload, and
+# its share of requests in time is at least so large a part of that before.
 _NORMAL, _NORMAL_PART = 1.25, 0.9
 _REFUSED = ("HTTP_429", "RESOURCE_EXHAUSTED")
 
