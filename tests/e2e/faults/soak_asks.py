@@ -38,18 +38,21 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Leave:
-    """When a client goes: after so many seconds, or with its `at_token`-th token if that is sooner."""
+    """When a client goes: after so many seconds, or with its `at_token`-th token if that is sooner, or with
+    the end of its outputs, before that of the call (`at_end`)."""
 
     way: Way
     after_s: float = LIMIT_S
     at_token: int | None = None
+    at_end: bool = False
 
     @classmethod
     def draw(cls, dice: random.Random, api: Api, max_tokens: int) -> Leave:
         """Soon rather than late, or at a token where something begins or ends."""
         if api is not Api.WHOLE and dice.random() < 0.5:
             way = dice.choice([Way.CANCEL, Way.DISCONNECT]) if api is Api.GRPC else Way.DISCONNECT
-            return cls(way, at_token=dice.choice([1, 2, (max_tokens + 1) // 2, max_tokens]))
+            at_token = dice.choice([1, 2, (max_tokens + 1) // 2, max_tokens])
+            return cls(way, at_token=at_token, at_end=at_token == max_tokens and dice.random() < 0.5)
         way = dice.choice(list(Way)) if api is Api.GRPC else Way.DISCONNECT
         return cls(way, after_s=1.5 * dice.random() ** 2)
 

@@ -251,7 +251,7 @@ async def _listen(parts: AsyncIterator[Part], outcome: Outcome) -> str:
                 output.logprobs += part.logprobs
                 output.finish = part.finish
                 outcome.attempts = max(outcome.attempts, part.attempts)
-                if leave is not None and leave.at_token is not None and outcome.tokens >= leave.at_token:
+                if leave is not None and _goes(leave, outcome):
                     return "left"
     except Left:
         return "left"
@@ -260,6 +260,13 @@ async def _listen(parts: AsyncIterator[Part], outcome: Outcome) -> str:
         return "left"
     assert all(output.finish for output in outcome.choices), f"it ended in silence: {outcome}"
     return "whole"
+
+
+def _goes(leave: Leave, outcome: Outcome) -> bool:
+    """Whether the client has what it leaves with."""
+    if leave.at_end:
+        return all(output.finish for output in outcome.choices)
+    return leave.at_token is not None and outcome.tokens >= leave.at_token
 
 
 def _check_error(outcome: Outcome) -> None:
