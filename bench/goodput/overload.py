@@ -90,6 +90,9 @@ def judge_overload(records: Sequence[Record], limits: Limits, begun_s: float, en
     """`begun_s`, `ended_s`: of the overload, on the records' clock."""
     before = [one for one in records if one.scheduled < begun_s]
     during = [one for one in records if begun_s <= one.scheduled < ended_s]
+    after = sorted((one for one in records if one.scheduled >= ended_s), key=lambda one: one.scheduled)
+    first_tokens = sum(begun_s <= one.token_times[0] < ended_s for one in records if one.token_times)
+    each_s = (ended_s - begun_s) / max(1, first_tokens)
     refusals = [
         (one.ended - one.sent) * 1e3
         for one in records
@@ -100,7 +103,7 @@ def judge_overload(records: Sequence[Record], limits: Limits, begun_s: float, en
         limits.tpot_ms,
         _good(before, limits) / begun_s,
         _good(during, limits) / (ended_s - begun_s),
-        _normal_after(records, limits, begun_s, ended_s),
+        _normal_after(before, after, ended_s, each_s, limits),
         len(refusals),
         None if p50 is None else round(float(p50), 1),
         None if p99 is None else round(float(p99), 1),
@@ -114,15 +117,15 @@ def _good(records: Sequence[Record], limits: Limits) -> int:
     return sum((ttft(one) or math.inf) <= first_s and (tpot(one) or 0.0) <= each_s for one in served)
 
 
-def _normal_after(records: Sequence[Record], limits: Limits, begun_s: float, ended_s: float) -> float | None:
-    """Seconds after the overload until the first of two successive seconds that are normal."""
-    before = [one for one in records if one.scheduled < begun_s]
+def _normal_after(
+    before: Sequence[Record], after: Sequence[Record], ended_s: float, each_s: float, limits: Limits
+) -> float | None:
+    """Seconds after the overload until the first of two successive seconds that are normal. `after`: by due
+    time. `each_s`: what a request took of the server during the overload."""
     usual = _medians(before)
     if usual is None:
         return None
-    after = sorted((one for one in records if one.scheduled >= ended_s), key=lambda one: one.scheduled)
-    first_tokens = sum(begun_s <= one.token_times[0] < ended_s for one in records if one.token_times)
-    waits = _waits([one.scheduled for one in after], (ended_s - begun_s) / max(1, first_tokens))
+    waits = _waits([one.scheduled for one in after], each_s)
     fastest = min(value for one in before if (value := ttft(one)) is not None)
     least = _NORMAL_PART * _good(before, limits) / len(before)
     well = 0
