@@ -29,9 +29,8 @@ class ProcessStat:
 
 def process_stat(pid: int) -> ProcessStat | None:
     """None where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = _fields(Path(f"/proc/{pid}/stat"))
+    if not fields:
         return None
     cpu_s = (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S
     return ProcessStat(fields[_STATE], int(fields[_PARENT]), cpu_s, int(fields[_START]))
@@ -41,3 +40,17 @@ def is_running(pid: int) -> bool:
     """Whether the process exists and has not ended."""
     stat = process_stat(pid)
     return stat is not None and not stat.ended
+
+
+def state_of(file: Path) -> str:
+    """The state in a `stat` file, of a process or of a thread; "X" where it has ended."""
+    fields = _fields(file)
+    return fields[_STATE] if fields else "X"
+
+
+def _fields(file: Path) -> list[str]:
+    """The fields of a `stat` file behind the command; none where the process or thread has ended."""
+    try:
+        return file.read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -2,9 +2,10 @@
 time.
 
 A worker that ended is restarted: at once if it had run for long, else after a pause that doubles with each
-start of the last minute. A hung worker is killed, and then counts as ended. One that refused to start
-(`INVALID`: its model folder is missing, a file is damaged) is tried again after longer pauses, since the
-cause may be temporary. A worker whose name was taken by a newer start is not restarted.
+start of the last minute. A hung worker is killed, and then counts as ended; one that is starved is not hung
+(`baton/process_watch.py`). One that refused to start (`INVALID`: its model folder is missing, a file is
+damaged) is tried again after longer pauses, since the cause may be temporary. A worker whose name was taken
+by a newer start is not restarted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from baton.cluster.report import Phase
+from baton.process_watch import hangs
 
 # Only starts in this window count; no worker is started more than MAX_STARTS times within it.
 WINDOW_S = 60.0
@@ -29,12 +31,14 @@ ACTOR_TIMEOUT_FACTOR = 2.0
 class Observed:
     """One worker as last reported.
 
-    `starts` are the times of its starts, oldest first; `refusals` counts its latest consecutive refused
-    starts, the last of them at `refused_at`. `replaced`: a newer start of the same worker has its name.
+    `silent_s` and `ran_s` are those of its `Report`. `starts` are the times of its starts, oldest first;
+    `refusals` counts its latest consecutive refused starts, the last of them at `refused_at`. `replaced`: a
+    newer start of the same worker has its name.
     """
 
     phase: Phase
     silent_s: float = 0.0
+    ran_s: float = 0.0
     replaced: bool = False
     refusals: int = 0
     refused_at: float = 0.0
@@ -85,7 +89,7 @@ def _due(name: str, observed: Observed, now: float, hang_timeout_s: float) -> Ac
         case Phase.STARTING:
             return None  # `WorkerProcess` enforces the start timeout
         case Phase.SERVING:
-            if observed.silent_s > hang_timeout_s:
+            if hangs(observed.silent_s, observed.ran_s, hang_timeout_s):
                 return Kill(name, actor=False, reason=f"it has not answered for {observed.silent_s:.1f} s")
             return None
         case Phase.UNKNOWN:

@@ -46,6 +46,7 @@ class Report(StrictModel):
     phase: Phase
     starts: int = 0  # processes started so far
     silent_s: float = 0.0  # since its last answer; 0 unless it serves
+    ran_s: float = 0.0  # seconds of these in which its front could run
     address: str = ""  # host:port of its gRPC front, once it served
     unready: str = ""  # why it should get no new work, by its own last answer
     incarnation: str = ""  # 32 hex digits

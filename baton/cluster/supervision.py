@@ -71,6 +71,8 @@ class Supervision:
         self._starts: dict[str, deque[float]] = {}
         # Per worker: consecutive refused starts, and the time of the last one.
         self._refusals: dict[str, tuple[int, float]] = {}
+        # Those that hang, until they have ended: a kill is repeated, its log line is not.
+        self._hung: set[str] = set()
         # Those that no host has room for.
         self._waiting: set[str] = set()
         # The running action of each worker: at most one at a time.
@@ -88,7 +90,9 @@ class Supervision:
         names = [name for name in {*self._wanted, *self._reports} if name not in self._acting]
         await asyncio.gather(*(self._poll(name) for name in names))
         observed = {name: self._observed(name) for name in {*self._wanted, *self._reports}}
-        for action in plan(self._wanted, observed, self._clock(), self._config.hang_timeout_s):
+        actions = plan(self._wanted, observed, self._clock(), self._config.hang_timeout_s)
+        self._hung &= {action.name for action in actions if isinstance(action, Kill)}
+        for action in actions:
             if action.name not in self._acting:
                 self._begin(action)
 
@@ -158,7 +162,8 @@ class Supervision:
         gives_way = not self._config.restart_always
         replaced = gives_way and report.failure is not None and report.failure.replaced
         starts = tuple(self._starts.get(name, ()))
-        return Observed(report.phase, report.silent_s, replaced, *self._refusals.get(name, (0, 0.0)), starts)
+        refusals, refused_at = self._refusals.get(name, (0, 0.0))
+        return Observed(report.phase, report.silent_s, report.ran_s, replaced, refusals, refused_at, starts)
 
     def _begin(self, action: Action) -> None:
         task = asyncio.create_task(self._act(action))
@@ -171,7 +176,9 @@ class Supervision:
                 case Start(name):
                     await self._start(self._wanted[name])
                 case Kill(name, actor, reason):
-                    _log.error("worker_hung", worker=name, reason=reason)
+                    if name not in self._hung:
+                        self._hung.add(name)
+                        _log.error("worker_hung", worker=name, reason=reason)
                     await self._processes.kill(name, actor=actor)
                 case Remove(name):
                     await self._processes.stop(name, self._config.drain_s)

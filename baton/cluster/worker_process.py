@@ -16,6 +16,7 @@ import grpc.aio
 
 from baton.cluster.report import Failure, Phase, Report
 from baton.errors import BatonError, ErrorKind
+from baton.process_watch import ProcessWatch
 from baton.v1.worker_pb2 import DescribeRequest, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.config.worker import WorkerConfig
@@ -47,15 +48,17 @@ class WorkerProcess:
         self._on_process = on_process
         self._child: Child | None = None
         self._run_task: asyncio.Task[None] | None = None
-        self._last_answer = 0.0
+        # Of the front, from the first heartbeat on.
+        self._watch: ProcessWatch | None = None
         self._report = Report(phase=Phase.EMPTY)
 
     def report(self) -> Report:
         """The worker's current state."""
-        if self._report.phase is not Phase.SERVING:
+        watch = self._watch
+        if self._report.phase is not Phase.SERVING or watch is None:
             return self._report
-        silent_s = asyncio.get_running_loop().time() - self._last_answer
-        return self._report.model_copy(update={"silent_s": silent_s})
+        watch.look()
+        return self._report.model_copy(update={"silent_s": watch.silent_s, "ran_s": watch.ran_s})
 
     def start(self, config: WorkerConfig, number: int, timeout_s: float) -> None:
         """Begins the `number`-th start of this worker; does nothing while a process runs. Progress is in
@@ -124,7 +127,8 @@ class WorkerProcess:
         ended = asyncio.create_task(child.ended())
         async with internal_channel(address, channel_options(), config.cluster_secret, tls) as channel:
             worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
-            heartbeats = asyncio.create_task(self._heartbeats(worker, address))
+            self._watch = ProcessWatch(child.pid)
+            heartbeats = asyncio.create_task(self._heartbeats(worker, address, self._watch))
             try:
                 await asyncio.wait({ended, heartbeats}, return_when=asyncio.FIRST_COMPLETED)
                 if not ended.done():
@@ -134,9 +138,7 @@ class WorkerProcess:
                 ended.cancel()
                 await asyncio.gather(heartbeats, ended, return_exceptions=True)
 
-    async def _heartbeats(self, worker: WorkerServiceAsyncStub, address: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._last_answer = loop.time()
+    async def _heartbeats(self, worker: WorkerServiceAsyncStub, address: str, watch: ProcessWatch) -> None:
         self._update(phase=Phase.SERVING, address=address)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -145,7 +147,7 @@ class WorkerProcess:
                     self._update(unready=described.unready)
                 else:
                     await self._identify(worker)
-                self._last_answer = loop.time()
+                watch.progressed()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _identify(self, worker: WorkerServiceAsyncStub) -> None:

@@ -20,6 +20,7 @@ from baton.cluster.reconcile import (
     start_at,
 )
 from baton.cluster.report import Phase
+from baton.process_watch import STARVED_S
 
 HANG_S = 5.0
 
@@ -39,13 +40,19 @@ def test_a_worker_that_is_well_is_left_alone() -> None:
 
 
 def test_a_hung_worker_is_killed_and_its_actor_only_if_that_is_unresponsive() -> None:
-    (kill,) = due(Observed(Phase.SERVING, silent_s=HANG_S + 0.1))
+    (kill,) = due(Observed(Phase.SERVING, silent_s=HANG_S + 0.1, ran_s=1.0))
     assert isinstance(kill, Kill)
     assert not kill.actor
     assert due(Observed(Phase.UNKNOWN, silent_s=HANG_S + 0.1)) == []
     (kill,) = due(Observed(Phase.UNKNOWN, silent_s=HANG_S * ACTOR_TIMEOUT_FACTOR + 0.1))
     assert isinstance(kill, Kill)
     assert kill.actor
+
+
+def test_a_starved_worker_is_not_hung_for_twenty_seconds() -> None:
+    assert due(Observed(Phase.SERVING, silent_s=STARVED_S, ran_s=0.9)) == []
+    (kill,) = due(Observed(Phase.SERVING, silent_s=STARVED_S + 0.1))
+    assert isinstance(kill, Kill)
 
 
 def test_the_first_death_for_long_is_mended_at_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.cluster.report import Failure, Phase, Report
 from baton.cluster.supervision import Supervision, UnresponsiveError
@@ -111,12 +112,33 @@ async def test_a_lost_actor_does_not_reset_the_count_of_starts() -> None:
 async def test_one_that_hangs_is_killed_and_started_again() -> None:
     site = Site()
     await site.turns()
-    frozen = site.processes.reports["prefill-0"].model_copy(update={"silent_s": 5.1})
+    frozen = site.processes.reports["prefill-0"].model_copy(update={"silent_s": 5.1, "ran_s": 5.1})
     site.processes.reports["prefill-0"] = frozen
     await site.turns()
     assert site.processes.killed == [("prefill-0", False)]
     assert site.starts("prefill-0") == 2
     assert site.starts("decode-0") == 1
+
+
+async def test_a_hang_is_logged_once_however_often_it_is_killed() -> None:
+    site = Site()
+    await site.turns()
+    hung = site.processes.reports["prefill-0"].model_copy(update={"silent_s": 5.1, "ran_s": 5.1})
+    kills: list[tuple[str, bool]] = []
+
+    async def kill(name: str, *, actor: bool) -> None:
+        kills.append((name, actor))  # it ends some turns later
+
+    site.processes.kill = kill  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        for hang in (1, 2):
+            site.processes.reports["prefill-0"] = hung
+            await site.turns(6)
+            site.processes.end("prefill-0")
+            await site.turns()
+            assert len(kills) >= 4 * hang
+            assert site.starts("prefill-0") == 1 + hang
+    assert [one["event"] for one in logs].count("worker_hung") == 2
 
 
 async def test_an_unresponsive_actor_keeps_its_address_until_it_is_killed() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.device_watchdog import DeviceWatchdog
+from baton.engine.device_watchdog import HUNG_S, HUNG_STEPS
 from baton.engine.model.source import CONFIG_FILES, resolve_model
 from baton.engine.rings.heartbeat import Heartbeat
 from baton.engine.rings.layout import SharedRings
@@ -23,6 +23,7 @@ from baton.engine.rings.mask_board import MaskBoard
 from baton.errors import BatonError
 from baton.model_files import ConfigFile, ModelLimits
 from baton.parent_death import tied
+from baton.process_watch import ProcessWatch
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
@@ -122,15 +123,20 @@ def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[byt
     return process
 
 
-async def detect_hang(heartbeat: Heartbeat) -> str:
+async def detect_hang(heartbeat: Heartbeat, watch: ProcessWatch) -> str:
     """Returns the reason once the engine counts as hung; never returns while it makes progress.
 
-    Hung means no progress for 2 s and for ten times the expected duration of its current step. Time in which
-    this process itself did not run does not count.
+    Hung means no progress for 2 s and for ten times the expected duration of its current step, though the
+    process could run; 20 s in any case. Time in which this process itself did not run does not count.
     """
-    watchdog = DeviceWatchdog()
+    turns = heartbeat.read().turns
     while True:
         beat = heartbeat.read()
-        if watchdog.look(pending=True, progress=beat.turns, expected_step_s=beat.expected_step_s):
-            return f"the engine made no progress for {watchdog.stalled_s:.1f} s"
+        if beat.turns != turns:
+            turns = beat.turns
+            watch.progressed()
+        else:
+            watch.look()
+            if watch.hangs(max(HUNG_S, HUNG_STEPS * beat.expected_step_s)):
+                return f"the engine made no progress for {watch.silent_s:.1f} s"
         await asyncio.sleep(_HEARTBEAT_POLL_S)

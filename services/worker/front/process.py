@@ -20,6 +20,7 @@ from baton.addresses import is_loopback
 from baton.engine.rings.layout import SharedRings
 from baton.errors import BatonError, ErrorKind
 from baton.process_tuning import batch_wakeups, switch_threads_often
+from baton.process_watch import ProcessWatch
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
@@ -326,7 +327,7 @@ class _Front:
 
     async def _watch_engine(self) -> None:
         """Kills the engine once it counts as hung, which ends this worker."""
-        self._probes.hung = await detect_hang(self._heartbeat)
+        self._probes.hung = await detect_hang(self._heartbeat, ProcessWatch(self._handle.process.pid))
         log.error("engine_hung", reason=self._probes.hung)
         self._handle.abort()
 

@@ -13,6 +13,7 @@ import pytest
 from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.errors import BatonError, ErrorKind
+from baton.process_watch import Activity, ProcessWatch
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
@@ -26,7 +27,7 @@ from tests.masks.model import VOCAB_SIZE, make_folder
 
 async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:
     heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
-    watching = asyncio.create_task(detect_hang(heartbeat))
+    watching = asyncio.create_task(detect_hang(heartbeat, _watch(wanting=False)))
     for _ in range(6):
         heartbeat.beat(0.005)
         await asyncio.sleep(0.1)
@@ -37,9 +38,23 @@ async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None
     assert "the engine made no progress for 2." in reason
 
 
+async def test_a_starved_engine_is_not_hung() -> None:
+    heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
+    watching = asyncio.create_task(detect_hang(heartbeat, _watch(wanting=True)))
+    heartbeat.beat(0.005)
+    await asyncio.sleep(3.0)
+    assert not watching.done()
+    watching.cancel()
+
+
+def _watch(*, wanting: bool) -> ProcessWatch:
+    """Of an engine that uses no processor time; `wanting`: it waits for a processor."""
+    return ProcessWatch(1, look_at=lambda _: Activity(1.0, wanting))
+
+
 async def test_a_step_that_should_take_longer_is_waited_for() -> None:
     heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
-    watching = asyncio.create_task(detect_hang(heartbeat))
+    watching = asyncio.create_task(detect_hang(heartbeat, _watch(wanting=False)))
     heartbeat.beat(0.5)
     await asyncio.sleep(3.0)
     assert not watching.done()
