@@ -98,26 +98,32 @@ Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
 class CanaryCommand(_message.Message):
     """Begins a short generation of the worker's own, by which its front judges whether requests would be served; at
     most one runs on each side. It is left out of the audit's counts of prompts and tokens, and of the prefix cache.
-    A prompt's is answered by prefill_ended. An output's is answered by canary; its tokens are in the output ring.
+    A prompt's is answered by prefill_ended. An output's takes two commands: the first one is answered by canary, and
+    is given a slot; the second one, with admit, has it decoded. So whoever reads the output ring knows the slot
+    before its first token can be there.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SIDE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ADMIT_FIELD_NUMBER: _builtins.int
     side: _types_pb2.WorkerRole.ValueType
     """WORKER_ROLE_PREFILL: compute a prompt; WORKER_ROLE_DECODE: decode an output."""
     cancel: _builtins.bool
     """End the one that runs instead."""
+    admit: _builtins.bool
+    """Decode the output that has been given a slot."""
     def __init__(
         self,
         *,
         side: _types_pb2.WorkerRole.ValueType = ...,
         cancel: _builtins.bool = ...,
+        admit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "side", b"side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "side", b"side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,10 @@ _BEGINNING = 2
 _TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 
 
+class UnknownSequenceError(Exception):
+    """A record of the output ring is of a sequence that was never registered."""
+
+
 @dataclass(slots=True, eq=False)
 class OutputStream:
     """The output of one sequence."""
@@ -95,21 +99,26 @@ class OutputStreams:
         generation: int,
         span: SlotSpan | None = None,
     ) -> None:
-        """Registers a reservation; idempotent. `span`: what is recorded at its end."""
-        if AttemptKey.of(attempt) in self._by_key:
-            return
+        """Registers a reservation; idempotent. `span`: what is recorded at its end. Output of an ended
+        reservation of the same attempt is dropped: it is repeated from the first token on."""
+        key = AttemptKey.of(attempt)
+        former = self._by_key.get(key)
+        if former is not None:
+            if (former.slot, former.generation) == (slot, generation):
+                return
+            self._by_slot.pop((former.slot, former.generation), None)
+            self._drop(key, former)
         stream = OutputStream(attempt, router_id, slot, generation, first_number, span=span)
-        self._by_key[AttemptKey.of(attempt)] = stream
+        self._by_key[key] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
 
     def emit(self, record: Record) -> list[int] | None:
         """Adds one record of the output ring; the sequence's whole output where it was the last one, else
-        None.
-        Raises RuntimeError for a slot that is not reserved."""
+        None. Raises UnknownSequenceError where its slot was not reserved in its generation."""
         stream = self._by_slot.get((record.slot, record.generation))
         if stream is None:
-            raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
+            raise UnknownSequenceError
         if record.has_token:
             if record.logprobs is not None:
                 stream.logprobs.append(logprobs_message(record.logprobs).SerializeToString())

@@ -33,7 +33,7 @@ from services.common.observability.logs import get_log
 from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.drain import Drain
 from services.decode.canary import CanaryOutput
-from services.decode.output_streams import OutputStreams
+from services.decode.output_streams import OutputStreams, UnknownSequenceError
 from services.decode.slot_span import SlotSpan
 from services.masks.client import MaskClient
 from services.masks.strip import without_grammar
@@ -71,6 +71,10 @@ class DecodeServicer(DecodeServiceServicer):
     poll_lag: Histogram = field(default_factory=Histogram, init=False)
     # Sequences of requests that have ended by themselves.
     sequences_finished: int = field(default=0, init=False)
+    # Sequences in the ring that no reservation or canary generation was registered for.
+    unknown_sequences: int = field(default=0, init=False)
+    # Those of them that have not ended: at most one a slot.
+    _unknown: set[tuple[int, int]] = field(default_factory=set, init=False)
     # The canary generation whose output has not ended.
     _canary: CanaryOutput | None = field(default=None, init=False)
     _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
@@ -121,16 +125,13 @@ class DecodeServicer(DecodeServiceServicer):
     async def run_canary(self) -> None:
         """Decodes a canary generation, apart from all streams. Raises BatonError where the engine refuses
         it, or it does not end as it should; `CanaryCommand.cancel` ends one that takes too long."""
-        command = EngineCommand(canary=CanaryCommand(side=WorkerRole.WORKER_ROLE_DECODE))
-        started: list[CanaryOutput] = []
-
-        def expect(event: EngineEvent) -> None:
-            self._canary = CanaryOutput.of(event.canary)
-            started.append(self._canary)
-            self._reserved.set()
-
-        await self.engine.call(command, on_answer=expect)
-        await started[0].check()
+        side = WorkerRole.WORKER_ROLE_DECODE
+        granted = await self.engine.call(EngineCommand(canary=CanaryCommand(side=side)))
+        output = self._canary = CanaryOutput.of(granted.canary)
+        self._reserved.set()
+        # Only now: what is read from the ring must be known before.
+        await self.engine.send(EngineCommand(canary=CanaryCommand(side=side, admit=True)))
+        await output.check()
 
     def end(self) -> None:
         """Ends the routers' streams once they have received all output: this start of the worker has
@@ -245,18 +246,23 @@ class DecodeServicer(DecodeServiceServicer):
                 self._reserved.clear()
                 await self._reserved.wait()
             self._due.clear()
-            records = self.ring.read()
-            for record in records:
-                if (output := self._take(record)) is not None:
-                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=output)
-                    await self.engine.send(EngineCommand(slot_ended=ended))
+            came = await self._read_ring()
             due = time.monotonic() + _POLL_S
-            if records:
+            if came:
                 self._wake()
                 await asyncio.sleep(_POLL_S)
             else:
                 await self._next_step()
             self.poll_lag.observe(max(0.0, time.monotonic() - due))
+
+    async def _read_ring(self) -> bool:
+        """Moves what is in the ring to the streams; False where there was nothing."""
+        records = self.ring.read()
+        for record in records:
+            if (output := self._take(record)) is not None:
+                ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=output)
+                await self.engine.send(EngineCommand(slot_ended=ended))
+        return bool(records)
 
     async def _next_step(self) -> None:
         """Waits until the engine has ended a step since the ring was read, at most `_POLL_S`."""
@@ -278,13 +284,29 @@ class DecodeServicer(DecodeServiceServicer):
                 return None
             self._canary = None
             return ()
-        output = self._streams.emit(record)
+        try:
+            output = self._streams.emit(record)
+        except UnknownSequenceError:
+            return self._drop_unknown(record)
         if output is None:
             return None
         if self.masks is not None:
             self.masks.ended((record.slot, record.generation))
         self.sequences_finished += record.finish in (Finish.STOP, Finish.LENGTH)
         return output if self.reports_output else ()
+
+    def _drop_unknown(self, record: Record) -> Sequence[int] | None:
+        """Drops a record of a sequence that was never registered here, which nobody waits for. It ends as any
+        other, so that the engine frees its slot."""
+        key = record.slot, record.generation
+        if key not in self._unknown:
+            self._unknown.add(key)
+            self.unknown_sequences += 1
+            log.error("unknown_sequence_dropped", slot=record.slot, generation=record.generation)
+        if record.finish is Finish.NONE:
+            return None
+        self._unknown.discard(key)
+        return ()
 
     async def _sweep(self) -> None:
         while True:

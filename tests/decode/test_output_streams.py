@@ -10,7 +10,13 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.decode import output_streams as streams_module
-from services.decode.output_streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, OutputStreams
+from services.decode.output_streams import (
+    LINGER_S,
+    MESSAGE_BYTES,
+    TICKET_GRACE_S,
+    OutputStreams,
+    UnknownSequenceError,
+)
 
 ROUTER, OTHER = b"r" * 16, b"o" * 16
 ATTEMPT = Attempt(request_id=b"q" * 16, number=1)
@@ -148,8 +154,16 @@ def test_ended_streams_are_dropped_later(streams: OutputStreams, clock: Clock) -
 
 
 def test_a_record_of_an_unknown_slot_is_an_error(streams: OutputStreams) -> None:
-    with pytest.raises(RuntimeError, match="slot 3"):
+    with pytest.raises(UnknownSequenceError):
         streams.emit(word(1, generation=8))
+
+
+def test_an_attempt_that_is_reserved_again_is_known_by_its_new_slot(streams: OutputStreams) -> None:
+    streams.emit(word(11, Finish.CANCELLED))
+    streams.reserve(ATTEMPT, ROUTER, first_number=4, slot=2, generation=5)
+    streams.emit(word(21, slot=2, generation=5))
+    assert drained(streams) == [(4, [21], 0)]
+    assert streams.live == 1
 
 
 def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams) -> None:

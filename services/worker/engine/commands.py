@@ -104,10 +104,13 @@ class Commands:
     def _canary(self, command_id: int, command: CanaryCommand) -> EngineEvent | None:
         if command.side == WorkerRole.WORKER_ROLE_DECODE:
             self._require("decode")
-            if not command.cancel:
+            if command.cancel:
+                self.decode.canary.cancel()
+            elif command.admit:
+                self.decode.canary.admit()
+            else:
                 crowded = self.decode.allocation.waiting
-                return EngineEvent(canary=self.decode.canary.start(crowded=crowded))
-            self.decode.canary.cancel()
+                return EngineEvent(canary=self.decode.canary.grant(crowded=crowded))
         else:
             self._require("prefill")
             if not command.cancel:

@@ -152,6 +152,9 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
             lambda worker: worker.decode.live),
+    _metric("unknown_sequences_total",
+            "Sequences whose output was dropped since no reservation of theirs was known; 0 unless Baton has "
+            "a defect.", lambda worker: worker.decode.unknown_sequences),
     _metric("guided_sequences", "Sequences whose grammar masks are computed.",
             lambda worker: 0 if worker.decode.masks is None else worker.decode.masks.followed),
     _metric("grammars_total", "Grammars of guided requests that were prepared for a prompt or a slot.",

@@ -74,6 +74,7 @@ def loose_workers(
     model: Path,
     *roles: Role,
     proxied: bool = False,
+    worker_program: Sequence[str] = WORKER,
     router_program: Sequence[str] = ROUTER,
     each: Mapping[str, dict[str, Any]] | None = None,
     **sections: dict[str, Any],
@@ -107,14 +108,14 @@ def loose_workers(
                 **(each or {}).get(name, {}),
             }
             configs[name] = WorkerConfig.model_validate(config)
-            fronts[name] = start(WORKER, configs[name])
+            fronts[name] = start(worker_program, configs[name])
 
         async def restart(name: str) -> None:
             worker = workers[name]
             assert worker.front.stdout is not None
             worker.front.stdout.close()
             # Not in another thread, with whose end it would be killed.
-            worker.front = start(WORKER, configs[name])
+            worker.front = start(worker_program, configs[name])
             worker.address = (await asyncio.to_thread(_ready, worker.front, log))["grpc"]
             if worker.proxy is not None:
                 worker.proxy.retarget(worker.address)

@@ -20,6 +20,7 @@ from tests.worker.engine.stepped_engine import SLOTS, SteppedEngine, reserve
 Make = Callable[..., SteppedEngine]
 PREFILL = CanaryCommand(side=WorkerRole.WORKER_ROLE_PREFILL)
 DECODE = CanaryCommand(side=WorkerRole.WORKER_ROLE_DECODE)
+ADMIT = CanaryCommand(side=WorkerRole.WORKER_ROLE_DECODE, admit=True)
 
 
 @pytest.fixture
@@ -63,6 +64,9 @@ def test_an_output_is_decoded(make: Make) -> None:
         engine.records.clear()
         canary = engine.ask(canary=DECODE).canary
         engine.run_out()
+        assert not engine.records, "its front does not know the slot yet"
+        assert engine.ask(canary=ADMIT).WhichOneof("event") == "done"
+        engine.run_out()
         own = {(record.slot, record.generation) for record in engine.records}
         assert own == {(canary.slot, canary.generation)}
         assert sum(record.has_token for record in engine.records) == canary.tokens == 5
@@ -77,6 +81,8 @@ def test_both_run_on_a_gpu(numerics: str, make: Make) -> None:
     for command, answer in ((PREFILL, "prefill_ended"), (DECODE, "canary")):
         engine.records.clear()
         number, deadline = engine.send(canary=command), time.monotonic() + 30
+        if command is DECODE:
+            engine.send(canary=ADMIT)
         while engine.of(number) != [answer] or (
             command is DECODE and not any(record.finish for record in engine.records)
         ):
@@ -89,10 +95,11 @@ def test_both_run_on_a_gpu(numerics: str, make: Make) -> None:
 
 def test_its_blocks_are_accounted_for_while_it_runs(make: Make) -> None:
     engine = make("decode")
-    engine.ask(canary=DECODE)
-    audit = engine.ask(audit=GetAuditRequest()).audit
-    assert audit.integrity_error == ""
-    assert audit.load.free_slots == SLOTS - 1
+    for command in (DECODE, ADMIT):
+        engine.ask(canary=command)
+        audit = engine.ask(audit=GetAuditRequest()).audit
+        assert audit.integrity_error == ""
+        assert audit.load.free_slots == SLOTS - 1
     engine.run_out()
     engine.assert_free()
 
@@ -104,6 +111,10 @@ def test_one_at_a_time(make: Make) -> None:
         engine.run_out()
         assert engine.of(first) != ["failed"]
         assert engine.failure(second) == (ErrorKind.CONFLICT, "a canary generation is running already")
+    assert engine.ask(canary=ADMIT).WhichOneof("event") == "done"
+    again = engine.send(canary=ADMIT)
+    engine.run_out()
+    assert engine.failure(again)[0] is ErrorKind.CONFLICT
     engine.assert_free()
 
 
@@ -113,10 +124,18 @@ def test_cancelled_ones_leave_nothing(make: Make) -> None:
     engine.run_out()
     assert engine.failure(began)[0] is ErrorKind.CONFLICT
     assert engine.of(ended) == ["done"]
-    began, ended = engine.send(canary=DECODE), engine.send(canary=cancelled(DECODE))
-    engine.run_out()
-    assert engine.of(began) == ["canary"]
+    for admitted in (False, True):
+        began = engine.send(canary=DECODE)
+        if admitted:
+            engine.send(canary=ADMIT)
+        engine.send(canary=cancelled(DECODE))
+        engine.run_out()
+        assert engine.of(began) == ["canary"]
+        assert bool(engine.records) is admitted
     assert engine.records[-1].finish is Finish.CANCELLED
+    late = engine.send(canary=ADMIT)
+    engine.run_out()
+    assert engine.failure(late)[0] is ErrorKind.CONFLICT
     assert engine.ask(canary=cancelled(DECODE)).WhichOneof("event") == "done", "none runs"
     engine.assert_free()
 

@@ -29,11 +29,13 @@ class DecodeCanary:
         self._loop = loop
         self._slots = slots
         self._grant: Grant | None = None
+        self._admitted = False
         self._decoded = 0
         self._reported = 0
 
-    def start(self, *, crowded: bool) -> CanaryEvent:
-        """Admits the sequence. `crowded`: running sequences wait for blocks.
+    def grant(self, *, crowded: bool) -> CanaryEvent:
+        """Takes a slot and blocks for the sequence, which `admit` starts. `crowded`: running sequences wait
+        for blocks.
 
         Raises BatonError: CONFLICT where one runs, OVERLOADED where there is no slot or block for it.
         """
@@ -42,6 +44,15 @@ class DecodeCanary:
         if crowded:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
         grant = self._grant = self._allocate()
+        return CanaryEvent(slot=grant.slot, generation=grant.generation, tokens=self._tokens + 1)
+
+    def admit(self) -> None:
+        """Starts the sequence, since its front knows the slot. Raises BatonError(CONFLICT) where none waits
+        for that."""
+        grant = self._grant
+        if grant is None or self._admitted:
+            raise BatonError(ErrorKind.CONFLICT, "no canary generation waits for its admission")
+        self._admitted = True
         sampling = SamplingParams()
         entry = self._loop.begin_admission(
             grant,
@@ -53,22 +64,24 @@ class DecodeCanary:
         )
         self._loop.complete(entry, token_ids=(), prompt_length=1, sampling=sampling, last_token=0)
         self._loop.admit(entry)
-        return CanaryEvent(slot=grant.slot, generation=grant.generation, tokens=self._tokens + 1)
 
     def cancel(self) -> None:
-        """Ends the sequence where one runs; the output ring reports its end."""
-        if self._grant is not None:
-            self._loop.cancel(self._grant.slot, self._grant.generation)
+        """Ends the sequence where there is one; the output ring reports the end of one that was admitted."""
+        grant = self._grant
+        if grant is None:
+            return
+        if self._admitted:
+            self._loop.cancel(grant.slot, grant.generation)
+        else:
+            self._release(grant)
 
     def slot_ended(self, slot: int, generation: int) -> bool:
         """Frees the sequence's slot and blocks; False where that slot is not the canary's."""
         grant = self._grant
         if grant is None or (grant.slot, grant.generation) != (slot, generation):
             return False
-        self._grant = None
         self._decoded += self._tokens
-        self._pools.release(grant.blocks)
-        self._slots.release(slot, generation)
+        self._release(grant)
         return True
 
     def owned_blocks(self) -> list[BlockTables]:
@@ -80,6 +93,11 @@ class DecodeCanary:
         the tokens of one that runs are left out at its end."""
         self._reported = max(self._reported, tokens_decoded - self._decoded)
         return self._reported
+
+    def _release(self, grant: Grant) -> None:
+        self._grant, self._admitted = None, False
+        self._pools.release(grant.blocks)
+        self._slots.release(grant.slot, grant.generation)
 
     def _allocate(self) -> Grant:
         slot, generation = self._slots.grant()
