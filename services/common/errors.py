@@ -63,6 +63,12 @@ def from_grpc(error: grpc.RpcError, peer: str) -> BatonError:
     return BatonError(meant.kind, f"{peer}: {meant.message}")
 
 
+def logged_reason(error: BatonError) -> str:
+    """An error's message as logs may have it: that of an invalid request may repeat a part of it, such as of
+    its grammar, and is for the client alone."""
+    return "its client has the reason" if error.kind is ErrorKind.INVALID else error.message
+
+
 def http_status(error: BatonError) -> int:
     """The HTTP status of this error."""
     return _HTTP[error.kind].status

@@ -27,7 +27,7 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.types_pb2 import Attempt, Failure, Grammar, WorkerRole
 from services.common.engine.client import EngineClient
-from services.common.errors import abort
+from services.common.errors import abort, logged_reason
 from services.common.observability.histogram import Histogram
 from services.common.observability.logs import get_log
 from services.common.observability.tracing.recorder import SpanRecorder
@@ -119,7 +119,7 @@ class DecodeServicer(DecodeServiceServicer):
         failure = Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
         attempt = self._streams.fail(slot, generation, failure)
         if attempt is not None:
-            log.warning("guided_sequence_failed", kind=error.kind.name, reason=error.message)
+            log.warning("guided_sequence_failed", kind=error.kind.name, reason=logged_reason(error))
             self._cancels.append(attempt)
 
     async def run_canary(self) -> None:

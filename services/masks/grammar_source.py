@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 from llguidance import LLMatcher, grammar_from
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Grammar
+from services.common.grammar_text import literal, without_annotations
 
 # White space between JSON tokens is optional, and bounded: with any number of blanks a sampled output need
 # not end.
 _WHITESPACE = " ?"
+# A line of the grammar, with its number or, of a regex, indented; and the mark below it.
+_EXCERPT = re.compile(r"\s+\d+ \||\s{4,}|\s+\^")
+# Long words, an expression, and all but the beginning of a value are left out of a message.
+_LONG = re.compile(r"\S{33,}|\((?:And|Or|Not|Literal|Concat) .*|(?<=, got .{32}).*")
+_LONGEST_MESSAGE = 200
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -23,13 +29,13 @@ def grammar_source(grammar: Grammar) -> str:
             own = grammar.HasField("whitespace_pattern")
             pattern = grammar.whitespace_pattern if own else _WHITESPACE
             return LLMatcher.grammar_from_json_schema(
-                grammar.json_schema, overrides={"whitespace_pattern": pattern}
+                without_annotations(grammar.json_schema), overrides={"whitespace_pattern": pattern}
             )
         if kind == "regex":
             return LLMatcher.grammar_from_regex(grammar.regex)
         if kind == "choice":
-            choices = (json.dumps(one, ensure_ascii=False) for one in grammar.choice.choices)
-            return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            choices = " | ".join(map(literal, grammar.choice.choices))
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
         if kind == "grammar":
             return grammar_from("grammar", grammar.grammar)
     except ValueError as error:
@@ -37,6 +43,8 @@ def grammar_source(grammar: Grammar) -> str:
     raise BatonError(ErrorKind.INVALID, "the grammar is empty")
 
 
-def one_line(text: str, most: int = 300) -> str:
-    """A message of the library in one line of bounded length."""
-    return " ".join(text.split())[:most]
+def one_line(text: str) -> str:
+    """A message of the library in one line of bounded length: what is wrong, without the lines of the grammar
+    in which it was found, nor long parts of it."""
+    said = " ".join(" ".join(line for line in text.splitlines() if not _EXCERPT.match(line)).split())
+    return _LONG.sub("…", said)[:_LONGEST_MESSAGE]

@@ -58,10 +58,10 @@ class GuidedSequence:
         it does not allow one."""
         self._drawn += len(tokens)
         if not self._matcher.consume_tokens(list(tokens)):
-            reason = one_line(self._matcher.get_error())
+            reason = self._matcher.get_error()
             if not any(words in reason for words in _OUTSIDE):
                 raise _invalid(self._matcher)
-            raise BatonError(ErrorKind.INTERNAL, f"a token outside the grammar was sampled: {reason}")
+            raise BatonError(ErrorKind.INTERNAL, "a token outside the grammar was sampled")
 
     def mask(self) -> Mask:
         """Which tokens may be drawn next, [V / 32 rounded up] uint32; no stop id before `min_tokens`. Raises

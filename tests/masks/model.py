@@ -44,8 +44,16 @@ def _characters() -> list[str]:
     return [chr(byte) if byte in spelt else next(others) for byte in range(256)]
 
 
+_CHARACTERS = _characters()
+
+
 def ids_of(text: str) -> list[int]:
     return [ID_OF[character] for character in text]
+
+
+def bytes_ids(text: str) -> list[int]:
+    """The byte tokens of any text."""
+    return [_VOCABULARY[character] for character in map(_CHARACTERS.__getitem__, text.encode())]
 
 
 def text_of(ids: list[int]) -> str:

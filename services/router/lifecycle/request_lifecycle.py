@@ -240,7 +240,7 @@ class RequestLifecycle:
     def _fail(self, error: BatonError) -> None:
         if isinstance(error, WorkerError):
             _log.warning(
-                "request_failed", request=self._request.id.hex(), kind=error.kind.name, reason=error.message
+                "request_failed", request=self._request.id.hex(), kind=error.kind.name, reason=error.logged
             )
         self._outcome = error.kind.name.lower()
         error.tokens_sent = self._output.delivered > 0

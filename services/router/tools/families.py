@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from baton.v1.types_pb2 import Grammar
+from services.common.grammar_text import literal, schema_text
 from services.router.tools.named_scanner import ARGUMENTS, CALL_ID
 from services.router.tools.tool_use import Tool, ToolUse
 from services.router.tools.xml_scanner import FUNCTION
@@ -64,7 +65,7 @@ class ToolFamily:
         `most_calls`. `special_ids`: the ids of markers that are special tokens."""
         opening, closing = (_literal(text, special_ids) for text in (self.opening, self.closing))
         calls = " | ".join(f"call_{number}" for number in range(len(use.forced)))
-        separator = f"{json.dumps(self.separator)} " if self.separator else ""
+        separator = f"{literal(self.separator)} " if self.separator else ""
         more = f" ({separator}one){{0,{use.most_calls - 1}}}" if use.most_calls > 1 else ""
         if self.each:
             rules = [f"start: one{more}", f"one: {opening} ({calls}) {closing}"]
@@ -76,11 +77,11 @@ class ToolFamily:
     def _call(self, number: int, tool: Tool, special_ids: Mapping[str, int]) -> str:
         """A call. One that is forced is JSON where tags are usual as well: a schema describes JSON, and no
         text between tags."""
-        schema = {**tool.parameters, "x-guidance": {"whitespace_pattern": " ?"}}
+        schema = schema_text({**tool.parameters, "x-guidance": {"whitespace_pattern": " ?"}})
         if self.syntax is Syntax.NAMED:
-            return f"call_{number}: {_literal(tool.name + ARGUMENTS, special_ids)} %json {json.dumps(schema)}"
+            return f"call_{number}: {_literal(tool.name + ARGUMENTS, special_ids)} %json {schema}"
         before = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
-        return f"call_{number}: {json.dumps(before)} %json {json.dumps(schema)} {json.dumps('}')}"
+        return f"call_{number}: {literal(before)} %json {schema} {literal('}')}"
 
 
 HERMES = ToolFamily("hermes", "<tool_call>\n", "\n</tool_call>", "\n", "arguments", each=True)
@@ -115,4 +116,4 @@ def _literal(text: str, special_ids: Mapping[str, int]) -> str:
         if found:
             parts = (_literal(before, {}), f"<[{token}]>", _literal(after, {}))
             return " ".join(part for part in parts if part)
-    return json.dumps(text) if text else ""
+    return literal(text) if text else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import grpc
 
 from baton.errors import BatonError, ErrorKind
-from services.common.errors import from_grpc
+from services.common.errors import from_grpc, logged_reason
 from services.common.observability.logs import get_log
 
 _log = get_log("dispatch")
@@ -43,11 +43,12 @@ _PUBLIC: dict[ErrorKind, str] = {
 
 
 class WorkerError(BatonError):
-    """An error of one worker. `message` names it and is for logs; `public` is for clients."""
+    """An error of one worker. `message` names it; `logged` does too and is for logs, `public` for clients."""
 
     def __init__(self, kind: ErrorKind, worker: str, reason: str) -> None:
         kind = _CLIENT_KINDS.get(kind, kind)
         super().__init__(kind, f"{worker}: {reason}")
+        self.logged = f"{worker}: {logged_reason(BatonError(kind, reason))}"
         # The reason of INVALID is about the request and names no worker.
         self.public = _PUBLIC.get(kind, reason)
 

@@ -49,6 +49,7 @@ HASHES = (b"first block", b"second block")
 NO_ROOM = rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
 AWAY = rpc_error(grpc.StatusCode.UNAVAILABLE, "its words")
 BROKEN = rpc_error(grpc.StatusCode.INTERNAL, "its words")
+REFUSED = rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "its words")
 TOKENIZER = byte_tokenizer()
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH

@@ -22,6 +22,7 @@ from tests.router.lifecycle.scripted_router import (
     FIRST,
     KV_BYTES,
     PLACE,
+    REFUSED,
     STOP,
     ScriptedRouter,
     a_pair,
@@ -128,6 +129,21 @@ async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRo
     assert (ended(logged)["outcome"], ended(logged)["completion_tokens"]) == ("internal", reported)
     assert router.observations.failed_attempts == {"internal": 1}
     assert pair.decode_peer.calls["GetHandoff"] == []
+
+
+async def test_the_reason_of_an_invalid_request_is_for_its_client_alone(router: ScriptedRouter) -> None:
+    """It may repeat a part of the request, such as of its grammar."""
+    pair = a_pair()
+    with structlog.testing.capture_logs() as logged:
+        async with router.running(request_of()) as outbox:
+            (await router.prefilling(pair)).end(REFUSED)
+            await quiesced()
+            error = failure(outbox)
+    assert (error.kind, str(error)) == (ErrorKind.INVALID, "its words")
+    failed = {**attempt_failed(1, "prefill-0: its client has the reason", "INVALID")}
+    del failed["attempt"]
+    assert warned(logged) == [{**failed, "event": "request_failed"}]
+    assert "words" not in str(logged)
 
 
 async def test_prefill_may_break_once_decode_has_the_sequence(router: ScriptedRouter) -> None:
