@@ -25,6 +25,7 @@ SHOWN_VERSION = "0.1.0"
 _COMMON = (
     *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "part-of", "version", "managed-by")),
     "helm.sh/chart",
+    *("baton/prefix", "baton/cluster"),
 )
 
 

@@ -191,7 +191,7 @@ def test_policies_can_be_left_out() -> None:
 def test_a_second_release_of_the_cluster_is_let_in() -> None:
     policy = case("second-pool").one("NetworkPolicy", "demo-v2-workers")
     peer = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
-    assert peer == {"app.kubernetes.io/name": "baton", "app.kubernetes.io/part-of": "chat"}
+    assert peer == {"baton/cluster": "chat"}
 
 
 @pytest.mark.parametrize(

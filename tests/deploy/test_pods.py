@@ -88,7 +88,7 @@ def test_every_object_has_the_labels_and_namespace_of_the_release(name: str) -> 
             continue
         labels = made["metadata"]["labels"]
         assert made["metadata"]["namespace"] == "llm"
-        assert labels["app.kubernetes.io/name"] == "baton"
+        assert labels["app.kubernetes.io/name"] == values_of(name).get("nameOverride", "baton")
         assert labels["app.kubernetes.io/instance"] == "demo"
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert labels["app.kubernetes.io/component"]

@@ -153,6 +153,7 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
         {"monitoring.serviceMonitor.enabled": True, "monitoring.podMonitor.enabled": True},
         "would count all twice",
     ),
+    ({"router.service.grpcPort": 80}, "router.service.httpPort and router.service.grpcPort are both 80"),
     ({"ingress.enabled": True}, "ingress.hosts is empty"),
     ({"ingress.grpc.enabled": True}, "ingress.grpc.hosts is empty"),
     ({"gateway.grpcRoute.enabled": True}, "gateway.parentRefs is empty"),

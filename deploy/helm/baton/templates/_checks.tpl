@@ -160,6 +160,9 @@ kuberay.gcsFaultTolerance.redisAddress is empty: Ray cannot use the bundled Valk
 {{- if and $values.monitoring.serviceMonitor.enabled $values.monitoring.podMonitor.enabled }}
 monitoring.serviceMonitor.enabled and monitoring.podMonitor.enabled would count all twice
 {{- end }}
+{{- if eq ($values.router.service.httpPort | int) ($values.router.service.grpcPort | int) }}
+router.service.httpPort and router.service.grpcPort are both {{ $values.router.service.httpPort }}
+{{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
 ingress.hosts is empty, and ingress.enabled is true
 {{- end }}

@@ -26,28 +26,28 @@ demo
 {{- $model := .root.Values.model -}}
 {{- if eq $model.source "pvc" }}
 - name: model
-  persistentVolumeClaim: {claimName: {{ $model.pvc.claimName }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $model.pvc.claimName | quote }}, readOnly: true}
 {{- else if eq $model.source "hostPath" }}
 - name: model
   hostPath: {path: {{ $model.hostPath.path | quote }}, type: Directory}
 {{- else if and (eq $model.source "image") (eq $model.image.mount "volume") }}
 - name: model
-  image: {reference: {{ $model.image.reference | quote }}, pullPolicy: {{ .root.Values.image.pullPolicy }}}
+  image: {reference: {{ $model.image.reference | quote }}, pullPolicy: {{ .root.Values.image.pullPolicy | quote }}}
 {{- else if eq $model.source "image" }}
 - name: model
-  emptyDir: {sizeLimit: {{ $model.image.sizeLimit }}}
+  emptyDir: {sizeLimit: {{ $model.image.sizeLimit | quote }}}
 {{- else if eq $model.source "hub" }}
 - name: model
   {{- if eq $model.hub.cache "pvc" }}
-  persistentVolumeClaim: {claimName: {{ $model.hub.claimName }}}
+  persistentVolumeClaim: {claimName: {{ $model.hub.claimName | quote }}}
   {{- else if and (eq $model.hub.cache "hostPath") (ne .component "router") }}
   hostPath: {path: {{ $model.hub.hostPath | quote }}, type: Directory}
   {{- else }}
-  emptyDir: {sizeLimit: {{ $model.hub.sizeLimit }}}
+  emptyDir: {sizeLimit: {{ $model.hub.sizeLimit | quote }}}
   {{- end }}
 {{- with $model.hub.existingSecret }}
 - name: hub
-  secret: {secretName: {{ . }}, defaultMode: 0440, items: [{key: hub-token, path: hub-token}]}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440, items: [{key: hub-token, path: hub-token}]}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -65,13 +65,10 @@ demo
 {{- if eq $model.source "hub" }}
 - name: model
   image: {{ include "baton.image" (dict "root" .root "image" "router") | quote }}
-  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
   command: [baton, fetch-model, --config, /etc/baton/{{ .component }}.yaml]
   env:
     - {name: HOME, value: /tmp}
-  {{- with .settings.extraEnv }}
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
   resources:
     requests: {cpu: 500m, memory: 1Gi}
     limits: {memory: 4Gi}
@@ -87,7 +84,7 @@ demo
 {{- else if and (eq $model.source "image") (eq $model.image.mount "copy") }}
 - name: model
   image: {{ $model.image.reference | quote }}
-  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
   command: [cp, -rL, {{ printf "%s/." (clean (printf "/%s" $model.image.path)) | quote }}, /models/]
   resources:
     requests: {cpu: 100m, memory: 64Mi}

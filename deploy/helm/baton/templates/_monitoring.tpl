@@ -66,7 +66,7 @@ namespace={{ .Release.Namespace | quote }},model={{ include "baton.servedName" .
 {{- $rules = append $rules $rule -}}
 {{- end -}}
 groups:
-  - name: {{ include "baton.fullname" . }}
+  - name: {{ include "baton.fullname" . | quote }}
     rules:
       {{- toYaml $rules | nindent 6 }}
 {{- end -}}

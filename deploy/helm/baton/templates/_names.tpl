@@ -1,15 +1,22 @@
 {{/* Names, labels and images. */}}
 
+{{- define "baton.name" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
+{{- end -}}
+
+{{/* Prefix of the names of all objects, at most 40 characters; a longer one ends in its digest, so that two stay two.
+     Services' names begin with a letter and have no dots; those of releases may be otherwise. */}}
 {{- define "baton.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- $name := include "baton.name" . -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- $full = regexReplaceAll "^([0-9])" ($full | replace "." "-") "b${1}" -}}
+{{- if gt (len $full) 40 -}}
+{{- $full = printf "%s-%s" ($full | trunc 31 | trimSuffix "-") ($full | sha256sum | trunc 8) -}}
 {{- end -}}
+{{- $full -}}
 {{- end -}}
 {{- end -}}
 
@@ -18,52 +25,93 @@
 {{- default (include "baton.fullname" .) .Values.cluster.name -}}
 {{- end -}}
 
-{{/* Labels that select the pods of one component of this release: (root, component). */}}
+{{/* Labels that select the pods of this copy of the chart. Names of objects are unique in a namespace, so their prefix
+     tells two copies apart whatever the release, its charts and their overrides are called. */}}
+{{- define "baton.copySelector" -}}
+app.kubernetes.io/name: {{ include "baton.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+baton/prefix: {{ include "baton.fullname" . | quote }}
+{{- end -}}
+
+{{/* Labels that select the pods of one component of this copy of the chart: (root, component). */}}
 {{- define "baton.selector" -}}
-app.kubernetes.io/name: baton
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+{{ include "baton.copySelector" .root }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{/* Labels that select pods of the cluster, whichever release they are of. */}}
 {{- define "baton.clusterSelector" -}}
-app.kubernetes.io/name: baton
-app.kubernetes.io/part-of: {{ include "baton.cluster" . }}
+baton/cluster: {{ include "baton.cluster" . | quote }}
 {{- end -}}
 
-{{/* Labels of an object: (root, component). */}}
+{{/* Labels of pods: (root, component, labels). Those that select them cannot be replaced. A version of the chart is not
+     among them, since a change of a pod's labels replaces the pod. */}}
+{{- define "baton.podLabels" -}}
+{{- $selecting := merge (include "baton.selector" . | fromYaml) (include "baton.clusterSelector" .root | fromYaml) -}}
+{{- $own := dict "app.kubernetes.io/part-of" (include "baton.cluster" .root) -}}
+{{- mergeOverwrite $own (deepCopy .root.Values.commonLabels) (deepCopy (default dict .labels)) $selecting | toYaml -}}
+{{- end -}}
+
+{{/* Labels of an object: (root, component, labels). */}}
 {{- define "baton.labels" -}}
-{{ include "baton.selector" . }}
-app.kubernetes.io/part-of: {{ include "baton.cluster" .root }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
+{{- $own := dict
+    "app.kubernetes.io/version" .root.Chart.AppVersion
+    "app.kubernetes.io/managed-by" .root.Release.Service
+    "helm.sh/chart" $chart -}}
+{{- mergeOverwrite $own (include "baton.podLabels" . | fromYaml) | toYaml -}}
 {{- end -}}
 
 {{/* Metadata of an object: (root, component, name, annotations, labels). */}}
 {{- define "baton.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "baton.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- with merge (dict) (default dict .annotations) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Reference of an image: (root, image: router or worker). */}}
+{{/* An image from the registry of `global.imageRegistry`, where that is set: (root, image). */}}
+{{- define "baton.mirrored" -}}
+{{- $registry := .root.Values.global.imageRegistry -}}
+{{- if $registry -}}
+{{- $parts := splitList "/" .image -}}
+{{- $host := first $parts -}}
+{{- if and (gt (len $parts) 1) (or (contains "." $host) (contains ":" $host) (eq $host "localhost")) }}{{ $parts = rest $parts }}{{ end -}}
+{{- printf "%s/%s" (trimSuffix "/" $registry) (join "/" $parts) -}}
+{{- else -}}
+{{- .image -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Reference of an image: (root, image: router or worker). With a digest the chart's own version is no part of it, so
+     that another chart with the same images replaces no pod. */}}
 {{- define "baton.image" -}}
 {{- $image := index .root.Values.image .image -}}
-{{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
-{{- $image.repository }}:{{ default .root.Chart.AppVersion $image.tag }}
+{{- $name := $image.repository -}}
+{{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end -}}
+{{- include "baton.mirrored" (dict "root" .root "image" $name) -}}
+{{- $tag := $image.tag -}}
+{{- if not $image.digest }}{{ $tag = default .root.Chart.AppVersion $tag }}{{ end -}}
+{{- with $tag }}:{{ . }}{{ end -}}
 {{- with $image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* Secrets with credentials of registries, of this chart and of all charts of the release. */}}
+{{- define "baton.pullSecrets" -}}
+{{- $names := list -}}
+{{- range concat .Values.image.pullSecrets (default list .Values.global.imagePullSecrets) -}}
+{{- $names = append $names (kindIs "string" . | ternary . (get (kindIs "map" . | ternary . dict) "name")) -}}
+{{- end -}}
+{{- with $names | compact | uniq }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "baton.serviceAccount" -}}
@@ -89,12 +137,17 @@ annotations:
 components: {{ ternary (list "workers") (list "prefill" "decode") (eq .Values.topology "node") | toJson }}
 {{- end -}}
 
-{{/* Settings of a component's pods, the common ones included, as YAML: (root, component). */}}
+{{/* Settings of a component's pods, the common ones included, as YAML: (root, component). Variables, volumes and mounts
+     of the component come behind the common ones; other lists take their place. */}}
 {{- define "baton.settings" -}}
 {{- $values := .root.Values -}}
 {{- $key := get (dict "workers" "workerGroup") .component | default .component -}}
 {{- $own := eq .component "ray-head" | ternary $values.ray.head (index $values $key | default dict) -}}
-{{- mergeOverwrite (deepCopy $values.pod) (deepCopy $own) | toYaml -}}
+{{- $settings := mergeOverwrite (deepCopy $values.pod) (deepCopy $own) -}}
+{{- range list "extraEnv" "extraEnvFrom" "extraVolumes" "extraVolumeMounts" "hostAliases" -}}
+{{- $_ := set $settings . (concat (index $values.pod .) (index $own . | default list)) -}}
+{{- end -}}
+{{- toYaml $settings -}}
 {{- end -}}
 
 {{/* Ports of containers. Those of workers are the first of sixteen: a pod's second worker has the next. */}}

@@ -1,15 +1,46 @@
 {{/* The pod template of every component. Those who include it bring what differs, as YAML text.
      (root, component, settings, image, command; of the container: env, ports, probes, preStop, mounts, resources;
-     of the pod: volumes, init, grace; config: component whose file it reads) */}}
+     of the pod: volumes, init, grace; config: component whose file it reads). What users add is merged over it. */}}
 {{- define "baton.podTemplate" -}}
+{{- $settings := .settings -}}
+{{- $made := include "baton.ownPodTemplate" . | fromYaml -}}
+{{- with get $made "Error" }}{{ fail . }}{{ end -}}
+{{- $inits := dict "name" "initContainers" "keys" (list "name") -}}
+{{- $first := merge (dict "base" $settings.extraInitContainers "over" (default list $made.spec.initContainers)) $inits -}}
+{{- with include "baton.mergedList" $first | fromJsonArray }}{{ $_ := set $made.spec "initContainers" . }}{{ end -}}
+{{- $container := dict "name" .component -}}
+{{- range $name, $of := dict "env" "extraEnv" "envFrom" "extraEnvFrom" "args" "extraArgs" "volumeMounts" "extraVolumeMounts" -}}
+{{- with index $settings $of }}{{ $_ := set $container $name . }}{{ end -}}
+{{- end -}}
+{{- $probes := dict -}}
+{{- range $name, $numbers := $settings.probes -}}
+{{- $kind := printf "%sProbe" $name -}}
+{{- if and $numbers (hasKey (first $made.spec.containers) $kind) }}{{ $_ := set $probes $kind $numbers }}{{ end -}}
+{{- end -}}
+{{- $containers := prepend $settings.extraContainers (merge $container $probes) -}}
+{{- $own := list -}}
+{{- range $made.spec.initContainers -}}
+{{- if and (eq .name "model") (eq $.root.Values.model.source "hub") }}{{ $own = append $own (merge (dict "name" "model") (omit $container "args" "name")) }}{{ end -}}
+{{- end -}}
+{{- $over := dict "containers" $containers "initContainers" (concat $own $settings.extraInitContainers) "volumes" $settings.extraVolumes -}}
+{{- $rules := list -}}
+{{- $selector := dict "matchLabels" (include "baton.selector" . | fromYaml) -}}
+{{- range $settings.topologySpreadConstraints -}}
+{{- $rules = append $rules (merge (dict) . (dict "labelSelector" $selector)) -}}
+{{- end -}}
+{{- $_ := set $over "topologySpreadConstraints" $rules -}}
+{{- range $name := list "resourceClaims" "hostAliases" }}{{ $_ := set $over $name (index $settings $name) }}{{ end -}}
+{{- range $name, $value := $over }}{{ if not $value }}{{ $_ := unset $over $name }}{{ end }}{{ end -}}
+{{- include "baton.merged" (dict "base" $made "over" (dict "spec" $over)) | fromJson | toYaml -}}
+{{- end -}}
+
+{{/* The pod template without what users add to its lists. */}}
+{{- define "baton.ownPodTemplate" -}}
 {{- $root := .root -}}
 {{- $settings := .settings -}}
 metadata:
   labels:
-    {{- include "baton.labels" . | nindent 4 }}
-    {{- with $settings.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "baton.podLabels" (dict "root" $root "component" .component "labels" $settings.labels) | nindent 4 }}
   {{- $notes := deepCopy $settings.annotations }}
   {{- if .config }}
   {{- $notes = set $notes "checksum/config" (include "baton.config" (dict "root" $root "component" .config) | sha256sum) }}
@@ -22,49 +53,30 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "baton.serviceAccount" $root }}
+  serviceAccountName: {{ include "baton.serviceAccount" $root | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  {{- with $root.Values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
+  {{- include "baton.pullSecrets" $root | nindent 2 }}
   securityContext:
     {{- toYaml $settings.podSecurityContext | nindent 4 }}
   terminationGracePeriodSeconds: {{ .grace }}
-  {{- with $settings.resourceClaims }}
-  resourceClaims:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
   {{- include "baton.placement" . | trim | nindent 2 }}
-  {{- with printf "%s\n%s" (empty $settings.extraInitContainers | ternary "" (toYaml $settings.extraInitContainers)) (default "" .init) | trim }}
+  {{- with default "" .init | trim }}
   initContainers:
     {{- . | nindent 4 }}
   {{- end }}
   containers:
-    - name: {{ .component }}
+    - name: {{ .component | quote }}
       image: {{ .image | quote }}
-      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy | quote }}
       {{- with .command }}
       command: {{ toJson . }}
-      {{- end }}
-      {{- with $settings.extraArgs }}
-      args: {{ toJson . }}
       {{- end }}
       env:
         - {name: HOME, value: /tmp}
         {{- with .env | trim }}
         {{- . | nindent 8 }}
         {{- end }}
-        {{- with $settings.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- with $settings.extraEnvFrom }}
-      envFrom:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
       ports:
         {{- .ports | trim | nindent 8 }}
       {{- .probes | trim | nindent 6 }}
@@ -83,30 +95,20 @@ spec:
         - {name: config, mountPath: /etc/baton, readOnly: true}
         {{- end }}
         {{- .mounts | trim | nindent 8 }}
-        {{- with $settings.extraVolumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-    {{- with $settings.extraContainers }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
   volumes:
     - name: tmp
-      emptyDir: {sizeLimit: {{ $settings.tmpSizeLimit }}}
+      emptyDir: {sizeLimit: {{ $settings.tmpSizeLimit | quote }}}
     {{- if .config }}
     - name: config
-      configMap: {name: {{ include "baton.fullname" $root }}-{{ .config }}}
+      configMap: {name: {{ printf "%s-%s" (include "baton.fullname" $root) .config | quote }}}
     {{- end }}
     {{- .volumes | trim | nindent 4 }}
-    {{- with $settings.extraVolumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
 {{- end -}}
 
-{{/* Where pods may run: (root, component, settings). */}}
+{{/* Where pods may run, and their network: (root, component, settings). */}}
 {{- define "baton.placement" -}}
 {{- $settings := .settings -}}
-{{- $selector := dict "matchLabels" (include "baton.selector" . | fromYaml) -}}
-{{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "dnsConfig" }}
 {{- with index $settings $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}
@@ -114,21 +116,23 @@ spec:
 {{- end }}
 {{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" }}
 {{- with index $settings $key }}
-{{ $key }}: {{ . }}
+{{ $key }}: {{ . | quote }}
 {{- end }}
 {{- end }}
-{{- if or $settings.topologyKey $settings.topologySpreadConstraints }}
+{{- if $settings.hostNetwork }}
+hostNetwork: true
+{{- end }}
+{{- with $settings.hostNetwork | ternary (default "ClusterFirstWithHostNet" $settings.dnsPolicy) $settings.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with $settings.topologyKey }}
 topologySpreadConstraints:
-  {{- with $settings.topologyKey }}
   - maxSkew: 1
-    topologyKey: {{ . }}
+    topologyKey: {{ . | quote }}
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
-      {{- toYaml $selector | nindent 6 }}
-  {{- end }}
-  {{- range $settings.topologySpreadConstraints }}
-  - {{- toYaml (merge (dict) . (dict "labelSelector" $selector)) | nindent 4 }}
-  {{- end }}
+      matchLabels:
+        {{- include "baton.selector" $ | nindent 8 }}
 {{- end }}
 {{- end -}}
 

@@ -81,7 +81,7 @@ resources: {{ include "baton.rayRoom" . | quote | squote }}
 {{- if eq .component "ray-head" }}{{ $hosts = append (append $hosts "--host") (include "baton.rayAddress" .root | splitList ":" | first) }}{{ end }}
 - name: ray-certificate
   image: {{ include "baton.image" (dict "root" .root "image" "worker") | quote }}
-  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
   command: {{ concat (list "baton" "ray-certificate" "--authority" "/run/baton/tls/ray-authority" "--out" "/run/baton/tls/ray") $hosts | toJson }}
   env:
     - {name: HOME, value: /tmp}
@@ -108,7 +108,7 @@ resources: {{ include "baton.rayRoom" . | quote | squote }}
 {{- if .Values.tls.internal.enabled }}
 - name: ray-authority
   secret:
-    secretName: {{ include "baton.rayAuthoritySecret" . }}
+    secretName: {{ include "baton.rayAuthoritySecret" . | quote }}
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 - name: ray-tls

@@ -58,32 +58,32 @@
     defaultMode: 0440
     sources:
       - secret:
-          name: {{ include "baton.secretName" .root }}
+          name: {{ include "baton.secretName" .root | quote }}
           items:
             {{- range $keys }}
-            - {key: {{ . }}, path: {{ . }}}
+            - {key: {{ . | quote }}, path: {{ . }}}
             {{- end }}
       {{- with include "baton.redisSecretName" .root }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
           items: [{key: redis-url, path: redis-url}]
       {{- end }}
       {{- with .root.Values.redis.caSecret }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
           items: [{key: ca.crt, path: redis-ca.crt}]
       {{- end }}
       {{- with .root.Values.tracing.headersSecret }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
           items: [{key: otlp-headers, path: otlp-headers}]
       {{- end }}
       {{- if and .root.Values.auth.enabled (eq .component "router") }}
       {{- with .root.Values.auth }}
       {{- $file := empty .tenantsSecret | ternary "api-keys" "tenants" }}
       - secret:
-          name: {{ default .existingSecret .tenantsSecret }}
-          items: [{key: {{ $file }}, path: {{ $file }}}]
+          name: {{ default .existingSecret .tenantsSecret | quote }}
+          items: [{key: {{ $file | quote }}, path: {{ $file }}}]
       {{- end }}
       {{- end }}
 {{- end -}}
@@ -99,9 +99,9 @@
 {{- $service := printf "%s-%s" (include "baton.fullname" .root) .component -}}
 {{- $namespace := .root.Release.Namespace -}}
 - {{ .component }}.{{ include "baton.cluster" .root | lower | replace "_" "-" }}.baton.internal
-- {{ $service }}
-- {{ $service }}.{{ $namespace }}.svc
-- {{ $service }}.{{ $namespace }}.svc.{{ .root.Values.cluster.domain }}
+- {{ $service | quote }}
+- {{ printf "%s.%s.svc" $service $namespace | quote }}
+- {{ printf "%s.%s.svc.%s" $service $namespace .root.Values.cluster.domain | quote }}
 {{- end -}}
 
 {{/* Volumes of certificates: (root, component). */}}
@@ -114,17 +114,17 @@
     driver: csi.cert-manager.io
     readOnly: true
     volumeAttributes:
-      csi.cert-manager.io/issuer-name: {{ include "baton.internalIssuer" .root }}
-      csi.cert-manager.io/issuer-kind: {{ default "Issuer" $tls.internal.issuerRef.kind }}
+      csi.cert-manager.io/issuer-name: {{ include "baton.internalIssuer" .root | quote }}
+      csi.cert-manager.io/issuer-kind: {{ default "Issuer" $tls.internal.issuerRef.kind | quote }}
       csi.cert-manager.io/dns-names: "${POD_NAME}.${POD_NAMESPACE}.baton.internal,{{ include "baton.internalDnsNames" . | fromYamlArray | join "," }}"
-      csi.cert-manager.io/duration: {{ $tls.duration }}
-      csi.cert-manager.io/renew-before: {{ $tls.renewBefore }}
+      csi.cert-manager.io/duration: {{ $tls.duration | quote }}
+      csi.cert-manager.io/renew-before: {{ $tls.renewBefore | quote }}
       csi.cert-manager.io/key-usages: digital signature,key encipherment,server auth,client auth
       csi.cert-manager.io/fs-group: {{ .root.Values.pod.podSecurityContext.fsGroup | default 10001 | quote }}
 {{- else }}
 - name: internal-tls
   secret:
-    secretName: {{ include "baton.internalTlsSecret" . }}
+    secretName: {{ include "baton.internalTlsSecret" . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- end }}
@@ -134,11 +134,11 @@
     defaultMode: 0440
     sources:
       - secret:
-          name: {{ include "baton.publicTlsSecret" .root }}
+          name: {{ include "baton.publicTlsSecret" .root | quote }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
       {{- with $tls.public.clientCASecret }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
           items: [{key: ca.crt, path: client-ca.crt}]
       {{- end }}
 {{- end }}

@@ -61,7 +61,7 @@ names: {{ toJson $names }}
 {{ include "baton.env" . }}
 - {name: OMP_NUM_THREADS, value: "1"}
 {{- range $name, $value := .root.Values.nccl.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}
 
@@ -79,14 +79,14 @@ names: {{ toJson $names }}
 {{- include "baton.tlsVolumes" . }}
 {{- include "baton.modelVolumes" . }}
 - name: shm
-  emptyDir: {medium: Memory, sizeLimit: {{ .settings.shmSize }}}
+  emptyDir: {medium: Memory, sizeLimit: {{ .settings.shmSize | quote }}}
 - name: kernels
   {{- if eq $kernels.type "pvc" }}
-  persistentVolumeClaim: {claimName: {{ $kernels.claimName }}}
+  persistentVolumeClaim: {claimName: {{ $kernels.claimName | quote }}}
   {{- else if eq $kernels.type "hostPath" }}
   hostPath: {path: {{ $kernels.hostPath | quote }}, type: Directory}
   {{- else }}
-  emptyDir: {sizeLimit: {{ $kernels.sizeLimit }}}
+  emptyDir: {sizeLimit: {{ $kernels.sizeLimit | quote }}}
   {{- end }}
 {{- end -}}
 
