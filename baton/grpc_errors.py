@@ -64,6 +64,9 @@ _KINDS: dict[grpc.StatusCode, ErrorKind] = {
 
 # gRPC's own words for a message above the limit of either side, which another attempt does not make smaller.
 _TOO_LARGE = "message larger than max"
+# grpc.aio's own words, with INTERNAL and without details, where a call ended while its client still wrote to it:
+# the failed write hides the server's status (grpc/grpc#36066).
+_WRITE_FAILED = "Internal error from Core"
 
 
 def to_status(error: BatonError) -> grpc.Status:
@@ -93,6 +96,8 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
     kind = _KINDS.get(code, ErrorKind.INTERNAL)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
         kind = ErrorKind.INVALID
+    elif code is grpc.StatusCode.INTERNAL and text == _WRITE_FAILED:
+        kind = ErrorKind.UNAVAILABLE
     param = own_code = None
     sent, retry_after_s = False, None
     metadata = tuple(metadata)
