@@ -77,3 +77,16 @@ class FieldError(BatonError):
         super().__init__(kind, message)
         self.param = param
         self.code = code
+
+
+class NameTakenError(BatonError):
+    """Another worker that lives has this one's name. `kept`: it had taken it from a worker that lived, and
+    keeps it from every further start; else it is the newer of the two."""
+
+    def __init__(self, name: str, host: str, address: str, *, kept: bool) -> None:
+        """`host`, `address`: where the other one is."""
+        how = f"{name} is taken: it is" if kept else f"a newer {name} has registered: it is"
+        super().__init__(
+            ErrorKind.CONFLICT, f"{how} on {host or 'an unnamed host'} at {address or 'no address'}"
+        )
+        self.name, self.host, self.address, self.kept = name, host, address, kept

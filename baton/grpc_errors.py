@@ -64,7 +64,7 @@ _KINDS: dict[grpc.StatusCode, ErrorKind] = {
 
 # gRPC's own words for a message above the limit of either side, which another attempt does not make smaller.
 _TOO_LARGE = "message larger than max"
-# grpc.aio's own words, with INTERNAL and without details, where a call ended while its client still wrote to it:
+# grpc.aio's own words, with INTERNAL and without details, where a call ended while its client still wrote:
 # the failed write hides the server's status (grpc/grpc#36066).
 _WRITE_FAILED = "Internal error from Core"
 

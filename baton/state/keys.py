@@ -6,6 +6,7 @@ and one script can access them together.
     {NS.registry}:epoch           string  random, new when the registry was empty
     {NS.registry}:members         hash    name -> incarnation:generation:member as JSON
     {NS.registry}:leases          zset    name -> when its lease ends, ms on the clock of Redis
+    {NS.registry}:keepers         hash    name -> incarnation that took it from a worker that lived
     {NS.prefix}:blocks:HOLDER     set     hashes of the blocks that this incarnation has cached
     {NS.api-keys}:entries         hash    id -> signature:API key as JSON
     {NS.api-keys}:version         string  random, new with each change of the entries
@@ -58,8 +59,9 @@ class Keys:
 
     @property
     def registry(self) -> list[str]:
-        """The keys of epoch, members and leases."""
-        return [f"{{{self.namespace}.registry}}:{part}" for part in ("epoch", "members", "leases")]
+        """The keys of epoch, members, leases and keepers."""
+        parts = ("epoch", "members", "leases", "keepers")
+        return [f"{{{self.namespace}.registry}}:{part}" for part in parts]
 
     def cached_blocks(self, holder: str) -> str:
         """The key of the blocks that one incarnation has cached."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, NameTakenError
 from baton.state.client.counters import Counters
 from baton.state.keys import LEASE_S, RENEW_S
 from baton.state.records import Member
@@ -35,8 +35,11 @@ class Lease:
         self.announced: Member | None = None
         # Set while Redis has this lease, as far as is known.
         self.registered = asyncio.Event()
-        # Set once a newer incarnation has the name: this process should exit.
+        # Set once another worker has the name, which `taken` names: this process should exit.
         self.replaced = asyncio.Event()
+        self.taken: NameTakenError | None = None
+        # Until when a first announcement is repeated where another worker keeps the name.
+        self._kept_until: float | None = None
 
     def update(self, member: Member) -> None:
         """Registers a changed description of the same incarnation at once."""
@@ -82,6 +85,18 @@ class Lease:
     def _failed(self, error: BatonError) -> None:
         self.registered.clear()
         self._counters.renewals_failed += 1
-        if error.kind is ErrorKind.CONFLICT:
-            _log.error("replaced_by_newer_incarnation", member=self.member.name)
-            self.replaced.set()
+        if not isinstance(error, NameTakenError) or (error.kept and self._may_lapse()):
+            return
+        name, where = self.member.name, {"host": error.host, "address": error.address}
+        if error.kept:
+            _log.error("name_taken", member=name, **where)
+        else:
+            _log.error("replaced_by_newer_incarnation", member=name, **where)
+        self.taken = error
+        self.replaced.set()
+
+    def _may_lapse(self) -> bool:
+        """Whether the lease that keeps the name may still be that of a worker that has ended."""
+        now = asyncio.get_running_loop().time()
+        self._kept_until = self._kept_until or now + LEASE_S + RENEW_S
+        return now < self._kept_until

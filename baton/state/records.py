@@ -54,6 +54,15 @@ class Listed:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A member that keeps its name from further starts, and when its lease ends, in ms on the registry's
+    clock. One that lives renews it every second."""
+
+    member: Member
+    lease_end_ms: int
+
+
+@dataclass(frozen=True)
 class Listing:
     """All live members. An `epoch` that differs from the previous one means that the registry was wiped."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.state.records import JournalWrite, Listing, Member, QuotaAsk, Settlement
+from baton.state.records import JournalWrite, Kept, Listing, Member, QuotaAsk, Settlement
 
 # Most changes of one `apply`, and most blocks and holders of one lookup.
 MAX_DELTA = 1024
@@ -21,14 +21,22 @@ MAX_SETTLED = 64
 
 
 class Registry(Protocol):
-    """Live members. The lease of a name belongs to its newest incarnation."""
+    """Live members. The lease of a name belongs to its newest incarnation.
+
+    A newer start takes the name from a worker that lives, once: where that one learns of it, the newer start
+    keeps the name as long as its lease is live and it does not drain. Otherwise two workers of one name, each
+    restarted whenever it ends, would take turns for ever.
+    """
 
     async def announce(self, member: Member, generation: int, lease_s: float) -> int:
         """Registers `member` or renews its lease; returns its generation, to be passed from then on.
 
-        `generation` is 0 until an announcement succeeded. Raises BatonError(CONFLICT) where a newer
-        incarnation has the name.
+        `generation` is 0 until an announcement succeeded. Raises NameTakenError where a newer incarnation
+        has the name, or another one keeps it.
         """
+
+    async def keeper(self, name: str) -> Kept | None:
+        """The member that keeps `name` from a new start; None where that may take it."""
 
     async def withdraw(self, name: str, incarnation: str) -> None:
         """Removes the entry if it still belongs to this incarnation."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, NameTakenError
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.records import JournalWrite
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS
@@ -82,6 +82,63 @@ class RegistryContract:
         (entry,) = (await state.registry.listing()).entries
         assert entry.member == new
 
+    async def test_a_refusal_says_who_has_the_name_and_where(self, state: State) -> None:
+        old, new = member(), member(host="host-b", addresses={"grpc": "10.0.0.2:50060"})
+        first = await state.registry.announce(old, 0, LONG_S)
+        await state.registry.announce(new, 0, LONG_S)
+        for start, generation, kept in ((old, first, False), (member(), 0, True)):
+            with pytest.raises(NameTakenError, match=r"decode-0.*host-b at 10\.0\.0\.2:50060") as refused:
+                await state.registry.announce(start, generation, LONG_S)
+            assert (refused.value.host, refused.value.kept) == ("host-b", kept)
+
+    async def test_two_that_live_do_not_take_turns(self, state: State) -> None:
+        """A newer start takes the name of one that lives; that one's next start does not get it back."""
+        old, new = member(), member()
+        first = await state.registry.announce(old, 0, LONG_S)
+        assert await state.registry.keeper(old.name) is None
+        second = await state.registry.announce(new, 0, LONG_S)
+        with pytest.raises(NameTakenError):
+            await state.registry.announce(old, first, LONG_S)
+        kept = await state.registry.keeper(old.name)
+        assert kept is not None
+        assert kept.member == new
+        for _ in range(3):
+            with pytest.raises(NameTakenError):
+                await state.registry.announce(member(), 0, LONG_S)
+        assert await state.registry.announce(new, second, LONG_S + 1) == second
+        renewed = await state.registry.keeper(old.name)
+        assert renewed is not None
+        assert renewed.lease_end_ms > kept.lease_end_ms
+
+    @pytest.mark.parametrize("end", ["withdrawn", "lapsed", "draining"])
+    async def test_a_name_is_free_once_its_keeper_ends(self, state: State, end: str) -> None:
+        old, new, next_ = member(), member(), member()
+        first = await state.registry.announce(old, 0, LONG_S)
+        second = await state.registry.announce(new, 0, LONG_S)
+        with pytest.raises(NameTakenError):
+            await state.registry.announce(old, first, LONG_S)
+        if end == "withdrawn":
+            await state.registry.withdraw(new.name, new.incarnation)
+        elif end == "lapsed":
+            await state.registry.announce(new, second, SHORT_S)
+            await asyncio.sleep(2 * SHORT_S)
+        else:
+            await state.registry.announce(new.model_copy(update={"draining": True}), second, LONG_S)
+        assert await state.registry.keeper(new.name) is None
+        assert await state.registry.announce(next_, 0, LONG_S) > 0
+        # It has taken the name from nobody that lives.
+        assert await state.registry.announce(member(), 0, LONG_S) > 0
+
+    async def test_who_drains_gives_its_name_away(self, state: State) -> None:
+        """A worker that is stopping and whose successor has registered has lost nothing."""
+        old, new = member(draining=True), member()
+        first = await state.registry.announce(old, 0, LONG_S)
+        await state.registry.announce(new, 0, LONG_S)
+        with pytest.raises(NameTakenError):
+            await state.registry.announce(old, first, LONG_S)
+        assert await state.registry.keeper(new.name) is None
+        assert await state.registry.announce(member(), 0, LONG_S) > 0
+
     async def test_order_survives_a_lapse_of_the_newer(self, state: State) -> None:
         old, new = member(), member()
         first = await state.registry.announce(old, 0, LONG_S)
@@ -118,7 +175,7 @@ class RegistryContract:
 
     @_model_settings
     @given(steps=st.lists(st.tuples(st.sampled_from("awr"), st.integers(0, 3)), max_size=25))
-    async def test_the_name_is_always_the_newest_ones(
+    async def test_the_name_is_the_newest_ones_that_it_is_not_kept_from(
         self, state: State, steps: list[tuple[str, int]]
     ) -> None:
         """announce (first time or again), withdraw, and a first announcement whose reply was lost."""
@@ -126,14 +183,18 @@ class RegistryContract:
         starts = [member(name) for _ in range(4)]
         generations = [0] * 4
         holder: int | None = None
+        keeper: int | None = None
         for action, who in steps:
             outranked = holder is not None and 0 < generations[who] < generations[holder]
+            too_late = generations[who] == 0 and keeper is not None and keeper == holder != who
             if action == "w":
                 await state.registry.withdraw(name, starts[who].incarnation)
                 holder = None if holder == who else holder
-            elif outranked:
-                with pytest.raises(BatonError):
+                keeper = None if keeper == who else keeper
+            elif outranked or too_late:
+                with pytest.raises(NameTakenError):
                     await state.registry.announce(starts[who], generations[who], LONG_S)
+                keeper = holder if outranked else keeper
             else:
                 shown = 0 if action == "r" and holder == who else generations[who]
                 generations[who] = await state.registry.announce(starts[who], shown, LONG_S)

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.client.counters import Counters
 from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
-from baton.state.records import JournalWrite, Listed, Listing, Member
+from baton.state.records import JournalWrite, Kept, Listed, Listing, Member
 from baton.state.seal import Seal, new_journal_key
 from baton.state.state import State
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
@@ -28,6 +28,8 @@ class Memory:
     epoch: str = ""
     # name -> (member, generation, end of lease)
     members: dict[str, tuple[Listed, float]] = field(default_factory=dict)
+    # name -> incarnation that keeps it
+    keepers: dict[str, str] = field(default_factory=dict)
     # holder -> (hashes, end)
     held: dict[str, tuple[set[bytes], float]] = field(default_factory=dict)
     # request id -> (entry, end)
@@ -42,7 +44,7 @@ class Memory:
     def wipe(self) -> None:
         """Deletes everything, like a restart of Redis."""
         self.epoch = ""
-        for store in (self.members, self.held, self.journal):
+        for store in (self.members, self.keepers, self.held, self.journal):
             store.clear()
 
 
@@ -61,15 +63,27 @@ class MemoryRegistry:
         elif known[0].member.incarnation == member.incarnation:
             generation = max(generation, known[0].generation)
         elif generation == 0:
+            if await self.keeper(member.name) is not None:
+                raise _taken(known[0].member, kept=True)
             generation = max(fresh, known[0].generation + 1)
         elif generation < known[0].generation:
-            raise BatonError(ErrorKind.CONFLICT, f"a newer {member.name} is registered")
+            if not member.draining:
+                self._memory.keepers[member.name] = known[0].member.incarnation
+            raise _taken(known[0].member, kept=False)
         members = self._memory.members
         for name in [name for name, (_, end) in members.items() if end <= now - FORGET_MEMBER_S]:
             del members[name]
         self._memory.epoch = self._memory.epoch or uuid.uuid4().hex
         members[member.name] = (Listed(member, generation), now + lease_s)
         return generation
+
+    async def keeper(self, name: str) -> Kept | None:
+        now = self._memory.now()
+        known, end = self._memory.members.get(name, (None, 0.0))
+        if known is None or end <= now or known.member.draining:
+            return None
+        kept = self._memory.keepers.get(name) == known.member.incarnation
+        return Kept(known.member, round(end * 1000)) if kept else None
 
     async def withdraw(self, name: str, incarnation: str) -> None:
         self._memory.now()
@@ -81,6 +95,10 @@ class MemoryRegistry:
         now = self._memory.now()
         live = (listed for listed, end in self._memory.members.values() if end > now)
         return Listing(self._memory.epoch, tuple(live))
+
+
+def _taken(by: Member, *, kept: bool) -> NameTakenError:
+    return NameTakenError(by.name, by.host, by.addresses.get("grpc", ""), kept=kept)
 
 
 class MemoryPrefixIndex:

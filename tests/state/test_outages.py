@@ -164,7 +164,7 @@ async def test_malformed_members_are_skipped(redis_url: str) -> None:
     state = await open_state(redis_url, namespace="rubbish")
     one = member("good")
     await state.registry.announce(one, 0, 60)
-    _, members, leases = Keys("rubbish").registry
+    _, members, leases, _ = Keys("rubbish").registry
     rubbish = [
         b"",
         b"x",

@@ -3,8 +3,8 @@
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
          `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where
-         the process refused to run, 3 from one that asks to be restarted: it has drained by itself, or a
-         newer start has its name
+         the process refused to run, 3 from one that asks to be restarted, since it has drained by itself, 4
+         where another worker has its name
 stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_RESTART = 3
+EXIT_NAME_TAKEN = 4
 EXIT_AT_ONCE = 130
 
 _FAILURES = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
@@ -41,6 +42,11 @@ DETACHED = "--detached"
 _LINE_BYTES = 1024 * 1024
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def detached() -> bool:
+    """Whether no parent watches this process."""
+    return DETACHED in sys.argv
 
 
 class RestartNeededError(BatonError):
@@ -101,10 +107,10 @@ def run_child(
 ) -> int:
     """Reads the configuration, runs `main` until it returns, and returns the exit code.
 
-    A BatonError from `main` is reported to the parent and becomes the exit code 1, 2 or 3 (`exit_code`).
+    A BatonError from `main` is reported to the parent and becomes the exit code 1 to 4 (`exit_code`).
     """
     try:
-        if DETACHED not in sys.argv:
+        if not detached():
             die_with_parent()
         config = parse_config(config_model, _first_line())
 
@@ -117,7 +123,7 @@ def run_child(
             runner.run(serve())
     except BatonError as error:
         report_error(error)
-        if DETACHED in sys.argv:
+        if detached():
             print(f"baton: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)
         return exit_code(error)
     return 0
@@ -125,8 +131,10 @@ def run_child(
 
 def exit_code(error: BatonError) -> int:
     """The exit code of a process that ends with this error."""
-    if isinstance(error, RestartNeededError) or error.kind is ErrorKind.CONFLICT:
+    if isinstance(error, RestartNeededError):
         return EXIT_RESTART
+    if error.kind is ErrorKind.CONFLICT:
+        return EXIT_NAME_TAKEN
     return EXIT_FAILED if error.kind in _FAILURES else EXIT_REFUSED
 
 

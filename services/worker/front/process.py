@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.addresses import is_loopback
 from baton.engine.rings.layout import SharedRings
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, NameTakenError
 from baton.process_tuning import batch_wakeups, switch_threads_often
 from baton.process_watch import ProcessWatch
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
@@ -37,7 +37,12 @@ from services.common.observability.logs import configure_logs, get_log
 from services.common.observability.metrics import MetricsServer
 from services.common.observability.tracing.configured import configured_recorder
 from services.common.observability.tracing.recorder import SpanRecorder
-from services.common.processes.child_protocol import RestartNeededError, StopSignal, report_ready
+from services.common.processes.child_protocol import (
+    RestartNeededError,
+    StopSignal,
+    detached,
+    report_ready,
+)
 from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
@@ -46,6 +51,7 @@ from services.prefill.servicer import PrefillServicer
 from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
+from services.worker.front.name_wait import wait_for_name
 from services.worker.front.probes import WorkerProbes
 from services.worker.front.worker_servicer import WorkerServicer
 
@@ -76,12 +82,20 @@ async def serve(
     if spans is not None:
         switch_threads_often()
     batch_wakeups()  # in this process alone: the engine's timers stay exact
+    taken: NameTakenError | None = None
     try:
         await _Front(config, identity, handle, _registration(config, tls), tls, spans).run(stop)
+    except NameTakenError as error:
+        if not (error.kept and detached()):  # a supervisor starts it again, with pauses of its own
+            raise
+        taken = error
     finally:
         log.info("engine_ended", code=await handle.stop())
         if spans is not None:
             await asyncio.to_thread(spans.close, _LAST_SPANS_S)
+    registration = _registration(config, tls) if taken is not None else None
+    if taken is not None and registration is not None:
+        await wait_for_name(registration, taken, stop, config.start_timeout_s)
 
 
 def _check_secret(config: WorkerConfig) -> None:

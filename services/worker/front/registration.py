@@ -11,13 +11,14 @@ import socket
 from typing import TYPE_CHECKING
 
 from baton.cluster_auth import secret_name
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, NameTakenError
 from baton.state import Lease, Member, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from baton.state import PrefixPublisher
+    from baton.state.records import Kept
     from baton.v1.engine_pb2 import PrefixesEvent
     from baton.v1.worker_pb2 import DescribeResponse
     from services.common.config.state import StateConfig
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # How long removing the entry may take at the end.
 _CLOSE_S = 0.5
+# Pause between two looks at a name that may be taken.
+_LOOK_S = 0.4
 
 
 class Registration:
@@ -38,7 +41,7 @@ class Registration:
         self._config = config
         self._tls = tls
         self._renewals: asyncio.Task[None] | None = None
-        self._cluster_id = store.cluster_id
+        self._name = ".".join(part for part in (store.cluster_id, config.name) if part)
         self._listed = asyncio.Event()
         self._lease: Lease | None = None
         self._publisher: PrefixPublisher | None = None
@@ -52,7 +55,7 @@ class Registration:
         """Lists the worker in the registry from now on. `model`: the served model's name."""
         config, described = self._config, servicer.describe()
         member = Member(
-            name=".".join(part for part in (self._cluster_id, config.name) if part),
+            name=self._name,
             incarnation=described.identity.incarnation.hex(),
             role=config.role,
             model=model,
@@ -83,9 +86,9 @@ class Registration:
             self._lease.update(self._lease.member.model_copy(update={"draining": True}))
 
     async def excluded(self) -> BatonError:
-        """Returns why this worker has to end: Redis refuses its credentials at its very first start, or a
-        newer start of the same name has registered."""
-        tasks = {asyncio.create_task(self._replaced())}
+        """Returns why this worker has to end: Redis refuses its credentials at its very first start, or
+        another worker has its name."""
+        tasks = {asyncio.create_task(self._replaced()), asyncio.create_task(self._kept())}
         if not self._config.restarts:  # later it would only cost the cluster a worker
             tasks.add(asyncio.create_task(self.state.refusal()))
         try:
@@ -99,13 +102,47 @@ class Registration:
         await self._listed.wait()
         assert self._lease is not None
         await self._lease.replaced.wait()
-        return BatonError(ErrorKind.CONFLICT, f"a newer {self._lease.member.name} has registered")
+        assert self._lease.taken is not None
+        return self._lease.taken
+
+    async def _kept(self) -> BatonError:
+        """Returns once a worker that lives, since it renews its lease, is seen to keep the name; never where
+        the name is free, or this worker has asked for it."""
+        first: Kept | None = None
+        while not self._listed.is_set():
+            try:
+                kept = await self.state.registry.keeper(self._name)
+            except BatonError:
+                kept = first
+            else:
+                if kept is None:
+                    break
+            if first is not None and kept is not None and _renewed(first, kept):
+                return NameTakenError(
+                    self._name, kept.member.host, kept.member.addresses.get("grpc", ""), kept=True
+                )
+            first = first or kept
+            await asyncio.sleep(_LOOK_S)
+        never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def may_have_name(self) -> bool:
+        """Whether no other worker keeps this one's name, as far as Redis answers."""
+        try:
+            return await self.state.registry.keeper(self._name) is None
+        except BatonError:
+            return False
 
     async def close(self) -> None:
         """Removes the entry where Redis answers at once; otherwise it expires."""
         if self._renewals is not None:
             self._renewals.cancel()
         await self.state.close(_CLOSE_S)
+
+
+def _renewed(first: Kept, later: Kept) -> bool:
+    same = first.member.incarnation == later.member.incarnation
+    return same and later.lease_end_ms > first.lease_end_ms
 
 
 def _limits(described: DescribeResponse) -> dict[str, int]:

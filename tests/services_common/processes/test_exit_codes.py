@@ -1,10 +1,11 @@
-"""Exit codes of processes that run by themselves: failed, refused, start again."""
+"""Exit codes of processes that run by themselves: failed, refused, start again, name
+taken."""
 
 from __future__ import annotations
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, NameTakenError
 from services.common.processes.child_protocol import RestartNeededError, exit_code
 
 
@@ -16,7 +17,8 @@ from services.common.processes.child_protocol import RestartNeededError, exit_co
         (BatonError(ErrorKind.INTERNAL, "the engine failed"), 1),
         (BatonError(ErrorKind.INVALID, "the port is taken"), 2),
         (BatonError(ErrorKind.UNAUTHENTICATED, "Redis refused the password"), 2),
-        (BatonError(ErrorKind.CONFLICT, "a newer w has registered"), 3),
+        (BatonError(ErrorKind.CONFLICT, "a newer w has registered"), 4),
+        (NameTakenError("w", "host-b", "10.0.0.2:50060", kept=True), 4),
         (RestartNeededError("NCCL hangs"), 3),
     ],
 )

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.embedded import EmbeddedServer
 from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity
@@ -18,6 +18,7 @@ from services.common.config.state import StateConfig
 from services.common.config.worker import WorkerConfig
 from services.worker.front.registration import Registration
 from services.worker.front.worker_servicer import WorkerServicer
+from tests.state.contract import member
 from tests.state.opened import open_state
 from tests.state.waiting import until
 
@@ -115,6 +116,49 @@ async def test_a_replaced_worker_is_excluded(server: EmbeddedServer) -> None:
     assert new.registered
     for worker in (old, new):
         await worker.close()
+
+
+async def test_the_replaced_worker_does_not_take_its_name_back(server: EmbeddedServer) -> None:
+    """Its next start ends before it serves; one after the end of the worker that has the name does not."""
+    old, new = registration(server.url, restarts=2), registration(server.url)
+    enter(old, Served())
+    await until(lambda: old.registered)
+    enter(new, Served())
+    first = await asyncio.wait_for(old.excluded(), 5)
+    again = registration(server.url, restarts=3)
+    second = await asyncio.wait_for(again.excluded(), 5)
+    for error, kept in ((first, False), (second, True)):
+        assert isinstance(error, NameTakenError)
+        assert (error.name, error.address, error.kept) == ("abcd.decode-0", "h:1", kept)
+    assert not await again.may_have_name()
+    assert new.registered
+    await new.close()
+    assert await again.may_have_name()
+    last = registration(server.url, restarts=4)
+    enter(last, Served())
+    await until(lambda: last.registered)
+    for worker in (old, again, last):
+        await worker.close()
+
+
+async def test_a_name_that_a_dead_worker_keeps_is_taken_once_its_lease_ends(server: EmbeddedServer) -> None:
+    """Whether it looks for the name as it starts, or only asks for it once it serves."""
+    reader = await open_state(server.url, namespace="ours")
+    old, dead = member("abcd.decode-0"), member("abcd.decode-0")
+    generation = await reader.registry.announce(old, 0, 60)
+    kept = await reader.registry.announce(dead, 0, 60)
+    with pytest.raises(NameTakenError):
+        await reader.registry.announce(old, generation, 60)
+    await reader.registry.announce(dead, kept, 1.5)
+    looks, asks = registration(server.url), registration(server.url)
+    excluded = asyncio.create_task(looks.excluded())
+    enter(asks, Served())
+    await until(lambda: asks.registered, 5)
+    assert not excluded.done()
+    excluded.cancel()
+    for worker in (looks, asks):
+        await worker.close()
+    await reader.close()
 
 
 async def test_a_refused_password_ends_a_first_start_and_no_later_one(server: EmbeddedServer) -> None:
