@@ -309,7 +309,9 @@ class SubscribeResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
     @_builtins.property
     def unknown(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]:
-        """Attempts among the positions that this worker does not have. In the first message only."""
+        """Attempts whose output this worker does not have: in the first message among the positions, later those
+        whose output it has dropped since this router did not take it.
+        """
 
     def __init__(
         self,

@@ -1,10 +1,14 @@
 """The output of decode's sequences, and how much of it each router has been sent.
 
 An output stream belongs to one sequence: its attempt, its slot and generation, every output token from its
-first number on. It is kept until `LINGER_S` after its end. Each stream has a watermark; `collect` returns
-what is beyond it in messages of bounded size, so a slow router gets fewer, larger messages and delays no
-other. A router that opens its stream again states the position of each of its sequences and receives the
-rest; it drops duplicates by (attempt, number).
+first number on. Each stream has a watermark; `collect` returns what is beyond it in messages of bounded size,
+so a slow router gets fewer, larger messages and delays no other. A router that opens its stream again states
+the position of each of its sequences and receives the rest; it drops duplicates by (attempt, number).
+
+An ended output is kept until its router has been sent all of it and `LINGER_S` longer, however slow the
+router is, unless that is disconnected for so long. Ended outputs take `RETAINED_BYTES` at most. A router
+whose output is dropped for that is told so with the next message (`unknown`), and has another attempt
+continue.
 """
 
 from __future__ import annotations
@@ -15,54 +19,30 @@ from dataclasses import dataclass, field
 
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
-from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import Position, SubscribeResponse
-from baton.v1.types_pb2 import Attempt, Failure, FinishReason
+from baton.v1.types_pb2 import Attempt, Failure
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.logprobs import logprobs_message
+from services.decode.ended_outputs import EndedOutputs
+from services.decode.output_stream import OutputStream, add_output
 from services.decode.slot_span import SlotSpan
 
-# How long an ended output, or one whose router is disconnected, is kept.
+# How long an output is kept once it has ended and was sent, and one whose router is disconnected.
 LINGER_S = 10.0
+# The most memory of all ended outputs, approximately.
+RETAINED_BYTES = 64 << 20
+# The most attempts of one router whose output was dropped and that it has not been told of; one more ends its
+# connection, and it learns of all of them when it opens the next.
+_MOST_DROPPED = 1024
 TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's connection
 # The most bytes that one message should have; a token with 20 logprobs takes 229.
 MESSAGE_BYTES = 1 << 18
 # A sequence begins with so many tokens: prefill's, which a slot's first word repeats, and its own first one.
 _BEGINNING = 2
-# Bytes of a token without logprobs, and of an output without tokens.
-_TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 
 
 class UnknownSequenceError(Exception):
     """A record of the output ring is of a sequence that was never registered."""
-
-
-@dataclass(slots=True, eq=False)
-class OutputStream:
-    """The output of one sequence."""
-
-    attempt: Attempt
-    router_id: bytes
-    slot: int
-    generation: int
-    first_number: int
-    token_ids: list[int] = field(default_factory=list)
-    # Where asked for, one for each token; serialised, which takes a fifth of the memory.
-    logprobs: list[bytes] = field(default_factory=list)
-    finish: Finish = Finish.NONE
-    ended_at: float | None = None
-    # The watermark: how many of token_ids the router has been sent, and whether the finish reason.
-    sent: int = 0
-    sent_finish: bool = False
-    # Why this worker gave the sequence up by itself.
-    failure: Failure | None = None
-    # None where its request is not traced.
-    span: SlotSpan | None = None
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether there is output beyond the watermark."""
-        return self.sent < len(self.token_ids) or (self.finish is not Finish.NONE and not self.sent_finish)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +52,8 @@ class _Router:
     discarded: bool = False
     lost_at: float | None = None
     dirty: dict[AttemptKey, OutputStream] = field(default_factory=dict)
+    # Attempts whose output was dropped unsent.
+    dropped: list[Attempt] = field(default_factory=list)
     # The last message had beginnings alone and left something: the next one has all there is.
     passed_over: bool = False
 
@@ -79,8 +61,15 @@ class _Router:
 class OutputStreams:
     """All output streams of a worker, by attempt, by slot and by router."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, retained_bytes: int = RETAINED_BYTES
+    ) -> None:
+        """`retained_bytes`: bounds the memory of ended outputs."""
         self._clock = clock
+        self._retained_bytes = retained_bytes
+        self._ended = EndedOutputs()
+        # Outputs that were dropped before their routers had been sent all of them.
+        self.dropped_unsent = 0
         self._by_key: dict[AttemptKey, OutputStream] = {}
         self._by_slot: dict[tuple[int, int], OutputStream] = {}
         self._routers: dict[bytes, _Router] = {}
@@ -209,34 +198,42 @@ class OutputStreams:
         """
         router = self._routers[router_id]
         dirty = router.dirty
-        if not dirty:
+        if not (dirty or router.dropped):
             return None
         keys = [key for key, stream in dirty.items() if stream.sent < _BEGINNING]
         alone = bool(keys) and not router.passed_over
         if not alone:
             keys += [key for key, stream in dirty.items() if stream.sent >= _BEGINNING]
-        message, room = SubscribeResponse(step=step), MESSAGE_BYTES
+        message, room = SubscribeResponse(step=step, unknown=router.dropped), MESSAGE_BYTES
+        router.dropped.clear()
         for key in keys:
             if room <= 0:
                 break
             stream = dirty.pop(key)
-            room -= _add_output(message, stream, room)
+            room -= add_output(message, stream, room)
+            if stream.sent_finish:
+                stream.sent_at = self._clock()
             self._mark(stream)  # the rest of it behind the others
         router.passed_over = alone and bool(dirty)
         return message
 
     def sweep(self) -> list[Attempt]:
-        """Drops ended streams after `LINGER_S`; returns the attempts to cancel since their router is gone."""
+        """Drops ended outputs that no router will ask for; returns the attempts to cancel since their router
+        is gone."""
         now = self._clock()
         orphans = []
         for key, stream in list(self._by_key.items()):
             router = self._router(stream.router_id)
             lost_for = 0.0 if router.lost_at is None else now - router.lost_at
             if stream.ended_at is not None:
-                if now - stream.ended_at > LINGER_S:
+                unneeded_for = (
+                    min(now - stream.ended_at, lost_for) if stream.has_unsent else now - stream.sent_at
+                )
+                if unneeded_for > LINGER_S:
                     self._drop(key, stream)
             elif router.discarded or lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
                 orphans.append(stream.attempt)
+        self._free_memory()
         self._forget_idle_routers(now)
         return orphans
 
@@ -247,12 +244,30 @@ class OutputStreams:
         if stream.span is not None:
             stream.span.record(stream.slot, finish, len(stream.token_ids))
 
+    def _free_memory(self) -> None:
+        """Drops ended outputs until the others are within their memory, and has their routers told."""
+        while self._ended.total_bytes > self._retained_bytes:
+            key, stream = next(iter(self._ended))
+            self._drop(key, stream)
+            if stream.has_unsent:
+                self.dropped_unsent += 1
+                router = self._router(stream.router_id)
+                router.dropped.append(stream.attempt)
+                if len(router.dropped) > _MOST_DROPPED:
+                    router.dropped.clear()
+                    router.connection += 1
+                    router.lost_at = self._clock()
+
     def _mark(self, stream: OutputStream) -> None:
+        """Takes notice of what of a stream is unsent."""
         if stream.has_unsent:
             self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
+        if stream.ended_at is not None:
+            self._ended.put(AttemptKey.of(stream.attempt), stream)
 
     def _drop(self, key: AttemptKey, stream: OutputStream) -> None:
         del self._by_key[key]
+        self._ended.remove(key)
         self._router(stream.router_id).dirty.pop(key, None)
 
     def _router(self, router_id: bytes) -> _Router:
@@ -268,31 +283,3 @@ class OutputStreams:
             gone = router.lost_at is not None and now - router.lost_at > LINGER_S
             if gone and router_id not in used:
                 del self._routers[router_id]
-
-
-def _add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> int:
-    """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
-    added."""
-    until, taken = len(stream.token_ids), _OUTPUT_BYTES
-    if stream.logprobs:
-        for at in range(stream.sent, until):
-            if taken >= room and at > stream.sent:
-                until = at
-                break
-            taken += _TOKEN_BYTES + len(stream.logprobs[at])
-    else:
-        until = min(until, stream.sent + max(1, (room - taken) // _TOKEN_BYTES))
-        taken += (until - stream.sent) * _TOKEN_BYTES
-    output = message.outputs.add(
-        attempt=stream.attempt,
-        first_number=stream.first_number + stream.sent,
-        token_ids=stream.token_ids[stream.sent : until],
-        logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent : until]),
-    )
-    stream.sent = until
-    if until == len(stream.token_ids) and stream.finish is not Finish.NONE:
-        output.finish_reason = FinishReason.ValueType(stream.finish.value)
-        if stream.failure is not None and stream.finish is Finish.CANCELLED:
-            output.failure.CopyFrom(stream.failure)
-        stream.sent_finish = True
-    return taken

@@ -93,6 +93,11 @@ class DecodeServicer(DecodeServiceServicer):
         """The number of reservations and sequences that have not ended."""
         return self._streams.live
 
+    @property
+    def outputs_dropped(self) -> int:
+        """Ended outputs that were dropped, for want of memory, before their routers had taken them."""
+        return self._streams.dropped_unsent
+
     async def run(self) -> None:
         """Moves records from the ring to the streams and wakes the routers, one message a poll; runs until
         cancelled."""
@@ -311,7 +316,12 @@ class DecodeServicer(DecodeServiceServicer):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            for attempt in (*self._streams.sweep(), *self._take_cancels()):
+            dropped = self._streams.dropped_unsent
+            orphans = self._streams.sweep()
+            if self._streams.dropped_unsent > dropped:
+                log.warning("unsent_output_dropped", outputs=self._streams.dropped_unsent - dropped)
+                self._wake()  # their routers are to be told
+            for attempt in (*orphans, *self._take_cancels()):
                 await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
 
     def _take_cancels(self) -> list[Attempt]:

@@ -27,6 +27,10 @@ class Behaviour:
     # Gives a sequence back once it has this many tokens, `moves` times.
     moves: int = 0
     move_at: int = 4
+    # Forgets a sequence without a word once it has `move_at` tokens, `forgets` times.
+    forgets: int = 0
+    # Does not send the last of a sequence's output, so many times, until it is asked for.
+    withholds: int = 0
     # Drops `follow_drops` Subscribe streams, and loses what it was about to send: the first stream after so
     # many messages, a later one when it sends again what an Attach asked for.
     follow_drops: int = 0

@@ -196,6 +196,10 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
             self._behaviour.moves -= 1
             self._end(ticket, FinishReason.FINISH_REASON_PREEMPTED)
             return
+        if self._behaviour.forgets > 0 and len(ticket.emitted) >= self._behaviour.move_at:
+            self._behaviour.forgets -= 1
+            del self.tickets[ticket.attempt.request_id]
+            return
         ticket.ids.append(next_token(ticket.ids))
         ending = ending_of(ticket.emitted, ticket.max_tokens, ticket.stop_ids)
         if ending:
@@ -209,7 +213,10 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         outputs = []
         for ticket in self.tickets.values():
             news = len(ticket.emitted) > ticket.watermark or (ticket.ending and not ticket.ending_sent)
-            if ticket.router_id == router_id and news:
+            if news and ticket.ending and self._behaviour.withholds > 0:
+                self._behaviour.withholds -= 1
+                ticket.watermark, ticket.ending_sent = len(ticket.emitted), True
+            elif ticket.router_id == router_id and news:
                 outputs.append(self._output(ticket))
         return outputs
 

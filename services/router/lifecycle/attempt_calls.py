@@ -21,7 +21,7 @@ from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall, remaining_s
 from services.router.placement.claim import Claim
 from services.router.request.request import Request
-from services.router.workers.token_stream import attach
+from services.router.workers.silent_attempts import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 RESERVE_S = 5.0

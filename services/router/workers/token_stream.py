@@ -2,7 +2,8 @@
 
 When it breaks it is opened again. The request contains the next token number of each sequence, so that no
 token comes twice. A worker that reports the end of its incarnation is lost at once; one that is silent is
-lost by `Worker.check_liveness`, whether its stream is open or not.
+lost by `Worker.check_liveness`, whether its stream is open or not. While its stream lives, the worker is
+asked after each attempt that has been silent for long (`SilentAttempts`): one that it has lost is lost here.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import AttachRequest, Position, SequenceOutput, SubscribeRequest, SubscribeResponse
+from baton.v1.decode_pb2 import Position, SequenceOutput, SubscribeRequest, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
-from services.router.workers.worker import AttemptOutput, Worker
+from services.router.workers.silent_attempts import SilentAttempts
+from services.router.workers.worker import Worker
 from services.router.workers.worker_error import WorkerError
 
 _OPEN_S = 2.0
-_ATTACH_S = 2.0
 # Sequences delivered at once; writing a client's message takes about 30 µs.
 BATCH = 16
 _FIRST_PAUSE_S = 0.02
@@ -35,6 +36,14 @@ _log = get_log("follow")
 
 async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
     """Delivers the worker's tokens until it is lost. `on_break` is called when an open stream has ended."""
+    asking = asyncio.create_task(SilentAttempts(worker).watch())
+    try:
+        await _follow(worker, on_break)
+    finally:
+        asking.cancel()
+
+
+async def _follow(worker: Worker, on_break: Callable[[], None]) -> None:
     pause = _FIRST_PAUSE_S
     while not worker.lost:
         try:
@@ -113,20 +122,3 @@ def deliver(worker: Worker, outputs: Iterable[SequenceOutput]) -> None:
             waiting.accept_decoded(output)
         elif not output.finish_reason:
             worker.on_orphan(worker, attempt)
-
-
-async def attach(worker: Worker, request_id: bytes, output: AttemptOutput) -> bool:
-    """Requests a sequence's output from its next number on. False if that failed.
-
-    NOT_FOUND fails the attempt. Other errors do not: decode may not have reached that number yet, or the
-    stream breaks again and this call is repeated.
-    """
-    attempt = Attempt(request_id=request_id, number=output.attempt)
-    request = AttachRequest(router_id=worker.router_id, attempt=attempt, next_number=len(output.emitted))
-    try:
-        await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
-    except grpc.aio.AioRpcError as error:
-        if error.code() == grpc.StatusCode.NOT_FOUND and output.attempt == attempt.number:
-            output.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it has lost the sequence"))
-        return False
-    return True

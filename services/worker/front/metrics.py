@@ -152,6 +152,10 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
             lambda worker: worker.decode.live),
+    _metric("dropped_outputs_total",
+            "Ended outputs that were dropped before a slow router had taken them, since those that are kept "
+            "took too much memory; another attempt continues each.",
+            lambda worker: worker.decode.outputs_dropped),
     _metric("unknown_sequences_total",
             "Sequences whose output was dropped since no reservation of theirs was known; 0 unless Baton has "
             "a defect.", lambda worker: worker.decode.unknown_sequences),

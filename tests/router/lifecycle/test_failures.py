@@ -14,7 +14,7 @@ import pytest
 from baton.v1.types_pb2 import FinishReason, WorkerRole
 from services.router.lifecycle import attempt_calls
 from services.router.text.output_text import OutputText
-from services.router.workers import liveness
+from services.router.workers import liveness, silent_attempts
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_prefill import EXPOSED_NS
@@ -53,6 +53,43 @@ async def test_a_refused_reserve_goes_to_the_other_worker(site: SiteMaker) -> No
         last = here.worker("prefill-0").prefill.requests[-1]
         assert last.attempt.number == 3
         assert not last.ticket_follows
+        await here.quiet()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers ask after attempts that are silent for a tenth of a second."""
+    monkeypatch.setattr(silent_attempts, "SILENT_S", 0.1)
+    monkeypatch.setattr(silent_attempts, "_LOOK_S", 0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_sequence_that_decode_has_forgotten_is_continued(site: SiteMaker) -> None:
+    async with site(decode=2) as here:
+        for worker in ("decode-0", "decode-1"):
+            here.worker(worker).behaviour.forgets = 1
+        assert await served(here) == 3
+        await here.quiet()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_output_that_was_not_sent_is_asked_for(site: SiteMaker) -> None:
+    async with site() as here:
+        here.worker("decode-0").behaviour.withholds = 2
+        assert await served(here) == 1
+        assert here.worker("decode-0").behaviour.withholds == 0
+        await here.quiet()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_silence_with_a_reason_is_waited_for(site: SiteMaker) -> None:
+    """A prompt that takes long, and a step."""
+    async with site() as here:
+        here.worker("prefill-0").behaviour.prefill_s = 0.5
+        here.worker("decode-0").behaviour.step_s = 0.2
+        responses = await here.generate(ids_request(PROMPT, 4))
+        assert tokens_of(responses) == expected(PROMPT, 4)
+        assert responses[-1].trace.attempts == 1
         await here.quiet()
 
 
