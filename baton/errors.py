@@ -35,13 +35,21 @@ class ErrorKind(Enum):
 _RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE})
 
 
+class FailureCause(Enum):
+    """What in the cluster a failure came from, where that decides what the router does next; the values are
+    those of `baton.v1.FailureCause`."""
+
+    LINK = 1
+    BLOCKS = 2
+
+
 class BatonError(Exception):
     """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
     `retry_after_s`: when another try may succeed, as a hint to the caller; 0 where no time is better. Unset:
-    1 s for a retryable kind. Of a call to a router that failed: `request_id`, its id in the router's log;
-    `traceresponse`, its span as W3C Trace Context writes it, empty where traces are off. A router's own
-    errors have neither.
+    1 s for a retryable kind. `cause`: known between Baton's own processes alone. Of a call to a router that
+    failed: `request_id`, its id in the router's log; `traceresponse`, its span as W3C Trace Context writes
+    it, empty where traces are off. A router's own errors have neither.
     """
 
     def __init__(
@@ -51,8 +59,10 @@ class BatonError(Exception):
         *,
         tokens_sent: bool = False,
         retry_after_s: float | None = None,
+        cause: FailureCause | None = None,
     ) -> None:
         super().__init__(message)
+        self.cause = cause
         self.kind = kind
         self.message = message
         self.tokens_sent = tokens_sent

@@ -3,7 +3,7 @@
 A status code is coarser than our kinds, so a `google.rpc.Status` travels in the trailing metadata
 `grpc-status-details-bin`, as any gRPC library's users expect it:
 
-    ErrorInfo     reason = the kind's name, domain = "baton", metadata: tokens_sent, code
+    ErrorInfo     reason = the kind's name, domain = "baton", metadata: tokens_sent, code, cause
     BadRequest    the field that a request was refused for
     RetryInfo     where another try may succeed later: when
 
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.errors import BatonError, ErrorKind, FailureCause, FieldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +74,8 @@ def to_status(error: BatonError) -> grpc.Status:
     status = status_pb2.Status(code=CODES[error.kind].value[0], message=error.message[:_LONGEST_MESSAGE])
     info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=DOMAIN)
     info.metadata["tokens_sent"] = str(error.tokens_sent).lower()
+    if error.cause is not None:
+        info.metadata["cause"] = error.cause.name
     if isinstance(error, FieldError):
         if error.code is not None:
             info.metadata["code"] = error.code
@@ -100,6 +102,7 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
         kind = ErrorKind.UNAVAILABLE
     param = own_code = None
     sent, retry_after_s = False, None
+    cause: FailureCause | None = None
     metadata = tuple(metadata)
     for detail in _details(metadata):
         if isinstance(detail, error_details_pb2.BadRequest):
@@ -110,11 +113,12 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
             kind = ErrorKind.__members__.get(detail.reason, kind)
             sent = detail.metadata.get("tokens_sent") == "true"
             own_code = detail.metadata.get("code")
+            cause = FailureCause.__members__.get(detail.metadata.get("cause", ""))
     if param is not None or own_code is not None:
         error: BatonError = FieldError(text, param=param, code=own_code, kind=kind)
     else:
         error = BatonError(kind, text)
-    error.tokens_sent = sent
+    error.tokens_sent, error.cause = sent, cause
     texts = {key: value for key, value in metadata if isinstance(value, str)}
     error.request_id, error.traceresponse = texts.get(REQUEST_ID, ""), texts.get(TRACERESPONSE, "")
     if retry_after_s is not None:

@@ -352,6 +352,7 @@ class WorkerStatus(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
+    FAILED_LINKS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     queued_tokens: _builtins.int
     """Prompt tokens of this router's requests that it has not computed yet."""
@@ -363,6 +364,10 @@ class WorkerStatus(_message.Message):
     """Format of its weights."""
     @_builtins.property
     def worker(self) -> Global___WorkerAudit: ...
+    @_builtins.property
+    def failed_links(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedLink]:
+        """The links from it to decode workers over which this router's requests failed, until one succeeds."""
+
     def __init__(
         self,
         *,
@@ -372,14 +377,47 @@ class WorkerStatus(_message.Message):
         metrics_address: _builtins.str = ...,
         pool: _builtins.str = ...,
         weight_format: _builtins.str = ...,
+        failed_links: _abc.Iterable[Global___FailedLink] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics_address", b"metrics_address", "pool", b"pool", "queued_tokens", b"queued_tokens", "state", b"state", "weight_format", b"weight_format", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_links", b"failed_links", "metrics_address", b"metrics_address", "pool", b"pool", "queued_tokens", b"queued_tokens", "state", b"state", "weight_format", b"weight_format", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class FailedLink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    RETRY_IN_S_FIELD_NUMBER: _builtins.int
+    decode: _builtins.str
+    """Name of the decode worker."""
+    reason: _builtins.str
+    """Why a handoff failed last."""
+    failures: _builtins.int
+    """How many failed in a row."""
+    retry_in_s: _builtins.float
+    """Seconds until a request is sent over it again; 0: it may be now."""
+    def __init__(
+        self,
+        *,
+        decode: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        failures: _builtins.int = ...,
+        retry_in_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "failures", b"failures", "reason", b"reason", "retry_in_s", b"retry_in_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedLink: _TypeAlias = FailedLink  # noqa: Y015
 
 @_typing.final
 class StoreStatus(_message.Message):

@@ -315,6 +315,7 @@ class ReadyEvent(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     TRANSFER_ENDPOINTS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
@@ -332,6 +333,10 @@ class ReadyEvent(_message.Message):
     def transfer_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
         """Where the engine's receiver listens; as in TicketBody."""
 
+    @_builtins.property
+    def limits(self) -> _worker_pb2.WorkerLimits:
+        """As in DescribeResponse, but for the output formats, which are the front's."""
+
     def __init__(
         self,
         *,
@@ -344,10 +349,11 @@ class ReadyEvent(_message.Message):
         pool: _worker_pb2.Pool | None = ...,
         weight_format: _builtins.str = ...,
         transfer_endpoints: _abc.Iterable[_types_pb2.Endpoint] | None = ...,
+        limits: _worker_pb2.WorkerLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "pool", b"pool", "transfer_endpoints", b"transfer_endpoints", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "limits", b"limits", "load", b"load", "max_context_tokens", b"max_context_tokens", "pool", b"pool", "transfer_endpoints", b"transfer_endpoints", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -419,17 +425,20 @@ class FailedEvent(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     kind: _types_pb2.ErrorKind.ValueType
     message: _builtins.str
+    cause: _types_pb2.FailureCause.ValueType
     def __init__(
         self,
         *,
         kind: _types_pb2.ErrorKind.ValueType = ...,
         message: _builtins.str = ...,
+        cause: _types_pb2.FailureCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "kind", b"kind", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,6 +104,28 @@ ERROR_KIND_UNAVAILABLE: ErrorKind.ValueType  # 10
 ERROR_KIND_INTERNAL: ErrorKind.ValueType  # 11
 Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
+class _FailureCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_CAUSE_UNSPECIFIED: _FailureCause.ValueType  # 0
+    FAILURE_CAUSE_LINK: _FailureCause.ValueType  # 1
+    """The link to another worker: the worker that reports it works."""
+    FAILURE_CAUSE_BLOCKS: _FailureCause.ValueType  # 2
+    """Too few free KV blocks."""
+
+class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
+    """What in the cluster a failure came from, where that decides what the router does next."""
+
+FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
+FAILURE_CAUSE_LINK: FailureCause.ValueType  # 1
+"""The link to another worker: the worker that reports it works."""
+FAILURE_CAUSE_BLOCKS: FailureCause.ValueType  # 2
+"""Too few free KV blocks."""
+Global___FailureCause: _TypeAlias = FailureCause  # noqa: Y015
+
 @_typing.final
 class Attempt(_message.Message):
     """One attempt at one request. A retry keeps the id and takes the next number."""

@@ -72,6 +72,7 @@ class DescribeResponse(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     UNREADY_FIELD_NUMBER: _builtins.int
     RECEIVES_HANDOFFS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout and model: equal where two workers may exchange KV blocks."""
     max_context_tokens: _builtins.int
@@ -97,6 +98,10 @@ class DescribeResponse(_message.Message):
     def pool(self) -> Global___Pool:
         """The pool whose requests it may serve."""
 
+    @_builtins.property
+    def limits(self) -> Global___WorkerLimits:
+        """What it enforces besides max_context_tokens and vocab_size. Unset: not known."""
+
     def __init__(
         self,
         *,
@@ -112,14 +117,67 @@ class DescribeResponse(_message.Message):
         weight_format: _builtins.str = ...,
         unready: _builtins.str = ...,
         receives_handoffs: _builtins.bool = ...,
+        limits: Global___WorkerLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load", "pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "limits", b"limits", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "receives_handoffs", b"receives_handoffs", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "limits", b"limits", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "receives_handoffs", b"receives_handoffs", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class WorkerLimits(_message.Message):
+    """The limits that a worker enforces on one request. A request beyond them is refused with CONFLICT, and is meant for
+    another worker.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FORMATS_FIELD_NUMBER: _builtins.int
+    MAX_PREFILLS_FIELD_NUMBER: _builtins.int
+    SENDS_OVER_FIELD_NUMBER: _builtins.int
+    RECEIVES_OVER_FIELD_NUMBER: _builtins.int
+    kv_tokens: _builtins.int
+    """Tokens of one sequence that its KV cache holds: of a prompt, where it prefills; of prompt and output together,
+    where it decodes.
+    """
+    max_logprobs: _builtins.int
+    """Alternatives of each token of which it reports the logprobs; 0: it reports no logprobs."""
+    max_prefills: _builtins.int
+    """Prompts that it computes or has waiting at the same time."""
+    @_builtins.property
+    def output_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The kinds of Grammar, by the names of its fields, that an output may be guided by; empty: none."""
+
+    @_builtins.property
+    def sends_over(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Over which transports it sends KV blocks, and receives them: the transport's name and, where it does not leave the
+        host, `:` and what names the host. Two workers can link if they have one in common.
+        """
+
+    @_builtins.property
+    def receives_over(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        kv_tokens: _builtins.int = ...,
+        max_logprobs: _builtins.int = ...,
+        output_formats: _abc.Iterable[_builtins.str] | None = ...,
+        max_prefills: _builtins.int = ...,
+        sends_over: _abc.Iterable[_builtins.str] | None = ...,
+        receives_over: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens", b"kv_tokens", "max_logprobs", b"max_logprobs", "max_prefills", b"max_prefills", "output_formats", b"output_formats", "receives_over", b"receives_over", "sends_over", b"sends_over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLimits: _TypeAlias = WorkerLimits  # noqa: Y015
 
 @_typing.final
 class Pool(_message.Message):

@@ -31,6 +31,12 @@ class Endpoint:
     rank: int = 0
     certificates: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def reach(self) -> str:
+        """The transport and, where it does not leave the host, `:` and what names the host: a sender that
+        uses the same reaches the endpoint."""
+        return f"{IPC}:{self.address.partition('/')[0]}" if self.transport == IPC else self.transport
+
     def __str__(self) -> str:
         return self.address if self.transport == GRPC else f"{self.transport}:{self.address}"
 

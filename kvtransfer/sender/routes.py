@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from kvtransfer.link.interfaces import Connector
 from kvtransfer.protocol.addresses import Endpoint, to_text
 
@@ -56,7 +56,9 @@ def routes(endpoints: Sequence[Endpoint], connectors: Sequence[Connector]) -> tu
     if not found:
         known = ", ".join(connector.transport for connector in connectors)
         raise BatonError(
-            ErrorKind.CONFLICT, f"the receiver at {to_text(endpoints)!r} cannot be reached over {known}"
+            ErrorKind.CONFLICT,
+            f"the receiver at {to_text(endpoints)!r} cannot be reached over {known}",
+            cause=FailureCause.LINK,
         )
     return found
 

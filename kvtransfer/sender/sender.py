@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
@@ -77,6 +77,11 @@ class Sender:
         self._leaving: list[tuple[LinkKey, SendingLink]] = []
         self._link_numbers = itertools.count(1)
         self._events: list[SenderEvent] = []
+
+    @property
+    def connectors(self) -> Sequence[Connector]:
+        """By which it opens links."""
+        return self._connectors
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
         """A transfer to the ticket's issuer; `body` is the ticket's, parsed. Never blocks.
@@ -210,8 +215,9 @@ class Sender:
         self.counters.links_broken += 1
         facts = {"receiver": link.peer.name, "transport": link.transport, "reason": error.message}
         _LOG.info("link_ended", extra=facts)
+        failed = BatonError(error.kind, error.message, cause=FailureCause.LINK)
         for transfer in list(link.transfers.values()):
-            self._fail(link, transfer, error)
+            self._fail(link, transfer, failed)
         link.close()
 
     def _change_routes(self, now: float) -> None:
@@ -257,7 +263,8 @@ class Sender:
         for transfer in [late for late in link.transfers.values() if now >= late.commit_deadline]:
             link.withdraw(transfer, WithdrawReason.ABORTED)
             text = f"receiver {link.peer.name!r} did not answer a commit for {self._timeout:g} s"
-            self._fail(link, transfer, BatonError(ErrorKind.DEADLINE, text))
+            late = BatonError(ErrorKind.DEADLINE, text, cause=FailureCause.LINK)
+            self._fail(link, transfer, late)
 
     # -- frames -----------------------------------------------------------------------------------
 

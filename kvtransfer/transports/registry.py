@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,13 +10,14 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
-from kvtransfer.protocol.addresses import GRPC, IPC, NCCL
+from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
 from kvtransfer.transports.grpc.tls import LinkTls
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.ipc.control import address_of
 from kvtransfer.transports.ipc.listener import IpcListener
 from kvtransfer.transports.nccl.connector import NcclConnector
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
@@ -58,6 +59,12 @@ def make_connectors(
     if nccl is not None and blocks is not None:
         makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth, tls)
     return tuple(make() for make in _usable(transport, makers))
+
+
+def reach_of(connectors: Sequence[Connector]) -> tuple[str, ...]:
+    """The reach of each connector, as that of the endpoints to which it opens links (`Endpoint.reach`)."""
+    transports = (connector.transport for connector in connectors)
+    return tuple(Endpoint(one, address_of("") if one == IPC else "").reach for one in transports)
 
 
 def start_listeners(

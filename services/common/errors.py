@@ -60,7 +60,7 @@ def from_grpc(error: grpc.RpcError, peer: str) -> BatonError:
         return BatonError(ErrorKind.INTERNAL, f"{peer}: {error}")
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     meant = from_status(error.code(), error.details(), metadata)
-    return BatonError(meant.kind, f"{peer}: {meant.message}")
+    return BatonError(meant.kind, f"{peer}: {meant.message}", cause=meant.cause)
 
 
 def logged_reason(error: BatonError) -> str:

@@ -121,9 +121,8 @@ class Router:
             secret_name(config.cluster_secret),
             certificates,
         )
-        self.pools = Pools(
-            config.served_model_name, info.tokenizer.digest, config.pool, lambda: directory.workers
-        )
+        name, digest = config.served_model_name, info.tokenizer.digest
+        self.pools = Pools(name, digest, config.pool, lambda: directory.workers, config.queue_timeout_s)
         self.placement = Placement(
             directory, self.pools, config.prefill_ahead_tokens, refuse_late=config.refuse_late
         )

@@ -11,9 +11,11 @@ from typing import Any
 
 import grpc
 
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt, FinishReason, WorkerIdentity, WorkerRole
+from services.common.errors import abort
 from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, next_token, with_logprobs
 from tests.router.fake_ticket import Ticketed
@@ -63,7 +65,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         capacity = self._behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens
         if capacity is not None and self.reserved_tokens + wanted > capacity:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no blocks")
+            await abort(context, BatonError(ErrorKind.OVERLOADED, "no blocks", cause=FailureCause.BLOCKS))
         if (key, request.attempt.number) in self._tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
         if request.router_id not in self._subscribers:

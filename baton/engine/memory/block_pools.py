@@ -26,6 +26,12 @@ class BlockPools:
         """Whether an empty pool would hold `tokens` tokens."""
         return all(n <= pool.total for n, pool in zip(self.counts_for(tokens), self.pools, strict=True))
 
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of one sequence that empty pools hold."""
+        groups = zip(self.layout.groups, self.pools, strict=True)
+        return min(pool.total * group.block_tokens for group, pool in groups)
+
     def allocate(self, tokens: int) -> BlockTables:
         """Blocks for `tokens` tokens in every group. Raises OutOfBlocksError, taking none."""
         return self._take(self.counts_for(tokens))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 
 BlockTables = tuple[tuple[int, ...], ...]
 """Block numbers of one sequence in token order, by cache group."""
@@ -23,7 +23,8 @@ class OutOfBlocksError(BatonError):
     """Too few free blocks now; nothing was taken."""
 
     def __init__(self, wanted: int, free: int) -> None:
-        super().__init__(ErrorKind.OVERLOADED, f"{wanted} blocks wanted, {free} free")
+        message = f"{wanted} blocks wanted, {free} free"
+        super().__init__(ErrorKind.OVERLOADED, message, cause=FailureCause.BLOCKS)
 
 
 class BlockPool:

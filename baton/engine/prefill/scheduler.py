@@ -146,10 +146,10 @@ class PrefillScheduler:
         return sum(sequence.length - sequence.computed for sequence in self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """Raises BatonError: INVALID where the prompt can never fit, OVERLOADED where the queue is full."""
+        """Raises BatonError: CONFLICT where the prompt can never fit, OVERLOADED where the queue is full."""
         if sequence.blocks is None and not self._pools.fits_ever(sequence.length):
             raise BatonError(
-                ErrorKind.INVALID, f"a prompt of {sequence.length} tokens exceeds this worker's KV cache"
+                ErrorKind.CONFLICT, f"a prompt of {sequence.length} tokens exceeds this worker's KV cache"
             )
         if len(self._sequences) >= self._max_sequences:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")

@@ -33,6 +33,8 @@ class ChannelClosedError(BatonError):
 def failed_event(error: BatonError, command_id: int = 0) -> EngineEvent:
     """Reports that a command failed, or with id 0 that the engine itself did."""
     failed = FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+    if error.cause is not None:
+        failed.cause = error.cause.value  # type: ignore[assignment]
     return EngineEvent(id=command_id, failed=failed)
 
 

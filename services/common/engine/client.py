@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import PrefillRequest
 from services.common.engine.channel import (
@@ -156,4 +156,9 @@ def _checked(event: EngineEvent) -> EngineEvent:
 
 
 def _error(event: EngineEvent) -> BatonError:
-    return BatonError(ErrorKind(event.failed.kind), event.failed.message)
+    failed = event.failed
+    return BatonError(
+        ErrorKind(failed.kind),
+        failed.message,
+        cause=FailureCause(failed.cause) if failed.cause else None,
+    )

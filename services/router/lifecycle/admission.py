@@ -27,6 +27,7 @@ from services.router.placement.pools import Pools
 from services.router.request import validate
 from services.router.request.call_headers import check_idempotency, check_not_past, timeout_of_headers
 from services.router.request.current_call import CurrentCall, current_call, random_id
+from services.router.request.limits import UNKNOWN
 from services.router.request.request import ClientCall, Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
@@ -41,7 +42,6 @@ from services.router.tools.output_parser import OutputStructure
 
 # Stop strings of more characters take a while to compile, so that it is done in a thread.
 _LONG_STOPS = 1024
-_NO_LIMIT = 2**62
 _GENERATE = "/baton.v1.RouterService/Generate"
 # Tokens at the end of a prompt that show whether it has opened reasoning.
 _PROMPT_END = 12
@@ -58,16 +58,20 @@ class ServedModel:
 
     @property
     def max_context_tokens(self) -> int:
-        """Tokens that prompt and output may have together: the least of the model's limit and the
-        workers'."""
-        return min(self._limits.max_positions, self._pools.max_context_tokens or _NO_LIMIT)
+        """Tokens that prompt and output may have together: those of the largest request that some pair of
+        workers serves, within the model's limit."""
+        return min(self._limits.max_positions, self._pools.announced.max_context_tokens or UNKNOWN)
 
     def limits(self) -> validate.RequestLimits:
         """The limits that apply to a request now."""
-        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or _NO_LIMIT)
-        return validate.RequestLimits(
-            self.name, self._limits.eos_token_ids, vocab_size, self.max_context_tokens
+        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or UNKNOWN)
+        most = self._limits.max_positions
+        pairs = tuple(
+            pair._replace(prompt=min(pair.prompt, most), total=min(pair.total, most))
+            for pair in self._pools.announced.pairs
         )
+        context = max((pair.context for pair in pairs), default=most)
+        return validate.RequestLimits(self.name, self._limits.eos_token_ids, vocab_size, context, pairs)
 
 
 class _Arrival(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.router_pb2 import Stage
 from baton.v1.types_pb2 import FinishReason
@@ -68,7 +68,8 @@ class Attempt:
             except BatonError as error:
                 if error.kind is not ErrorKind.OVERLOADED:
                     raise
-                self._queue.refused(self._entry, self._decode)
+                if error.cause is FailureCause.BLOCKS:
+                    self._queue.refused(self._entry, self._decode)
                 calls.refused()
                 return Incomplete.NO_ROOM_AFTER_PREFILL if self._early else Incomplete.NO_ROOM
             self._queue.ended(self._entry)

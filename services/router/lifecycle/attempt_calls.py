@@ -109,10 +109,13 @@ class AttemptCalls:
             with worker.while_alive(call):
                 await call
         except grpc.aio.AioRpcError as error:
+            refusal = from_grpc(error, "ProvideTicket")
+            if refusal.kind is ErrorKind.OVERLOADED:
+                worker.refused()
+                raise WorkerError(refusal.kind, worker.name, refusal.message) from error
             await self.prefill.wait(PREFILL_END_S)
             if self.prefill.error is None:
-                reason = from_grpc(error, "ProvideTicket").message
-                raise WorkerError(ErrorKind.UNAVAILABLE, worker.name, reason) from error
+                raise WorkerError(ErrorKind.UNAVAILABLE, worker.name, refusal.message) from error
 
     async def decode_has_sequence(self) -> bool:
         """Whether decode continues the sequence though prefill's call failed."""

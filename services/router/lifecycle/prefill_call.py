@@ -7,7 +7,7 @@ import time
 
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt
@@ -91,7 +91,9 @@ class PrefillCall:
                 self.error = WorkerError(ErrorKind.INTERNAL, worker.name, "prefill ended early")
         except grpc.aio.AioRpcError as error:
             self.error = from_rpc_error(error, worker.name)
-            if self.error.kind is ErrorKind.UNAVAILABLE:
+            if self.error.cause is FailureCause.LINK:
+                self._claim.link_failed(self.error.message)
+            elif self.error.kind is ErrorKind.UNAVAILABLE:
                 worker.unreachable()
             elif self.error.kind is ErrorKind.OVERLOADED:
                 worker.refused()
@@ -114,6 +116,7 @@ class PrefillCall:
                     self._output.accept_prompt_logprobs(self._attempt.number, response.prompt_logprobs)
                 else:
                     self.handed_off = response.handed_off
+                    self._claim.handed_off()
         finally:
             call.cancel()
 

@@ -37,9 +37,11 @@ from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.prefill_call import PrefillCall
 from services.router.lifecycle.timeline import RequestTimeline
 from services.router.placement.claim import Claim
+from services.router.placement.fitting import FailedPair
 from services.router.placement.prefix_affinity import PrefixAffinity, PromptBlocks
 from services.router.queue.entry import QueueEntry
 from services.router.queue.waiting_queue import WaitingQueue
+from services.router.request.limits import kind_of
 from services.router.request.request import Finish, Request
 from services.router.text.output_text import OutputText
 from services.router.workers.worker import Worker
@@ -82,6 +84,8 @@ class RequestLifecycle:
         # The worker that has decoded its output to the end.
         self._decoded_by: Worker | None = None
         self._failures = 0
+        # Until when it waits for workers with room, on the event loop's clock; None while an attempt runs.
+        self._waits_until: float | None = None
         self._emitted_at_move = -1
         self._outcome = ""
 
@@ -133,24 +137,44 @@ class RequestLifecycle:
         self._output.begin(self._output.attempt + 1)
         if self._deps.journal is not None and self._output.attempt > 1:
             self._deps.journal.mark_attempt(self._request.id, self._output.attempt)
-        until = asyncio.get_running_loop().time() + self._deps.queue.timeout_s
         if self._request.max_tokens == 0:
-            await self._run_prompt(until)
+            await self._run_prompt()
             return None
         result: Finish | Incomplete = Incomplete.NO_ROOM
         while result is Incomplete.NO_ROOM:
-            claim = await self._claim(until)
+            claim = await self._claim()
             try:
                 result = await self._run_on(claim)
                 if result is Incomplete.PREEMPTED:
                     self._check_progress()
             except BatonError as error:
-                self._count_failure(error)
+                self._attempt_ended(error, FailedPair(claim.prefill, claim.decode))
                 return None
+        if result is not Incomplete.NO_ROOM_AFTER_PREFILL:
+            self._waits_until = None
         return result if isinstance(result, Finish) else None
 
-    async def _claim(self, until: float) -> Claim:
+    def _attempt_ended(self, error: BatonError, pair: FailedPair) -> None:
+        """An attempt ended with an error. A worker whose queue is full is waited for; all else counts as a
+        failure (see `_count_failure`), and the next attempt avoids the pair."""
+        if error.kind is ErrorKind.OVERLOADED:
+            return
+        self._waits_until = None
+        self._count_failure(error)
+        self._enter_queue().failed.append(pair)
+
+    def _wait_until(self) -> float:
+        """Until when it waits for room. Refusals of full workers do not begin the wait anew."""
+        now = asyncio.get_running_loop().time()
+        if self._waits_until is None:
+            self._waits_until = now + self._deps.queue.timeout_s
+        elif now >= self._waits_until:
+            raise BatonError(ErrorKind.OVERLOADED, "the workers had no room in time")
+        return self._waits_until
+
+    async def _claim(self) -> Claim:
         """Waits in the queue for a pair of workers."""
+        until = self._wait_until()
         prefixes, emitted = self._deps.prefixes, len(self._output.emitted)
         entry, prompt = self._enter_queue(), self._request.prompt_ids
         if self._blocks is None:
@@ -177,11 +201,11 @@ class RequestLifecycle:
                 claim.decoded(tokens, tpot_s)
         return result
 
-    async def _run_prompt(self, until: float) -> None:
+    async def _run_prompt(self) -> None:
         """Makes an attempt at a prompt without output: prefill computes its logprobs, and there is no
         ticket."""
         tokens = len(self._request.prompt_ids)
-        claim = await self._deps.queue.claim_prefill(self._enter_queue(), tokens, until)
+        claim = await self._deps.queue.claim_prefill(self._enter_queue(), tokens, self._wait_until())
         self._timeline.placed(claim.prefill.name)
         self._timeline.mark(Stage.STAGE_PREFILLING)
         call = PrefillCall(self._request, self._output, claim)
@@ -192,7 +216,7 @@ class RequestLifecycle:
             if (error := self._output.error or call.error) is not None:
                 raise error
         except BatonError as error:
-            self._count_failure(error)
+            self._attempt_ended(error, FailedPair(claim.prefill, None))
         finally:
             call.cancel()
             claim.release()
@@ -203,6 +227,8 @@ class RequestLifecycle:
             waited_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
             request = self._request
             self._entry = self._deps.queue.enter(request.call, request.slo, waited_s, request.deadline)
+            self._entry.logprobs = request.sampling.logprobs if request.wants_logprobs else None
+            self._entry.output_format = kind_of(request.grammar) if request.max_tokens else ""
         return self._entry
 
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:
@@ -213,7 +239,14 @@ class RequestLifecycle:
         return self._blocks.hashes_for(claim.decode)
 
     def _count_failure(self, error: BatonError) -> None:
-        """Counts a failed attempt; raises if another one would be one too many, or could not succeed."""
+        """Counts a failed attempt; raises if another one would be one too many, or could not succeed. Of
+        what a worker refuses as invalid only a grammar is the client's: all else was checked before."""
+        if (
+            isinstance(error, WorkerError)
+            and error.kind is ErrorKind.INVALID
+            and self._request.grammar is None
+        ):
+            error = error.of_worker()
         self._deps.observations.attempt_failed(error.kind)
         self._timeline.failed(error.kind.name.lower())
         if error.kind not in RETRIED_KINDS:

@@ -46,6 +46,12 @@ class PrefillClaim:
         """Releases everything that the request claims at its workers."""
         self.prefill_ended()
 
+    def link_failed(self, reason: str) -> None:
+        """The link to the decode worker failed; there is none for a prompt without output."""
+
+    def handed_off(self) -> None:
+        """The KV blocks have reached the decode worker."""
+
 
 class Claim(PrefillClaim):
     """A request's share in this router's counters of a pair of workers. The owner calls `release` when
@@ -84,6 +90,8 @@ class Claim(PrefillClaim):
             bisect.insort(decode.tpot_limits, tpot_s)
         decode.load_changed()
         self._claimed_at = decode.loads.mark().at
+        # Whether it is sent over a link that failed before, to try that again.
+        self._tries_link = prefill is not decode and prefill.links.try_again(decode)
         # Since when it is decoded; None: its prompt is not computed yet.
         self._decoded_since: LoadMark | None = None
 
@@ -104,6 +112,20 @@ class Claim(PrefillClaim):
             self.decode.load_changed()
             self._decoded_since = self.decode.loads.mark(self.decode.backlog.computed_s)
 
+    def link_failed(self, reason: str) -> None:
+        self.prefill.links.failed(self.decode, reason)
+        self._link_tried()
+
+    def handed_off(self) -> None:
+        if not self.prefills_itself:
+            self.prefill.links.worked(self.decode)
+        self._link_tried()
+
+    def _link_tried(self) -> None:
+        if self._tries_link:
+            self._tries_link = False
+            self.prefill.links.tried(self.decode)
+
     def decoded(self, tokens: int, tpot_s: float) -> None:
         """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
         corrects what is predicted for later ones, unless prompts took nearly all of the time meanwhile. To be
@@ -123,6 +145,7 @@ class Claim(PrefillClaim):
     def release(self) -> None:
         """Releases everything, the slot too."""
         super().release()
+        self._link_tried()
         if not self._released:
             self._released = True
             self.decode.claimed_slots -= 1

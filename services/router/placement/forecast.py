@@ -17,8 +17,8 @@ from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn
 from services.router.workers.decode_load import DecodeLoad
+from services.router.workers.recent_mean import TpotRatio
 from services.router.workers.recent_work import PrefillShare
-from services.router.workers.tpot_ratio import TpotRatio
 
 # The share of a limit up to which it counts as met, since predictions have errors: of the time to the first
 # token, and of the time per output token, whose errors on average `tpot_ratio` corrects.

@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand, check_in_time
+from services.router.placement.fitting import FailedPair, Fit, Fitting, fit_of
 from services.router.placement.forecast import (
     PromptAt,
     mean_context,
@@ -46,8 +47,10 @@ from services.router.placement.forecast import (
 )
 from services.router.placement.pools import Pools, bind
 from services.router.placement.prefill_duty import DecodeChoice, PrefillDuty
+from services.router.placement.ready_pairs import some_pair, unusable_reason
 from services.router.placement.room import STUCK_S, MayUse, Room, Waits, worth_waiting
 from services.router.placement.worker_order import DecodeOrder, PrefillOrder, WorkerOrder
+from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due
 from services.router.workers.backlog import Queued
@@ -68,11 +71,13 @@ Cached = Callable[[Worker], int]
 
 class NoRoom(Enum):
     """Why a request is not placed: no decode worker that it may use has room, or only such as would compute
-    much of its prompt that another one has cached, or no prefill worker would start its prompt soon."""
+    much of its prompt that another one has cached, or no prefill worker would start its prompt soon, or it is
+    beyond the limits of all workers, while others are served."""
 
     DECODE = auto()
     CACHED = auto()
     PREFILL = auto()
+    UNFIT = auto()
 
 
 class _Pair(NamedTuple):
@@ -103,27 +108,20 @@ class Placement:
 
     def usable(self, call: ClientCall | None = None) -> bool:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
+        return some_pair(self._admitted(call))
+
+    def fits(self, needs: Needs, call: ClientCall | None = None) -> bool:
+        """Whether a request of this call is within the limits of some pair, now or once it has room."""
+        return Fit(needs).some_pair(self._admitted(call))
+
+    def fitting(self, needs: Needs, call: ClientCall | None = None) -> tuple[Fitting, Fitting]:
+        """The live workers that a request of this call fits, and all of them."""
         workers = self._admitted(call)
-        return any(self._prefills(decode, workers) for decode in workers if decode.alive and decode.decodes)
+        return Fit(needs).among(workers), Fit(Needs(0, 0)).among(workers)
 
     def unusable_reason(self) -> str:
         """Why `usable` is false."""
-        alive = [worker for worker in self._directory.workers if worker.alive]
-        if not alive:
-            return "no worker is ready"
-        members = [worker for worker in alive if worker.serves]
-        if not members:
-            return "no worker that is ready belongs to the model's pool"
-        if not any(worker.decodes for worker in members):
-            return "no decode worker is ready"
-        if not any(worker.prefills_for_others for worker in members):
-            return "no prefill worker is ready"
-        reason = "no prefill worker matches a decode worker"
-        prefill = {worker.described.pool.kv_format for worker in members if worker.prefills_for_others}
-        decode = {worker.described.pool.kv_format for worker in members if worker.decodes}
-        if prefill.isdisjoint(decode):
-            reason += f": their KV formats are {', '.join(sorted(prefill))} and {', '.join(sorted(decode))}"
-        return reason
+        return unusable_reason(self._directory.workers)
 
     def pick(
         self,
@@ -134,6 +132,9 @@ class Placement:
         may_use: MayUse = lambda worker: True,
         tpot_s: float | None = None,
         *,
+        needs: Needs | None = None,
+        failed: Sequence[FailedPair] = (),
+        may_prefill: MayUse = lambda worker: True,
         due: Callable[[], Due | None] = lambda: None,
         precedence: Callable[[], Precedence] = lambda: FIRST,
         behind: Callable[[], int] = lambda: 0,
@@ -145,13 +146,20 @@ class Placement:
         says which of both has no room.
 
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
-        the request may use a decode worker with a free slot. `tpot_s`: its limit of the time per output
-        token, `due`: when its first token is due, `precedence`: over requests of sibling processes,
+        the request may use a decode worker with a free slot, `may_prefill`: whether it may use a prefill
+        worker. `needs`: what it asks of workers; None: no more than its tokens. `failed`: where attempts of
+        it failed. `tpot_s`: its limit of the time per output token, `due`: when its first token is due,
+        `precedence`: over requests of sibling processes,
         `behind`: how many requests wait behind it. `returning`: it has been placed before, and is not refused
         any more. `by_order`: whether prompts that a prefill worker computes after this one do not count as
         queued there. `waits`: what for, if it has `tpot_s`.
         """
-        hits = {worker: cached(worker) for worker in self._admitted(call)}
+        workers = self._admitted(call)
+        fit = fit_of(needs or Needs(tokens, tokens + max_tokens), failed, workers)
+        if not fit.some_pair(workers):
+            return NoRoom.UNFIT if some_pair(workers) else NoRoom.DECODE
+        hits = {worker: cached(worker) for worker in workers}
+        usable = partial(_both, fit.decodes, may_use)
         context = mean_context(tokens, max_tokens)
         what_for = Waits.NOT if returning else self._waits(waits, hits, tpot_s, context)
         before = precedence()
@@ -160,15 +168,20 @@ class Placement:
         # Once a worker: it takes longer than all else where many prompts are queued.
         prompt = cache(lambda worker: prompt_at(worker, tokens, hits[worker], left_s))
         least = tokens - max((hit for one, hit in hits.items() if one.alive and one.prefills), default=0)
-        soon = partial(
+        starts_soon = partial(
             self._starts_soon, tokens=least, precedence=before, prompt=prompt if by_order() else None
         )
+        soon = partial(_both, may_prefill, starts_soon)
         division = self.duty.divide(hits)
         uncached: dict[Worker, int] = {}
         # With `refuse_late` it would be refused rather than wait for a cache.
         if not (returning or self.refuse_late):
-            uncached = {one: tokens - hit for one, hit in hits.items() if division.computes_itself(one)}
-        room = Room(may_use, what_for, tpot_s, context, before, uncached, self._ahead)
+            uncached = {
+                one: tokens - hit
+                for one, hit in hits.items()
+                if division.computes_itself(one) and fit.decodes(one)
+            }
+        room = Room(usable, what_for, tpot_s, context, before, uncached, self._ahead)
         within = {one for one in hits if room.within_limits(one)}
         passed_over = {one for one in within if room.passes_over(one)}
         able = within - passed_over
@@ -186,8 +199,8 @@ class Placement:
             division.computes_itself,
         )
         keys = {worker: order.decode(worker) for worker in hits}
-        choice = division.choose_decode(sorted(hits, key=keys.__getitem__), may_use)
-        pair = self._pair(choice, keys, able.__contains__, soon, order)
+        choice = division.choose_decode(sorted(hits, key=keys.__getitem__), usable)
+        pair = self._pair(choice, keys, able.__contains__, soon, order, fit)
         if isinstance(pair, NoRoom):
             return _no_room(pair, passed_over, soon)
         prefill, decode = pair.prefill, pair.decode
@@ -231,6 +244,7 @@ class Placement:
         has_room: Callable[[Worker], bool],
         soon: Callable[[Worker], bool],
         order: WorkerOrder,
+        fit: Fit,
     ) -> _Pair | NoRoom:
         """The first decode worker with room for which a prefill worker starts the prompt soon. `keys`: those
         of the decode workers in `order`."""
@@ -241,14 +255,15 @@ class Placement:
             no_room = NoRoom.PREFILL
             why_own = choice.own.get(decode, "")
             order_of = partial(order.prefill, decode)
-            prefill = self._prefill_for(decode, [decode] if why_own else keys, order_of, soon)
+            able = [one for one in ([decode] if why_own else keys) if fit.pair(one, decode)]
+            prefill = self._prefill_for(decode, able, order_of, soon)
             if prefill is None:
                 continue
             if prefill.group != decode.group:
-                decode = _nearest(prefill, choice.workers[place:], keys, has_room)
+                decode = _nearest(prefill, choice.workers[place:], keys, has_room, fit)
             if why_own:
                 return _Pair(prefill, decode, "spare" if choice.spare else "own", why_own)
-            reason = order.reason(decode, prefill, self._prefills(decode, keys))
+            reason = order.reason(decode, prefill, [one for one in keys if fit.pair(one, decode)])
             return _Pair(prefill, decode, "own" if prefill is decode else "other", reason)
         return no_room
 
@@ -293,18 +308,34 @@ class Placement:
         order: Callable[[Worker], PrefillOrder],
         soon: Callable[[Worker], bool],
     ) -> Worker | None:
-        """The best worker that will start a prompt for `decode` soon. None where there is none, or where that
-        decodes, and it delays requests less to wait for a better one whose queue is full now."""
-        able = [worker for worker in self._prefills(decode, among) if worker.accepts_work]
+        """The best of the workers that may compute a prompt for `decode`, and will start it soon. None where
+        there is none, or where that decodes, and it delays requests less to wait for a better one whose queue
+        is full now."""
+        able = [worker for worker in among if worker.accepts_work]
         best = min(filter(soon, able), key=order, default=None)
         if best is None or not best.exchanges or not (best is decode or best.used_slots):
             return best
         waited_for = (worker for worker in able if worker is best or worker.backlog.overdue_s < STUCK_S)
         return best if best is min(waited_for, key=order) else None
 
-    def pick_prefill(self, tokens: int, call: ClientCall | None = None) -> PrefillClaim | NoRoom:
-        """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
-        able = [one for one in self._admitted(call) if one.prefills and self._starts_soon(one)]
+    def pick_prefill(
+        self,
+        tokens: int,
+        call: ClientCall | None = None,
+        *,
+        needs: Needs | None = None,
+        failed: Sequence[FailedPair] = (),
+        may_prefill: MayUse = lambda worker: True,
+    ) -> PrefillClaim | NoRoom:
+        """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output. The
+        rest as for `pick`."""
+        fit = Fit(needs or Needs(tokens, tokens))
+        prefills = [one for one in self._admitted(call) if one.prefills and one.alive]
+        fitting = [one for one in prefills if fit.prefills(one)]
+        if not fitting:
+            return NoRoom.UNFIT if prefills else NoRoom.PREFILL
+        others = [one for one in fitting if (one, None) not in failed]
+        able = [one for one in others or fitting if may_prefill(one) and self._starts_soon(one)]
         if not able:
             return NoRoom.PREFILL
         prompts = {worker: prompt_at(worker, tokens) for worker in able}
@@ -317,9 +348,6 @@ class Placement:
     def _admitted(self, call: ClientCall | None) -> list[Worker]:
         return [worker for worker in self._directory.workers if self.pools.admits(worker, call)]
 
-    def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
-        return [worker for worker in among if worker.can_prefill_for(decode)]
-
     def _starts_soon(
         self,
         worker: Worker,
@@ -331,7 +359,7 @@ class Placement:
         be placed before, which are taken to have `tokens` each; with `prompt`, only those count that go
         before it. Also where a single long prompt is there that soon ends: the next one must be there by
         then; and where two are that a third one may share steps with."""
-        if not worker.accepts_work:
+        if not worker.accepts_work or worker.prefill_queue_prompts >= worker.limits.max_prefills:
             return False
         before = worker.others.siblings.waiting_before(precedence)
         queued = worker.prefill_queue_tokens + min(before * tokens, self._ahead // 2)
@@ -349,16 +377,21 @@ def _no_room(why: NoRoom, passed_over: Iterable[Worker], soon: Callable[[Worker]
     return NoRoom.CACHED if any(why is NoRoom.DECODE or soon(one) for one in passed_over) else why
 
 
+def _both(first: MayUse, second: MayUse, worker: Worker) -> bool:
+    return first(worker) and second(worker)
+
+
 def _nearest(
     prefill: Worker,
     ordered: Sequence[Worker],
     order: Mapping[Worker, DecodeOrder],
     has_room: Callable[[Worker], bool],
+    fit: Fit,
 ) -> Worker:
     """The first decode worker, or one that is equal to it and of the group of `prefill`."""
     first = ordered[0]
     for decode in itertools.takewhile(lambda one: order[one] == order[first], ordered):
-        near = decode.group == prefill.group and prefill.can_prefill_for(decode)
+        near = decode.group == prefill.group and fit.pair(prefill, decode)
         if near and has_room(decode):
             return decode
     return first

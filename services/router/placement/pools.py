@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from services.common.observability.logs import get_log
+from services.router.placement.announced import Announced
+from services.router.placement.ready_pairs import some_pair
 from services.router.request.request import ClientCall
 from services.router.workers.worker import Worker
 
@@ -26,10 +28,17 @@ class Pools:
     """The pools of a router. Call `review` after each change of any worker."""
 
     def __init__(
-        self, model: str, tokenizer: bytes, configured: str | None, workers: Callable[[], Sequence[Worker]]
+        self,
+        model: str,
+        tokenizer: bytes,
+        configured: str | None,
+        workers: Callable[[], Sequence[Worker]],
+        keep_s: float = 0.0,
     ) -> None:
         """`tokenizer`: the digest of the router's own; workers with another one get no work. `workers`:
-        returns all that are not lost."""
+        returns all that are not lost. `keep_s`: how long limits are announced once no pair has them."""
+        # The limits of the pairs that new requests may use.
+        self.announced = Announced(self.members, keep_s)
         self._model = model
         self._tokenizer = tokenizer
         self._workers = workers
@@ -42,11 +51,6 @@ class Pools:
         self._seen: list[tuple[Worker, bool]] | None = None
 
     @property
-    def max_context_tokens(self) -> int | None:
-        """The shortest context in the current pool; None without workers."""
-        return min((worker.described.max_context_tokens for worker in self.members()), default=None)
-
-    @property
     def vocab_size(self) -> int | None:
         """The smallest vocabulary in the current pool; None without workers."""
         return min((worker.described.vocab_size for worker in self.members()), default=None)
@@ -56,7 +60,12 @@ class Pools:
         return [worker for worker in self._workers() if worker.serves]
 
     def review(self) -> None:
-        """Chooses the current pool if there is none, and marks the workers that belong to it."""
+        """Chooses the current pool if there is none, marks the workers that belong to it, and takes their
+        limits."""
+        self._review()
+        self.announced.review()
+
+    def _review(self) -> None:
         workers = self._workers()
         seen = [(worker, worker.alive) for worker in workers]
         if seen == self._seen:
@@ -82,10 +91,8 @@ class Pools:
 
     def ready(self, pool: str) -> bool:
         """Whether a pair of this pool could serve a request."""
-        members = [worker for worker in self._workers() if worker.pool == pool and self.compatible(worker)]
-        return any(
-            decode.alive and decode.decodes and any(worker.can_prefill_for(decode) for worker in members)
-            for decode in members
+        return some_pair(
+            worker for worker in self._workers() if worker.pool == pool and self.compatible(worker)
         )
 
     def compatible(self, worker: Worker) -> bool:

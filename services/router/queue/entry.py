@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.router.placement.fitting import FailedPair
 from services.router.placement.room import Waits
 from services.router.queue.block_wait import PlacedNumber
+from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
 from services.router.request.slo import Due, Slo
 from services.router.workers.other_claims import FIRST, Precedence
@@ -40,10 +42,18 @@ class QueueEntry:
     deadline: float | None = None
     tokens: float = 0.0
     prompt: int = 0
+    # What it asks of workers besides tokens (`Needs`), and where its attempts failed.
+    logprobs: int | None = None
+    output_format: str = ""
+    failed: list[FailedPair] = field(default_factory=list)
     # Predicted seconds of its prompt on one worker; 0 where that is not needed.
     prefill_s: float = 0.0
     # Its number among the requests that were placed, in the order in which they were placed first.
     number: PlacedNumber = _NOT_PLACED
+
+    def needs(self, computed: int, total: int) -> Needs:
+        """What an attempt of it asks of workers."""
+        return Needs(computed, total, self.logprobs, self.output_format)
 
     @property
     def returning(self) -> bool:

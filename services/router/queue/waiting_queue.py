@@ -16,9 +16,8 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from baton.errors import BatonError, ErrorKind
 from services.router.placement.claim import Claim, PrefillClaim
@@ -28,17 +27,18 @@ from services.router.queue.block_wait import BlockWait
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.entry import QueueEntry
 from services.router.queue.entry_check import EntryCheck
+from services.router.queue.held import Held
 from services.router.queue.passing import Passing, may_pass
 from services.router.queue.request_order import RequestOrder
 from services.router.queue.siblings import NoSiblings, SiblingQueues
+from services.router.queue.waiter import ClaimT, Waiter
+from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.tenants.places import Places
 from services.router.workers.backlog import SecondsByLength
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
-
-ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
@@ -55,18 +55,6 @@ _FLOOR_S = 1.0
 _TICK_S = 1e-3
 
 
-@dataclass(eq=False)
-class _Waiter(Generic[ClaimT]):
-    """What a request waits for."""
-
-    pick: Callable[[], ClaimT | NoRoom]
-    claim: asyncio.Future[ClaimT]
-    # Whether its own limits may be why nothing has room.
-    limited: bool
-    # When it began to wait, on the event loop's clock.
-    since: float
-
-
 class WaitingQueue:
     """At most `max_waiting` requests wait, each at most `timeout_s`."""
 
@@ -75,7 +63,7 @@ class WaitingQueue:
         self._placement = placement
         self._max_per_call = max(1, int(max_waiting * share))
         self.timeout_s = timeout_s
-        self._waiters: dict[QueueEntry, _Waiter[Any]] = {}
+        self._waiters: dict[QueueEntry, Waiter[Any]] = {}
         self._order = RequestOrder()
         self._drain = DrainRate()
         # Those that were placed before, the oldest first.
@@ -84,6 +72,7 @@ class WaitingQueue:
         # Why the last request that was not placed was not.
         self._last_no_room = NoRoom.DECODE
         self._blocks = BlockWait()
+        self._held = Held()
         # Called when `first_waiting` may have changed, but for placements.
         self.on_wait: Callable[[], None] = lambda: None
         self.siblings: SiblingQueues = NoSiblings()
@@ -111,6 +100,8 @@ class WaitingQueue:
         pools = (None, self._placement.pools.current)
         for entry in itertools.chain(self._returned, (self._order.first,)):
             if entry is None or entry.call.pool not in pools or self._blocks.holds(entry.number):
+                continue
+            if self._waiters[entry].unfit:
                 continue
             return None if entry.late else self._precedence(entry)
         return None
@@ -162,21 +153,22 @@ class WaitingQueue:
         time, RATE_LIMITED if it cannot meet its limits, DEADLINE if it cannot have its first token before
         its deadline, UNAVAILABLE if there is no pair.
         """
-        may_use = partial(self._blocks.may_use, entry.number, tokens=tokens)
+        needs = entry.needs(tokens, tokens + max_tokens)
         entry.prompt = tokens
         entry.tokens = tokens + USUAL_OUTPUT_TOKEN_COST * usual_output(max_tokens)
         self._set_limits(entry, tokens, max_tokens, until, cached)
         pick = partial(
-            self._placement.pick, tokens, max_tokens, cached, entry.call, may_use, entry.tpot_s,
-            due=entry.due, precedence=lambda: self._precedence(entry), behind=self._behind,
-            returning=entry.returning, by_order=partial(may_pass, self._placement, self._order),
-            waits=entry.waits,
+            self._placement.pick, tokens, max_tokens, cached, entry.call,
+            partial(self._may_use, entry, tokens), entry.tpot_s, needs=needs, failed=entry.failed,
+            may_prefill=self._held.may_prefill, due=entry.due, precedence=partial(self._precedence, entry),
+            behind=self._behind, returning=entry.returning,
+            by_order=partial(may_pass, self._placement, self._order), waits=entry.waits,
         )  # fmt: skip
         if entry.returning:
-            return await self._wait(entry, pick, until)
+            return await self._wait(entry, pick, needs, until)
         late_at = self._check.too_late_at(entry, tokens, max_tokens, cached)
         try:
-            return await self._wait(entry, pick, min(until, late_at))
+            return await self._wait(entry, pick, needs, min(until, late_at))
         except BatonError as error:
             timed_out = isinstance(error.__cause__, TimeoutError)
             if timed_out and late_at < until and error.kind is ErrorKind.OVERLOADED:
@@ -212,8 +204,16 @@ class WaitingQueue:
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
         entry.prompt = entry.tokens = tokens
-        pick = partial(self._placement.pick_prefill, tokens, entry.call)
-        return await self._wait(entry, pick, until)
+        needs = entry.needs(tokens, tokens)
+        pick = partial(
+            self._placement.pick_prefill, tokens, entry.call,
+            needs=needs, failed=entry.failed, may_prefill=self._held.may_prefill,
+        )  # fmt: skip
+        return await self._wait(entry, pick, needs, until)
+
+    def _may_use(self, entry: QueueEntry, tokens: int, worker: Worker) -> bool:
+        """Whether a request may be placed on a decode worker with a free slot."""
+        return self._held.may_decode(worker) and self._blocks.may_use(entry.number, worker, tokens)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:
         """A decode worker had no blocks: reserves it for this request, unless an older one waits for some."""
@@ -225,10 +225,12 @@ class WaitingQueue:
             self._blocks.ended(entry.number)
             self.place_waiting()
 
-    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], until: float) -> ClaimT:
+    async def _wait(
+        self, entry: QueueEntry, pick: Callable[[], ClaimT | NoRoom], needs: Needs, until: float
+    ) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
         limited = self._placement.refuse_late and entry.tpot_s is not None
-        waiter = _Waiter(pick, claimed, limited, asyncio.get_running_loop().time())
+        waiter = Waiter(pick, claimed, needs, limited, asyncio.get_running_loop().time())
         if entry.returning:
             return await self._in_queue(entry, waiter, until)
         tenant = entry.call.tenant
@@ -254,7 +256,7 @@ class WaitingQueue:
             await in_queue.acquire()
         return in_queue
 
-    async def _in_queue(self, entry: QueueEntry, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
+    async def _in_queue(self, entry: QueueEntry, waiter: Waiter[ClaimT], until: float) -> ClaimT:
         self._waiters[entry] = waiter
         self._drain.update(asyncio.get_running_loop().time(), waiting=True)
         if entry.returning:
@@ -278,7 +280,7 @@ class WaitingQueue:
                 return await asyncio.shield(claimed)
         except TimeoutError as error:
             self._leave(entry, claimed)
-            raise self._timed_out(entry.call) from error
+            raise self._timed_out(entry.call, waiter.needs) from error
         except asyncio.CancelledError:
             self._leave(entry, claimed)
             raise
@@ -296,12 +298,13 @@ class WaitingQueue:
     def place_waiting(self) -> None:
         """Places requests in order; call it whenever a worker may take more.
 
-        A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
-        reserved for it. One that its own limits may keep from being placed blocks only those of its tenant
-        and priority, where others wait too; while it may still wait for room under them, it blocks only those
-        that need as much room. Those that wait for a worker that has their prompts cached block none, up to
-        `_MOST_KEPT` of them.
+        A request that cannot be placed blocks those behind it from the workers that it fits (`held`), unless
+        a worker is reserved for it. One that its own limits may keep from being placed blocks only those of
+        its tenant and priority, where others wait too; while it may still wait for room under them, it blocks
+        only those that need as much room. Those that wait for a worker that has their prompts cached block
+        none, up to `_MOST_KEPT` of them.
         """
+        self._held.clear()
         blocked: set[str | None] = set()
         # By pool, the loosest limit of the time per output token under which no worker has room.
         full: dict[str | None, float] = {}
@@ -328,6 +331,9 @@ class WaitingQueue:
             if not isinstance(placed, NoRoom):
                 self._place(entry, placed)
                 continue
+            waiter.unfit = placed is NoRoom.UNFIT
+            if placed is NoRoom.UNFIT:
+                continue
             self._last_no_room = placed
             if placed is NoRoom.CACHED:
                 kept += 1
@@ -341,7 +347,7 @@ class WaitingQueue:
                 continue
             elif passing is not None and placed is NoRoom.PREFILL and not entry.returning:
                 passing.waits(entry.prompt, waiter.since)
-            else:
+            elif self._held.hold(placed, *self._placement.fitting(waiter.needs, entry.call)):
                 blocked.add(pool)
 
     def _place(self, entry: QueueEntry, claim: PrefillClaim) -> None:
@@ -376,8 +382,11 @@ class WaitingQueue:
         claimed.cancel()
         self.on_wait()
 
-    def _timed_out(self, call: ClientCall) -> BatonError:
+    def _timed_out(self, call: ClientCall, needs: Needs | None = None) -> BatonError:
         if self._placement.usable(call):
+            if needs is not None and not self._placement.fits(needs, call):
+                message = "no workers that are ready serve a request of this size, or with these fields"
+                return BatonError(ErrorKind.UNAVAILABLE, message)
             return BatonError(ErrorKind.OVERLOADED, f"no slot became free within {self.timeout_s:g} s")
         if call.pool is None:
             return BatonError(ErrorKind.UNAVAILABLE, "no pair of prefill and decode workers is ready")

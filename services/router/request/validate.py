@@ -6,6 +6,7 @@ NOT_FOUND for an unknown model.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 import struct
@@ -26,6 +27,7 @@ from services.router.request.bounds import (
     NUMBERS,
     U32,
 )
+from services.router.request.limits import PairLimits, kind_of
 from services.router.request.request import Chat, ParsedRequest
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
@@ -36,12 +38,23 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The served model's limits, a snapshot: vocabulary and context may change as workers join and leave."""
+    """The served model's limits, a snapshot: they change as workers join and leave. `pairs`: what each
+    pair of workers serves; empty where that is not known."""
 
     served_name: str
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_context_tokens: int
+    pairs: tuple[PairLimits, ...] = ()
+
+    def without_pairs(self) -> RequestLimits:
+        """The limits that hold whichever workers serve a request."""
+        return dataclasses.replace(self, pairs=())
+
+    def pairs_for(self, parsed: ParsedRequest) -> Sequence[PairLimits]:
+        """What the pairs serve that report its logprobs and guide its output."""
+        pairs = self.pairs or (PairLimits(self.max_context_tokens, self.max_context_tokens),)
+        return [pair for pair in pairs if pair.offers(parsed.logprobs, kind_of(parsed.grammar))]
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
         min_tokens=_min_tokens(parsed),
         priority=_whole("priority", parsed.priority, 0),
     )
+    _check_offered(parsed, limits)
     if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
         raise _empty_prompt(parsed)
     return fields
@@ -92,13 +106,28 @@ def check_prompt(
     """Checks the tokenised prompt, and fits the token limits into the rest of the context."""
     if not prompt_ids:
         raise _empty_prompt(parsed)
-    name, context = parsed.api_name("prompt"), limits.max_context_tokens
-    if len(prompt_ids) + min(1, fields.max_tokens) > context:
-        raise context_exceeded(name, len(prompt_ids), context)
+    name, pairs = parsed.api_name("prompt"), limits.pairs_for(parsed)
+    length = len(prompt_ids)
+    room = max((pair.total - length for pair in pairs if length <= pair.prompt), default=-1)
+    if room < min(1, fields.max_tokens):
+        raise context_exceeded(name, length, max((pair.context for pair in pairs), default=0))
     if parsed.tokenized is None:
         check_token_ids(name, prompt_ids, limits.vocab_size)
-    max_tokens = min(fields.max_tokens, context - len(prompt_ids))
+    max_tokens = min(fields.max_tokens, room)
     return OutputLimits(max_tokens, min(fields.min_tokens, max_tokens))
+
+
+def _check_offered(parsed: ParsedRequest, limits: RequestLimits) -> None:
+    """Raises FieldError for logprobs, or a kind of grammar, that no pair of workers has."""
+    kind = kind_of(parsed.grammar)
+    if limits.pairs and not any(pair.offers(None, kind) for pair in limits.pairs):
+        name = parsed.api_name("grammar")
+        raise FieldError(f"{name}: the workers do not guide outputs by a {kind}", param=name)
+    if parsed.logprobs is not None and limits.pairs and not limits.pairs_for(parsed):
+        name = parsed.api_name("logprobs")
+        most = max(pair.max_logprobs for pair in limits.pairs if pair.offers(None, kind))
+        why = f"at most {most} are reported" if most else "the workers report none"
+        raise FieldError(f"{name}: {why}", param=name)
 
 
 def check_model(parsed: ParsedRequest, served: str) -> None:

@@ -77,7 +77,9 @@ class HelperProcesses:
         the call's tenant do, INVALID if the job takes too long, INTERNAL if the process died.
         """
         process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._normal
-        return await process.run({"job": job, "limits": asdict(limits), "options": options}, parts)
+        return await process.run(
+            {"job": job, "limits": asdict(limits.without_pairs()), "options": options}, parts
+        )
 
     def close(self) -> None:
         """Kills both processes; running jobs fail."""

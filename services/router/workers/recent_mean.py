@@ -7,6 +7,8 @@ from typing import NamedTuple
 # How many requests it is over by default: a single one has an error of some percent, since others come and
 # go.
 REQUESTS = 128
+# What a single request may say of a worker's pace at most: some are stalled, or their clients are.
+_LEAST, _MOST = 0.8, 1.25
 
 
 class Sum(NamedTuple):
@@ -54,3 +56,21 @@ class RecentMean:
             self._count += 1
             self.value += (value - self.value) / self._count
         self.value += (value - self.value) * (1 - (1 - 1 / self._requests) ** number)
+
+
+class TpotRatio(RecentMean):
+    """The ratio of measured to predicted time per output token, of recent requests that ended at a worker; 1
+    counts as some of the first ones.
+
+    A worker reports the durations of its steps. What a client sees between two tokens is longer by what lies
+    in between, and a step's duration is not quite linear in what it computes, which predictions take it to
+    be.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1.0, REQUESTS // 8)
+
+    def ended(self, measured_s: float, predicted_s: float) -> None:
+        """A request had a token every `measured_s` seconds on average, where `predicted_s` (above 0) were
+        predicted."""
+        self.observe(min(_MOST, max(_LEAST, measured_s / predicted_s)))

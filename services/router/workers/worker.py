@@ -19,14 +19,15 @@ from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse
 from services.common.observability.logs import get_log
+from services.router.request.limits import WorkerLimits
 from services.router.workers.backlog import Backlog
 from services.router.workers.decode_load import LoadHistory
+from services.router.workers.links import Links
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.other_claims import OtherClaims, Precedence, SiblingCounts
 from services.router.workers.peer import Peer
-from services.router.workers.recent_mean import RecentMean
+from services.router.workers.recent_mean import RecentMean, TpotRatio
 from services.router.workers.recent_work import PrefillShare, Turnover
-from services.router.workers.tpot_ratio import TpotRatio
 from services.router.workers.worker_error import WorkerError
 
 # A worker that had no room gets no new work for so long,
@@ -111,6 +112,10 @@ class Worker:
         self.decodes = self.prefills_itself or role == WorkerRole.WORKER_ROLE_DECODE
         self.receives_handoffs = role == WorkerRole.WORKER_ROLE_DECODE or described.receives_handoffs
         self.prefills_for_others = role == WorkerRole.WORKER_ROLE_PREFILL or self.exchanges
+        # Its links to decode workers over which requests failed; and over what it sends and receives blocks.
+        self.links = Links(self.name, on_change)
+        self._sends_over = frozenset(described.limits.sends_over)
+        self._receives_over = frozenset(described.limits.receives_over)
         # The id of this router at this worker. A worker that was lost and found again gets a new id, and
         # ends what it runs for the former one.
         self.router_id = secrets.token_bytes(16)
@@ -156,12 +161,21 @@ class Worker:
         return self.described.draining or self.drained_by_operator
 
     def can_prefill_for(self, decode: Worker) -> bool:
-        """Whether this worker may prefill a sequence for that decode worker, now or once it has room."""
+        """Whether this worker may prefill a sequence for that decode worker, now or once it has room: their
+        link has not failed just now."""
         if self is decode:
             return self.prefills_itself and self.alive
         if not (self.prefills_for_others and decode.receives_handoffs and self.alive):
             return False
-        return self.described.fingerprint == decode.described.fingerprint
+        if self.described.fingerprint != decode.described.fingerprint or not self.reaches(decode):
+            return False
+        return not self.links.has_failed(decode)
+
+    def reaches(self, decode: Worker) -> bool:
+        """Whether it sends blocks over a transport by which that decode worker receives them, as far as both
+        say."""
+        known = self.described.HasField("limits") and decode.described.HasField("limits")
+        return not (known and self._sends_over.isdisjoint(decode._receives_over))
 
     @property
     def free_slots(self) -> int:
@@ -261,6 +275,7 @@ class Worker:
         that time, in monotonic seconds; a poll sent before a call failed does not make the worker reachable
         again."""
         self.described = described
+        self.limits = WorkerLimits.of(described)
         self.answers.reset()
         self.reachable = self.reachable or asked_at > self._failed_at
         self.others.update(described.load, max(claimed_before, self.claimed_slots))

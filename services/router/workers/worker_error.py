@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from services.common.errors import from_grpc, logged_reason
 from services.common.observability.logs import get_log
 
@@ -45,18 +45,23 @@ _PUBLIC: dict[ErrorKind, str] = {
 class WorkerError(BatonError):
     """An error of one worker. `message` names it; `logged` does too and is for logs, `public` for clients."""
 
-    def __init__(self, kind: ErrorKind, worker: str, reason: str) -> None:
+    def __init__(self, kind: ErrorKind, worker: str, reason: str, cause: FailureCause | None = None) -> None:
         kind = _CLIENT_KINDS.get(kind, kind)
-        super().__init__(kind, f"{worker}: {reason}")
+        super().__init__(kind, f"{worker}: {reason}", cause=cause)
         self.logged = f"{worker}: {logged_reason(BatonError(kind, reason))}"
         # The reason of INVALID is about the request and names no worker.
         self.public = _PUBLIC.get(kind, reason)
+        self._worker, self._reason = worker, reason
+
+    def of_worker(self) -> WorkerError:
+        """The error where it says nothing of the request: the worker alone refused it."""
+        return WorkerError(ErrorKind.CONFLICT, self._worker, self._reason, self.cause)
 
 
 def from_rpc_error(error: grpc.RpcError, worker: str) -> WorkerError:
     """Converts the error of a call to a worker."""
     known = from_grpc(error, "")
-    return WorkerError(known.kind, worker, known.message.removeprefix(": "))
+    return WorkerError(known.kind, worker, known.message.removeprefix(": "), known.cause)
 
 
 def internal_error(request_id: bytes, error: Exception) -> BatonError:

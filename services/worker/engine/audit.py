@@ -8,7 +8,8 @@ import socket
 from dataclasses import dataclass
 
 from baton.v1.engine_pb2 import ReadyEvent
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates
+from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates, WorkerLimits
+from kvtransfer.transports.registry import reach_of
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
@@ -44,6 +45,13 @@ class EngineAudit:
                 numerics="exact" if model.exact else "fast",
             ),
             weight_format=model.weight_format,
+            limits=WorkerLimits(
+                kv_tokens=model.pools.sequence_tokens,
+                max_logprobs=model.max_logprobs,
+                max_prefills=config.engine.prefill_queue,
+                sends_over=reach_of(self.prefill.sender.connectors),
+                receives_over=[endpoint.reach for endpoint in self.decode.endpoints],
+            ),
         )
 
     def load(self) -> Load:

@@ -47,6 +47,7 @@ from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.masks.client import MaskClient
+from services.masks.grammar_kinds import OUTPUT_FORMATS
 from services.prefill.servicer import PrefillServicer
 from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
@@ -266,6 +267,8 @@ class _Front:
 
     async def _start_server(self, server: GrpcServer, ready: ReadyEvent, admin: str) -> None:
         metrics = self._start_metrics() or admin
+        if self._masks is not None:
+            ready.limits.output_formats.extend(OUTPUT_FORMATS)
         servicer = WorkerServicer(
             self._engine, self._identity, ready, self._drain, self._probes.unready, metrics
         )

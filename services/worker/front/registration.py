@@ -151,5 +151,6 @@ def _limits(described: DescribeResponse) -> dict[str, int]:
         "blocks": described.load.blocks,
         "block_tokens": described.load.block_tokens,
         "max_context_tokens": described.max_context_tokens,
+        "kv_tokens": described.limits.kv_tokens,
         "vocab_size": described.vocab_size,
     }

@@ -73,6 +73,7 @@ class WorkerServicer(WorkerServiceServicer):
             weight_format=self.ready.weight_format,
             unready=self.unready() or "",
             receives_handoffs=bool(self.ready.transfer_endpoints),
+            limits=self.ready.limits,
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

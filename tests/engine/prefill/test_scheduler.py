@@ -383,7 +383,7 @@ def test_refusals() -> None:
     _, scheduler = make(2, StepBounds(8), most=1)
     with pytest.raises(BatonError, match="exceeds") as refused:
         scheduler.add(sequence(9))
-    assert refused.value.kind is ErrorKind.INVALID
+    assert refused.value.kind is ErrorKind.CONFLICT
     scheduler.add(sequence(8))
     with pytest.raises(BatonError) as full:
         scheduler.add(sequence(1))

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.errors import BatonError
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.state.journal import Receipt
 from baton.v1.decode_pb2 import ReserveResponse, Ticket
 from baton.v1.prefill_pb2 import FirstToken
@@ -34,6 +34,7 @@ from tests.router.lifecycle.scripted_workers import (
     REQUEST_ID,
     Pair,
     a_request,
+    baton_error,
     logprobs_message,
     quiesced,
     rpc_error,
@@ -47,6 +48,7 @@ KV_BYTES = 640
 PROMISE = ReserveResponse(ticket=TICKET, kv_bytes=KV_BYTES)
 HASHES = (b"first block", b"second block")
 NO_ROOM = rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
+NO_BLOCKS = baton_error(BatonError(ErrorKind.OVERLOADED, "no blocks", cause=FailureCause.BLOCKS))
 AWAY = rpc_error(grpc.StatusCode.UNAVAILABLE, "its words")
 BROKEN = rpc_error(grpc.StatusCode.INTERNAL, "its words")
 REFUSED = rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "its words")

@@ -16,6 +16,8 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from baton.errors import BatonError
+from baton.grpc_errors import to_status
 from baton.v1.decode_pb2 import CancelResponse, SequenceOutput
 from baton.v1.prefill_pb2 import PrefillResponse
 from baton.v1.types_pb2 import Attempt, Logprobs, Sampling, WorkerIdentity, WorkerRole
@@ -32,6 +34,13 @@ PROMPT = (5, 6, 7)
 
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+
+
+def baton_error(error: BatonError) -> grpc.aio.AioRpcError:
+    """As a worker's answer."""
+    status = to_status(error)
+    trailing = grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, status.details, None)
 
 
 def logprobs_message(value: float) -> Logprobs:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from baton.v1.types_pb2 import Grammar
 from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 
@@ -68,14 +69,22 @@ async def test_prefill_fails_while_the_reservation_is_awaited(site: SiteMaker) -
         await here.quiet()
 
 
-async def test_an_error_that_is_not_retried_is_returned_unchanged(site: SiteMaker) -> None:
+@pytest.mark.parametrize("guided", [True, False])
+async def test_of_what_a_worker_calls_invalid_only_a_grammar_is_the_clients(
+    site: SiteMaker, guided: bool
+) -> None:
+    """All else was checked before: it is the worker's own limit, and another attempt is made."""
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = 0.05
         behaviour = here.worker("prefill-0").behaviour
         behaviour.break_prefills, behaviour.break_at = 1, "start"
         behaviour.break_code = grpc.StatusCode.INVALID_ARGUMENT
+        if not guided:
+            assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
+            return
+        fields = {"ignore_eos": False, "grammar": Grammar(regex="a*")}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await here.generate(ids_request(PROMPT, 6))
+            await here.generate(ids_request(PROMPT, 6, **fields))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         await here.quiet()
 

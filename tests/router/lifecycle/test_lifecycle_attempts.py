@@ -16,6 +16,7 @@ from tests.router.lifecycle.scripted_router import (
     FIRST,
     HASHES,
     KV_BYTES,
+    NO_BLOCKS,
     NO_ROOM,
     PLACE,
     PREEMPTED,
@@ -50,15 +51,17 @@ async def test_a_combined_worker_gets_no_block_hashes(router: ScriptedRouter) ->
         assert router.prefixes.sent == [("both-0", router.prefixes.prompt)]
 
 
-async def test_a_worker_without_a_free_slot_costs_no_attempt(router: ScriptedRouter) -> None:
-    """The reservation came first: the same attempt goes to another pair."""
+@pytest.mark.parametrize("lacks", [NO_ROOM, NO_BLOCKS], ids=["slots", "blocks"])
+async def test_a_worker_without_room_costs_no_attempt(router: ScriptedRouter, lacks: Exception) -> None:
+    """The reservation came first: the same attempt goes to another pair. A worker is reserved for a request
+    that lacked blocks alone."""
     full, other = a_pair("0"), a_pair("1")
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()):
             router.clock.ms = 5
             await router.place(full)
-            await router.promise(full, answer=NO_ROOM)
-            assert router.queue.refusals == [(PLACE, full.decode)]
+            await router.promise(full, answer=lacks)
+            assert router.queue.refusals == ([(PLACE, full.decode)] if lacks is NO_BLOCKS else [])
             assert router.queue.over == []
             assert full.claimed == (0, 0, 0)
             assert [asked.fresh for asked in router.queue.asked] == [True, False]

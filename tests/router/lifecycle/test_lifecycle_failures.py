@@ -11,7 +11,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffResponse, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.router_pb2 import Usage
-from baton.v1.types_pb2 import Attempt, Sampling
+from baton.v1.types_pb2 import Attempt, Grammar, Sampling
 from services.router.placement.claim import PrefillClaim
 from services.router.request.request import Echo, Finish
 from services.router.text.output_text import OutputText
@@ -132,10 +132,10 @@ async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRo
 
 
 async def test_the_reason_of_an_invalid_request_is_for_its_client_alone(router: ScriptedRouter) -> None:
-    """It may repeat a part of the request, such as of its grammar."""
+    """It may repeat a part of the request: of its grammar, which is all that a worker judges."""
     pair = a_pair()
     with structlog.testing.capture_logs() as logged:
-        async with router.running(request_of()) as outbox:
+        async with router.running(request_of(grammar=Grammar(regex="a"))) as outbox:
             (await router.prefilling(pair)).end(REFUSED)
             await quiesced()
             error = failure(outbox)

@@ -86,16 +86,14 @@ def test_there_are_several_pools_from_the_second_on() -> None:
     assert pools_of(pair(b"c"), configured="another").several
 
 
-def test_limits_are_the_smallest_in_the_current_pool() -> None:
+def test_the_vocabulary_is_the_smallest_in_the_current_pool() -> None:
     workers = [*pair(b"c", 0, 512, 301), *pair(b"c", 1, 256, 300), *pair(b"new", 2, 128, 200)]
-    pools = pools_of(workers)
-    assert (pools.max_context_tokens, pools.vocab_size) == (256, 300)
-    none = pools_of([])
-    assert (none.max_context_tokens, none.vocab_size) == (None, None)
+    assert pools_of(workers).vocab_size == 300
+    assert pools_of([]).vocab_size is None
 
 
 def test_a_worker_that_is_not_ready_yet_is_a_member() -> None:
-    """Its context counts: a prompt may come to wait for it."""
+    """A request may come to wait for it."""
     prefill, decode = pair(b"c", context=256)
     decode.following = False
     pools = pools_of([prefill, decode], configured=prefill.pool)

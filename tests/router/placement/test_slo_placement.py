@@ -13,7 +13,7 @@ from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
-from services.router.workers.tpot_ratio import TpotRatio
+from services.router.workers.recent_mean import TpotRatio
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import (

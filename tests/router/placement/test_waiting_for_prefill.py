@@ -25,7 +25,7 @@ def _the_first_that_starts_soon(
     order: Callable[[Worker], PrefillOrder],
     soon: Callable[[Worker], bool],
 ) -> Worker | None:
-    return min(filter(soon, placement._prefills(decode, among)), key=order, default=None)
+    return min(filter(soon, among), key=order, default=None)
 
 
 @pytest.mark.parametrize(

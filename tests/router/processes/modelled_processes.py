@@ -16,7 +16,7 @@ from services.router.processes import sibling_view
 from services.router.processes.sibling_view import OwnLoad, SiblingView
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.slo import Slo
-from services.router.workers.tpot_ratio import TpotRatio
+from services.router.workers.recent_mean import TpotRatio
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import Cluster, Machine, Served, Traffic

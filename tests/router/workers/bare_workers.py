@@ -24,7 +24,7 @@ def bare_worker(
     weight_format: str = "bfloat16",
     kv_format: str = "k",
     slots: int = 8,
-    context: int = 512,
+    context: int = 1 << 20,
     vocab_size: int = 300,
     receives_handoffs: bool = False,
 ) -> Worker:

@@ -8,7 +8,7 @@ from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.forecast import step_s, uncorrected_step_s
 from services.router.workers.backlog import Backlog, BacklogPart
 from services.router.workers.decode_load import LoadHistory
-from services.router.workers.tpot_ratio import TpotRatio
+from services.router.workers.recent_mean import TpotRatio
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import bare_worker, workers_of
 

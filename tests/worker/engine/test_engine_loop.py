@@ -129,7 +129,7 @@ def test_the_heartbeat_moves_with_every_turn_and_within_a_step(
     assert stepped.heartbeat.read().expected_step_s == 0
 
 
-def test_a_full_worker_is_overloaded_and_an_impossible_request_invalid(stepped: SteppedEngine) -> None:
+def test_a_full_worker_is_overloaded_and_an_impossible_request_is_for_another(stepped: SteppedEngine) -> None:
     for name in (b"a", b"b"):
         stepped.ask(reserve=reserve(name=name))
     full = stepped.send(reserve=reserve(name=b"c"))
@@ -142,8 +142,8 @@ def test_a_full_worker_is_overloaded_and_an_impossible_request_invalid(stepped: 
     ]  # fmt: skip
     assert stepped.failure(full)[0] is ErrorKind.OVERLOADED
     assert stepped.failure(longest)[0] is ErrorKind.OVERLOADED  # 128 tokens of KV: all 32 blocks
-    assert stepped.failure(too_long)[0] is ErrorKind.INVALID
-    assert stepped.failure(huge)[0] is ErrorKind.INVALID
+    assert stepped.failure(too_long)[0] is ErrorKind.CONFLICT
+    assert stepped.failure(huge)[0] is ErrorKind.CONFLICT
 
 
 def test_a_first_token_that_ends_the_request_releases_the_ticket(stepped: SteppedEngine) -> None:
@@ -179,7 +179,7 @@ def test_a_ticket_is_spent_once(stepped: SteppedEngine) -> None:
         ({"prompt_length": 10}, ErrorKind.INVALID),
         ({"limits": Limits(stop_token_ids=[2**32 - 1])}, ErrorKind.INVALID),
         ({"limits": Limits(stop_token_ids=range(9))}, ErrorKind.INVALID),
-        ({"limits": Limits(max_tokens=100_000)}, ErrorKind.INVALID),
+        ({"limits": Limits(max_tokens=100_000)}, ErrorKind.CONFLICT),
         ({"limits": Limits(max_tokens=5)}, ErrorKind.CONFLICT),  # not what was reserved
         ({"sampling": Sampling(temperature=float("nan"))}, ErrorKind.INVALID),
         ({"sampling": Sampling(top_p=1.5)}, ErrorKind.INVALID),

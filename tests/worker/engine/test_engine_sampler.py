@@ -151,7 +151,6 @@ def test_a_request_for_no_tokens_with_a_ticket_is_refused(stepped: SteppedEngine
     [
         Sampling(min_p=2),
         Sampling(repetition_penalty=-1),
-        Sampling(logprobs=21),
         Sampling(logit_bias=[LogitBias(token_id=97)]),
     ],
     ids=lambda sampling: str(sampling).replace("\n", " "),

@@ -17,7 +17,8 @@ _LARGEST_BIAS = 100.0
 
 
 def sampling_of(message: types_pb2.Sampling, vocab_size: int, max_logprobs: int) -> SamplingParams:
-    """The engine's sampling parameters. Raises BatonError(INVALID) where one is out of range."""
+    """The engine's sampling parameters. Raises BatonError: INVALID where one is out of range,
+    CONFLICT where this worker does not report as many logprobs."""
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     _require(
         math.isfinite(message.temperature) and message.temperature >= 0, "temperature is a finite number ≥ 0"
@@ -91,8 +92,9 @@ def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tupl
 def _logprobs_of(message: types_pb2.Sampling, max_logprobs: int) -> int | None:
     if not message.HasField("logprobs"):
         return None
-    _require(max_logprobs > 0, "this worker has logprobs disabled")
-    _require(message.logprobs <= max_logprobs, f"logprobs is at most {max_logprobs}")
+    if message.logprobs > max_logprobs or not max_logprobs:
+        limit = f"at most {max_logprobs}" if max_logprobs else "disabled"
+        raise BatonError(ErrorKind.CONFLICT, f"logprobs are {limit} at this worker")
     return message.logprobs
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.engine.decode.slots import Grant
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
@@ -50,8 +50,8 @@ class TicketIssuer:
         """Reserves a slot and blocks and signs the ticket; idempotent for one attempt. Lower attempts of the
         request end.
 
-        Raises BatonError: CONFLICT for an attempt that has ended or is superseded, OVERLOADED where there are
-        no slots or blocks now, INVALID where the sequence can never fit.
+        Raises BatonError: CONFLICT for an attempt that has ended or is superseded and for a sequence that can
+        never fit here, OVERLOADED where there are no slots or blocks now, INVALID for one that fits nowhere.
         """
         key = AttemptKey.of(request.attempt)
         entry = self.reserved.tickets.check(key)
@@ -74,7 +74,8 @@ class TicketIssuer:
     def _issue(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
         if self.reserved.allocation.waiting:
-            raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
+            message = "running sequences wait for KV blocks"
+            raise BatonError(ErrorKind.OVERLOADED, message, cause=FailureCause.BLOCKS)
         own_prefill = request.own_prefill or self.reserved.receiver is None
         hashes = () if own_prefill else self._usable_hashes(request)
         grant, resident = self._allocate(self._initial_tokens(request.token_count, end), hashes)
@@ -138,9 +139,9 @@ class TicketIssuer:
             raise BatonError(ErrorKind.INVALID, "a reservation needs a prompt and room for one more token")
         limit = self.model.max_context_tokens
         if end > limit:
-            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed the context of {limit}")
+            raise BatonError(ErrorKind.CONFLICT, f"{end} tokens exceed the context of {limit}")
         if not self.model.pools.fits_ever(end - 1):
-            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed this worker's whole KV cache")
+            raise BatonError(ErrorKind.CONFLICT, f"{end} tokens exceed this worker's whole KV cache")
         return end
 
     def _initial_tokens(self, token_count: int, end: int) -> int:

@@ -282,5 +282,6 @@ def _retryable(error: BatonError) -> BatonError:
     """A failed transfer as its request's error. A receiver's refusal is never the client's fault: the two
     workers disagree, and another pair, or the next attempt, may not."""
     if error.kind in _TRANSFER_REFUSALS:
-        return BatonError(ErrorKind.UNAVAILABLE, f"the handoff failed: {error.message}")
+        message = f"the handoff failed: {error.message}"
+        return BatonError(ErrorKind.UNAVAILABLE, message, cause=error.cause)
     return error

@@ -30,14 +30,15 @@ class RequestCheck:
     shared_prefix_secret: bool
 
     def sequence_of(self, request: PrefillRequest, first_token_mask: bytes = b"") -> Sequence:
-        """The request's prompt as a sequence. Raises BatonError(INVALID)."""
+        """The request's prompt as a sequence. Raises BatonError: INVALID, CONFLICT where it
+        exceeds a limit of this worker."""
         vocab_size, limit = self.model.config.vocab_size, self.model.max_context_tokens
         check_token_ids(request.token_ids, vocab_size)
         limits = limits_of(request.limits, vocab_size, least_tokens=0)
         if not 1 <= request.prompt_length <= len(request.token_ids):
             raise BatonError(ErrorKind.INVALID, "prompt_length must lie within token_ids")
         if request.prompt_length + limits.max_tokens > limit:
-            raise BatonError(ErrorKind.INVALID, f"the request exceeds the context of {limit} tokens")
+            raise BatonError(ErrorKind.CONFLICT, f"the request exceeds the context of {limit} tokens")
         sampling = sampling_of(request.sampling, vocab_size, self.model.max_logprobs)
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs

@@ -72,7 +72,6 @@ def test_unset_is_off() -> None:
         ({"logit_bias": [LogitBias(token_id=VOCAB)]}, "logit_bias"),
         ({"logit_bias": bias(1, 100.5)}, "logit_bias"),
         ({"logit_bias": bias(1, math.nan)}, "logit_bias"),
-        ({"logprobs": 21}, "logprobs"),
     ],
     ids=lambda value: str(value).replace("\n", " ")[:40],
 )
@@ -88,9 +87,11 @@ def test_invalid_sampling_is_refused_with_its_name(fields: dict[str, Any], names
     assert refused.value.kind is ErrorKind.INVALID
 
 
-def test_a_worker_with_logprobs_disabled_refuses_them() -> None:
-    with pytest.raises(BatonError, match="logprobs disabled"):
-        sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
+@pytest.mark.parametrize(("wanted", "most", "why"), [(0, 0, "disabled"), (21, 20, "at most 20")])
+def test_more_logprobs_than_a_worker_reports_are_for_another_worker(wanted: int, most: int, why: str) -> None:
+    with pytest.raises(BatonError, match=f"logprobs are {why}") as refused:
+        sampling_of(types_pb2.Sampling(top_p=1, logprobs=wanted), VOCAB, most)
+    assert refused.value.kind is ErrorKind.CONFLICT
 
 
 def first_reported(*token_ids: int) -> types_pb2.Logprobs:

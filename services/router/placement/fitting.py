@@ -1,0 +1,78 @@
+"""Which workers may serve one request: by the limits that they describe, and by where its attempts failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.router.request.limits import Needs
+from services.router.workers.worker import Worker
+
+
+class FailedPair(NamedTuple):
+    """Where an attempt failed; `decode`: None for a prompt without output."""
+
+    prefill: Worker
+    decode: Worker | None
+
+
+class Fitting(NamedTuple):
+    """The live workers that a request fits, by what they would do."""
+
+    prefills: frozenset[Worker]
+    decodes: frozenset[Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Of one attempt. `avoided`: pairs that it is not placed on."""
+
+    needs: Needs
+    avoided: Sequence[FailedPair] = ()
+
+    def prefills(self, worker: Worker) -> bool:
+        """Whether the attempt is within the limits of a worker that would compute its prompt."""
+        return worker.limits.prefills(self.needs)
+
+    def decodes(self, worker: Worker) -> bool:
+        """Whether the attempt is within the limits of a worker that would decode it."""
+        return worker.limits.decodes(self.needs)
+
+    def pair(self, prefill: Worker, decode: Worker) -> bool:
+        """Whether a prefill worker may compute the prompt for a decode worker that the attempt fits."""
+        if not (prefill.can_prefill_for(decode) and self.prefills(prefill)):
+            return False
+        if prefill is not decode and not prefill.links.usable(decode):
+            return False
+        return not self.avoided or (prefill, decode) not in self.avoided
+
+    def some_pair(self, workers: Sequence[Worker]) -> bool:
+        """Whether some pair may serve the attempt, now or once it has room. A link over which one request is
+        sent to try it again counts."""
+        return any(
+            prefill.can_prefill_for(decode)
+            and self.prefills(prefill)
+            and not (self.avoided and (prefill, decode) in self.avoided)
+            for decode in workers
+            if decode.alive and decode.decodes and self.decodes(decode)
+            for prefill in workers
+        )
+
+    def among(self, workers: Iterable[Worker]) -> Fitting:
+        """Those of the live ones among these that the attempt fits."""
+        alive = [worker for worker in workers if worker.alive]
+        return Fitting(
+            frozenset(one for one in alive if one.prefills and self.prefills(one)),
+            frozenset(one for one in alive if one.decodes and self.decodes(one)),
+        )
+
+
+def fit_of(needs: Needs, failed: Sequence[FailedPair], workers: Sequence[Worker]) -> Fit:
+    """That of an attempt whose earlier ones have failed on these pairs: they are avoided while another pair
+    can serve it, busy or not."""
+    if failed:
+        avoiding = Fit(needs, failed)
+        if avoiding.some_pair(workers):
+            return avoiding
+    return Fit(needs)

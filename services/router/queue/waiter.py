@@ -1,0 +1,28 @@
+"""What a request in the queue waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from services.router.placement.claim import PrefillClaim
+from services.router.placement.placement import NoRoom
+from services.router.request.limits import Needs
+
+ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
+
+
+@dataclass(eq=False)
+class Waiter(Generic[ClaimT]):
+    """`needs`: what the request asks of workers. `limited`: whether its own limits may be why nothing has
+    room. `since`: when it began to wait, on the event loop's clock. `unfit`: whether it was beyond the limits
+    of all workers when it was tried last."""
+
+    pick: Callable[[], ClaimT | NoRoom]
+    claim: asyncio.Future[ClaimT]
+    needs: Needs
+    limited: bool
+    since: float
+    unfit: bool = False

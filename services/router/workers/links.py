@@ -1,0 +1,120 @@
+"""The links of one prefill worker over which this router's requests failed.
+
+A failed link gets no request for a while. Then one request at a time is sent over it: where that fails too
+the pause doubles, and where it succeeds the link has not failed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.v1.admin_pb2 import FailedLink
+from services.common.observability.logs import get_log
+
+# The first pause after a failure, and the longest, in seconds.
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+
+_log = get_log("links")
+
+
+class Receiver(Protocol):
+    """A decode worker."""
+
+    lost: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass
+class _Failed:
+    """`retry_at`: when the pause is over. `trying`: requests that are sent over the link after a pause."""
+
+    reason: str
+    failures: int = 0
+    retry_at: float = 0.0
+    trying: int = 0
+
+
+class Links:
+    """The failed links of one prefill worker, by decode worker."""
+
+    def __init__(
+        self, name: str, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`name`: the prefill worker's. `on_change` is called when a link fails, may be tried again, or has
+        not failed any more."""
+        self._name = name
+        self._on_change = on_change
+        self._clock = clock
+        self._failed: dict[Receiver, _Failed] = {}
+        # How often it was decided otherwise whether a link has failed.
+        self.changes = 0
+
+    def usable(self, decode: Receiver) -> bool:
+        """Whether a request may be sent over the link to a decode worker now."""
+        failed = self._failed.get(decode)
+        return failed is None or (not failed.trying and self._clock() >= failed.retry_at)
+
+    def has_failed(self, decode: Receiver) -> bool:
+        """Whether the link failed and no request has succeeded since, and its pause is not over."""
+        failed = self._failed.get(decode)
+        return failed is not None and self._clock() < failed.retry_at
+
+    def try_again(self, decode: Receiver) -> bool:
+        """Records that a request is sent over the link; whether that is a try after a failure, which `tried`
+        ends."""
+        failed = self._failed.get(decode)
+        if failed is None:
+            return False
+        failed.trying += 1
+        return True
+
+    def tried(self, decode: Receiver) -> None:
+        """A request that was a try has ended, in whatever way."""
+        if (failed := self._failed.get(decode)) is not None and failed.trying:
+            failed.trying -= 1
+            self._on_change()
+
+    def failed(self, decode: Receiver, reason: str) -> None:
+        """A handoff over the link failed. Those that were under way during the pause count as one failure."""
+        now = self._clock()
+        failed = self._failed.setdefault(decode, _Failed(reason))
+        failed.reason = reason
+        if now < failed.retry_at:
+            return
+        pause_s = min(MIN_PAUSE_S * 2**failed.failures, MAX_PAUSE_S)
+        failed.failures += 1
+        failed.retry_at = now + pause_s
+        asyncio.get_running_loop().call_later(pause_s, self._changed)
+        _log.warning("link_failed", prefill=self._name, decode=decode.name, retry_s=pause_s, reason=reason)
+        self._changed()
+
+    def worked(self, decode: Receiver) -> None:
+        """A handoff over the link succeeded."""
+        if (failed := self._failed.pop(decode, None)) is not None:
+            _log.info("link_works_again", prefill=self._name, decode=decode.name, failures=failed.failures)
+            self._changed()
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._on_change()
+
+    def status(self) -> list[FailedLink]:
+        """The failed links to decode workers that are not lost; forgets the others."""
+        self._failed = {decode: failed for decode, failed in self._failed.items() if not decode.lost}
+        now = self._clock()
+        return [
+            FailedLink(
+                decode=decode.name,
+                reason=failed.reason,
+                failures=failed.failures,
+                retry_in_s=max(0.0, failed.retry_at - now),
+            )
+            for decode, failed in self._failed.items()
+        ]
