@@ -542,6 +542,8 @@ class PrefixAudit(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_DROPPED_FIELD_NUMBER: _builtins.int
     DISK_CORRUPT_FIELD_NUMBER: _builtins.int
+    DISK_FAILED_FIELD_NUMBER: _builtins.int
+    DISK_OFF_FIELD_NUMBER: _builtins.int
     hit_tokens: _builtins.int
     """Prompt tokens that were found in the cache, and computed."""
     missed_tokens: _builtins.int
@@ -558,8 +560,11 @@ class PrefixAudit(_message.Message):
     block_bytes: _builtins.int
     """Bytes of a block, all cache groups together."""
     disk_dropped: _builtins.int
-    """Blocks dropped because the disk's queue was full, and corrupt files."""
+    """Blocks dropped because the disk's queue was full or the disk is not in use, and corrupt files."""
     disk_corrupt: _builtins.int
+    disk_failed: _builtins.int
+    """Reads and writes that the disk failed, and whether it is not in use since it fails."""
+    disk_off: _builtins.bool
     def __init__(
         self,
         *,
@@ -576,10 +581,12 @@ class PrefixAudit(_message.Message):
         block_bytes: _builtins.int = ...,
         disk_dropped: _builtins.int = ...,
         disk_corrupt: _builtins.int = ...,
+        disk_failed: _builtins.int = ...,
+        disk_off: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "device_blocks", b"device_blocks", "device_hits", b"device_hits", "disk_blocks", b"disk_blocks", "disk_corrupt", b"disk_corrupt", "disk_dropped", b"disk_dropped", "disk_hits", b"disk_hits", "evicted_blocks", b"evicted_blocks", "hit_tokens", b"hit_tokens", "host_blocks", b"host_blocks", "host_hits", b"host_hits", "idle_blocks", b"idle_blocks", "missed_tokens", b"missed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "device_blocks", b"device_blocks", "device_hits", b"device_hits", "disk_blocks", b"disk_blocks", "disk_corrupt", b"disk_corrupt", "disk_dropped", b"disk_dropped", "disk_failed", b"disk_failed", "disk_hits", b"disk_hits", "disk_off", b"disk_off", "evicted_blocks", b"evicted_blocks", "hit_tokens", b"hit_tokens", "host_blocks", b"host_blocks", "host_hits", b"host_hits", "idle_blocks", b"idle_blocks", "missed_tokens", b"missed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

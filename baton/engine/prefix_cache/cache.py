@@ -36,12 +36,15 @@ DISK_WAIT_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that a store has in each tier; blocks dropped since the disk was too slow; corrupt files."""
+    """Blocks that a store has in each tier; blocks dropped since the disk was too slow or not in use; corrupt
+    files; reads and writes that the disk failed; whether it is not in use since it fails."""
 
     host_blocks: int = 0
     disk_blocks: int = 0
     disk_dropped: int = 0
     disk_corrupt: int = 0
+    disk_failed: int = 0
+    disk_off: bool = False
 
 
 class BlockStore(Protocol):

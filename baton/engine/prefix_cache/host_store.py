@@ -52,7 +52,10 @@ class HostBlockStore:
         """Counts for metrics."""
         if self._disk is None:
             return Stored(len(self._saved))
-        return Stored(len(self._saved), len(self._disk), self._disk.dropped, self._disk.corrupt)
+        disk = self._disk
+        return Stored(
+            len(self._saved), len(disk), disk.dropped, disk.corrupt, disk.failed, disk.outage is not None
+        )
 
     def put(self, entries: list[Entry]) -> None:
         """Copies, in one batch, blocks that are not here yet; they may be overwritten when this returns."""
@@ -139,7 +142,7 @@ class HostBlockStore:
     def _write_ahead(self, disk: DiskBlockStore) -> bool:
         """Once memory is nearly full, writes some of the oldest blocks to disk each turn, since evictions
         come in batches that are too large for a disk. False where none is due."""
-        if len(self._saved) <= self._room * 3 // 4:
+        if len(self._saved) <= self._room * 3 // 4 or not disk.accepts:
             return False
         oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
         due = [entry for entry in oldest if entry[0] not in disk][: self._ahead_a_turn]

@@ -162,6 +162,8 @@ class EngineAudit:
             block_bytes=sum(group.block_bytes for group in self.model.layout.groups),
             disk_dropped=stored.disk_dropped,
             disk_corrupt=stored.disk_corrupt,
+            disk_failed=stored.disk_failed,
+            disk_off=stored.disk_off,
         )
 
     def _integrity_error(self) -> str:

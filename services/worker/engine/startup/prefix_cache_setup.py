@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from baton.block_hash import BlockHasher
@@ -14,10 +14,13 @@ from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
 
 # Tenants whose hashers are cached.
 _TENANTS = 1024
+
+log = get_log(__name__)
 
 
 def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], None]) -> PrefixCache | None:
@@ -52,8 +55,16 @@ def _store(
         folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no files
         block_bytes = sum(group.block_bytes for group in model.layout.groups)
         try:
-            disk = DiskBlockStore(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)
+            budget = engine.prefix_disk_mb * 10**6
+            disk = DiskBlockStore(folder, key, block_bytes, budget, wake, partial(_on_outage, folder))
         except OSError as error:
             message = f"prefix_disk_dir {engine.prefix_disk_dir}: {error.strerror}"
             raise BatonError(ErrorKind.INVALID, message) from error
     return HostBlockStore(model.cache, engine.prefix_host_mb * 10**6, disk)
+
+
+def _on_outage(folder: Path, reason: str | None) -> None:
+    if reason is None:
+        log.info("prefix_disk_on", folder=str(folder))
+    else:
+        log.error("prefix_disk_off", folder=str(folder), reason=reason)
