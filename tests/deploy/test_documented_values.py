@@ -64,7 +64,7 @@ def test_keys_of_secrets_are_those_that_pods_read() -> None:
 
 def test_the_second_pool_of_the_page_joins_the_first_release() -> None:
     text = (DOCS / "kubernetes.md").read_text(encoding="utf-8")
-    values = yaml.safe_load(text.partition("```yaml\n# values-v2.yaml")[2].partition("```")[0])
+    values = yaml.safe_load("#" + text.partition("```yaml\n# values-v2.yaml")[2].partition("```")[0])
     first = case("default")
     cluster = first.one("ConfigMap", "demo-baton-router")["metadata"]["labels"]["app.kubernetes.io/part-of"]
     made = set(first.of_kind("Secret"))
