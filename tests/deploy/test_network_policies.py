@@ -62,7 +62,7 @@ def test_default_lets_out_names_only() -> None:
     assert "ingress" not in spec
     (dns,) = spec["egress"]
     assert dns["to"][0] == {"namespaceSelector": KUBE_SYSTEM}
-    assert {port["port"] for port in dns["ports"]} == {53}
+    assert {port["port"] for port in dns["ports"]} == {53, 5353}
 
 
 @pytest.mark.parametrize(

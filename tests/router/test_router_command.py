@@ -137,6 +137,25 @@ async def test_two_routers_find_workers_in_redis_and_one_drains(
         assert redis.password not in stderr.decode()
 
 
+async def test_the_ports_on_all_addresses_answer_over_both_families(
+    redis: EmbeddedServer, model_folder: Path, tmp_path: Path
+) -> None:
+    """As in a pod, whose cluster has IPv4, IPv6 or both: public HTTP and gRPC, and the admin HTTP port."""
+    ports = {"host": "::", "admin_http_host": "::", "http_port": 0, "grpc_port": 0, "processes": 2}
+    file = written(tmp_path, model_folder, redis.url, router=ports, auth="none")
+    async with registered(redis, model_folder), started(file) as router:
+        addresses = await ready(router)
+        async with httpx.AsyncClient() as client:
+            for host in ("127.0.0.1", "[::1]"):
+                ports = {name: address.rpartition(":")[2] for name, address in addresses.items()}
+                assert (await client.get(f"http://{host}:{ports['http']}/v1/models")).status_code == 200
+                assert (await client.get(f"http://{host}:{ports['admin_http']}/ready")).status_code == 200
+                async with grpc.aio.insecure_channel(f"{host}:{ports['grpc']}") as channel:
+                    outputs = RouterServiceStub(channel).Generate(ids_request([1, 2], 4))
+                    tokens = [token async for output in outputs for token in output.token_ids]
+                assert tokens == expected([1, 2], 4)
+
+
 async def test_a_refusal_is_one_line_and_exit_code_2(model_folder: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from baton.addresses import join_address
+from baton.addresses import join_address, listening_host
 from baton.cli.common.config_file import invalid
 from baton.cli.common.messages import notify, write_line
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
@@ -131,7 +131,7 @@ def require_free_ports(config: UpConfig) -> None:
 def require_free(host: str, port: int, flag: str) -> None:
     """Raises `BatonError(INVALID)` if the port cannot be bound."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(listening_host(host), port, type=socket.SOCK_STREAM)[0]
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from baton.addresses import listening_family, listening_host
 from baton.cli.common.messages import notify
 from baton.errors import BatonError
 from services.common.config.router import RouterConfig
@@ -161,7 +162,8 @@ def _split(address: str) -> tuple[str, int]:
 
 def _bound(host: str, port: int) -> socket.socket | None:
     """A bound socket, or None where the port cannot be bound; the router then reports the reason."""
-    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    host = listening_host(host)
+    reserved = socket.socket(listening_family(host))
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         reserved.bind((host, port))

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.addresses import join_address
+from baton.addresses import join_address, listening_host
 from baton.errors import BatonError, ErrorKind
 from baton.grpc_errors import to_status
 from baton.v1 import transfer_pb2_grpc
@@ -208,7 +208,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         reflection.enable_server_reflection(names, self._server)
 
     def _bind(self, host: str, port: int, tls: ListenerTls | None) -> int:
-        address = join_address(host, port)
+        address = join_address(listening_host(host), port)
         try:
             if tls is None:
                 bound = self._server.add_insecure_port(address)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from baton.addresses import join_address
+from baton.addresses import accept_both_families, join_address, listening_family, listening_host
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.link.open_requests import RejectedCallers
 
@@ -35,6 +35,20 @@ def connect_frames(host: str, port: int, secret: bytes, timeout_s: float) -> soc
     return sock
 
 
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises OSError where it cannot be bound."""
+    listening = socket.socket(listening_family(host), socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        accept_both_families(listening)
+        listening.bind((host, port))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
 class FrameAcceptor:
     """The acceptor of one listener. Its thread accepts callers, and calls `wake` when one has sent its
     secret."""
@@ -47,9 +61,8 @@ class FrameAcceptor:
         self._lock = threading.Lock()
         self._closing = False
         self._callers: dict[socket.socket, tuple[bytearray, float]] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host.strip("[]"), port), family=family)
+            self._socket = _listening(listening_host(host), port)
         except OSError as error:
             raise BatonError(
                 ErrorKind.INVALID, f"cannot listen on {join_address(host, port)} for frames: {error}"

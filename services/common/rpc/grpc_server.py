@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.addresses import join_address
+from baton.addresses import accept_both_families, join_address, listening_family, listening_host
 from baton.cluster_auth import RpcToken
 from baton.errors import BatonError, ErrorKind
 from services.common.rpc.internal_rpc import TokenCheck
@@ -158,7 +158,7 @@ class GrpcServer:
         if not self._shared:
             check_port_free(host, port)
         try:
-            bound = self._bind(join_address(host, port))
+            bound = self._bind(join_address(listening_host(host), port))
         except RuntimeError as error:
             raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)}") from error
         await self.set_serving(False)
@@ -185,13 +185,16 @@ class GrpcServer:
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A bound TCP socket that does not listen yet; `shared`: others may bind the port too (SO_REUSEPORT).
+    `::`: all addresses of both families, or of IPv4 where the machine has no other.
     Raises BatonError(INVALID) where it cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = listening_host(host)
+    family = listening_family(host)
     # Asyncio disables Nagle's algorithm only where the protocol is stated: 40 ms for each answer.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    accept_both_families(bound)
     try:
         bound.bind((host, port))
     except OSError as error:

@@ -64,7 +64,7 @@ tls:
 {{- define "baton.routerConfig" -}}
 {{- $ports := include "baton.ports" . | fromYaml -}}
 {{- $common := include "baton.commonConfig" (dict "root" . "component" "router") | fromYaml -}}
-{{- $router := dict "host" "0.0.0.0" "http_port" $ports.http "grpc_port" $ports.grpc "public_metrics" false
+{{- $router := dict "host" "::" "http_port" $ports.http "grpc_port" $ports.grpc "public_metrics" false
     "admin_host" "127.0.0.1" "admin_grpc_port" $ports.adminGrpc "admin_http_port" $ports.adminHttp
     "request_timeout_s" .Values.lifecycle.longestGenerationSeconds -}}
 {{- with .Values.lifecycle.drainSeconds -}}

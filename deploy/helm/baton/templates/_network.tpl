@@ -40,6 +40,38 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The rule that lets pods resolve names: by the cluster's DNS (on OpenShift at its pods' own port) or by a cache on
+     the node, at a link-local or a unique local address. */}}
+{{- define "baton.toDns" -}}
+{{- $dns := .Values.networkPolicy.dns -}}
+- to:
+    {{- range $dns.namespaces }}
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . | quote }}}}
+    {{- end }}
+    {{- range $dns.cidrs }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports:
+    {{- range $dns.ports }}
+    - {protocol: UDP, port: {{ . }}}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}
+
+{{/* Ports of your own Redis, as a list under `ports`: the configured one, else those that redis.url names, else 6379.
+     Sentinels and a cluster name further nodes, which are at 6379 where nothing else is said. */}}
+{{- define "baton.redisPorts" -}}
+{{- $redis := .Values.redis -}}
+{{- $ports := list -}}
+{{- if $redis.port }}{{ $ports = list $redis.port }}
+{{- else if $redis.url -}}
+{{- $authority := regexReplaceAll "^[a-z+]+://([^/?]*).*$" $redis.url "${1}" -}}
+{{- range splitList "," $authority }}{{ $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default "6379" | int) }}{{ end -}}
+{{- if contains "+" (splitList "://" $redis.url | first) }}{{ $ports = append $ports 6379 }}{{ end -}}
+{{- end -}}
+ports: {{ default (list 6379) $ports | uniq | toJson }}
+{{- end -}}
+
 {{/* The rule that lets pods reach Redis. */}}
 {{- define "baton.toRedis" -}}
 {{- if include "baton.bundledRedis" . }}
@@ -49,7 +81,7 @@
 {{- else }}
 - {{ with .Values.networkPolicy.redis }}to:
     {{- toYaml . | nindent 4 }}
-  {{ end }}ports: [{port: {{ .Values.redis.port }}}]
+  {{ end }}ports: [{{ range $index, $port := (include "baton.redisPorts" . | fromYaml).ports }}{{ if $index }}, {{ end }}{port: {{ $port }}}{{ end }}]
 {{- end }}
 {{- end -}}
 
@@ -72,12 +104,38 @@
 {{- end }}
 {{- end -}}
 
-{{/* The rule that lets pods load a model from a hub. */}}
+{{/* The rule that lets pods load a model from a hub, from a mirror of it (HF_ENDPOINT) or through a proxy, at their
+     ports: (root, component). */}}
 {{- define "baton.toHub" -}}
-{{- if eq .Values.model.source "hub" }}
-- to: [{ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: "::/0"}}]
-  ports: [{port: 443}]
+{{- if eq .root.Values.model.source "hub" }}
+{{- $ports := prepend .root.Values.networkPolicy.hubPorts 443 -}}
+{{- range (include "baton.settings" . | fromYaml).extraEnv -}}
+{{- if and .value (has (upper .name) (list "HF_ENDPOINT" "HTTPS_PROXY" "HTTP_PROXY" "ALL_PROXY")) -}}
+{{- $url := urlParse (contains "://" .value | ternary .value (printf "http://%s" .value)) -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (eq $url.scheme "https" | ternary "443" "80") | int) -}}
+{{- end -}}
 {{- end }}
+- to: [{ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: "::/0"}}]
+  ports:
+    {{- range $ports | uniq }}
+    - {port: {{ . }}}
+    {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Families of a Service's addresses. */}}
+{{- define "baton.ipFamilies" -}}
+{{- with .Values.cluster.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.cluster.ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{/* The port on nodes, where one is named and the Service has one: (service, port). */}}
+{{- define "baton.nodePort" -}}
+{{- if and .port (ne .service.type "ClusterIP") }}, nodePort: {{ .port }}{{ end -}}
 {{- end -}}
 
 {{/* A NetworkPolicy: (root, component, ingress, egress: rules as YAML text). */}}

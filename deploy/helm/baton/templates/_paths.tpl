@@ -20,7 +20,7 @@
   ports:
     {{- include "baton.portRange" (dict "first" $ports.worker) | nindent 4 }}
 {{- include "baton.toRedis" . }}
-{{- include "baton.toHub" . }}
+{{- include "baton.toHub" (dict "root" . "component" "router") }}
 {{- include "baton.toCollector" . }}
 {{- end -}}
 
@@ -46,16 +46,17 @@
 {{- end }}
 {{- end -}}
 
+{{/* (root, component) */}}
 {{- define "baton.workerEgress" -}}
 - to:
-    {{- include "baton.workerPeers" . | nindent 4 }}
+    {{- include "baton.workerPeers" .root | nindent 4 }}
   ports:
-    {{- include "baton.linkPorts" . | nindent 4 }}
-{{- include "baton.toRedis" . }}
+    {{- include "baton.linkPorts" .root | nindent 4 }}
+{{- include "baton.toRedis" .root }}
 {{- include "baton.toHub" . }}
-{{- include "baton.toCollector" . }}
-{{- if include "baton.withRay" . }}
-{{ include "baton.betweenRay" (dict "root" . "key" "to") }}
+{{- include "baton.toCollector" .root }}
+{{- if include "baton.withRay" .root }}
+{{ include "baton.betweenRay" (dict "root" .root "key" "to") }}
 {{- end }}
 {{- end -}}
 
