@@ -16,6 +16,12 @@ from tests.deploy.chart import CHART, Object, case, render, render_with
 from tools.metrics_page import FAMILIES
 
 ROOT = Path(__file__).parents[2]
+# Of Prometheus itself, and of kube-state-metrics.
+FOREIGN = {
+    "up",
+    "kube_pod_container_status_restarts_total",
+    "kube_pod_container_status_waiting_reason",
+}
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -24,11 +30,12 @@ def _exported() -> set[str]:
     """Names of metrics in the code of routers and workers."""
     names = {metric.name for families in FAMILIES.values() for metric in families}
     processes = {"process_resident_memory_bytes", "engine_process_resident_memory_bytes"}
-    return names | {name + suffix for name in names for suffix in SUFFIXES} | processes
+    processes |= {"process_start_time_seconds"}
+    return names | {name + suffix for name in names for suffix in SUFFIXES} | processes | FOREIGN
 
 
 def _metrics(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:baton_\w+|(?:engine_)?process_\w+)(?=\{)", expression))
+    return set(re.findall(r"\b(?:baton_\w+|(?:engine_)?process_\w+|kube_\w+|up)(?=\{)", expression))
 
 
 def _dashboards() -> dict[str, Object]:

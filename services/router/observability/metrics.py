@@ -46,7 +46,8 @@ def _by_worker(router: Status, read: Callable[[Worker], float]) -> Samples:
 
 
 def _workers(router: Status) -> Samples:
-    counts: Counter[tuple[str, ...]] = Counter()
+    # A role without a ready worker is a 0, since an alert cannot see what is not there.
+    counts: Counter[tuple[str, ...]] = Counter({("prefill", "ready"): 0, ("decode", "ready"): 0})
     for address in router.directory.peers:
         worker = router.directory.at(address)
         role = "unknown" if worker is None else WorkerRole.Name(worker.identity.role)
@@ -155,6 +156,8 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_step_correction",
            "How many times longer recent requests had between tokens than the worker's rates predict.",
            lambda router: _by_worker(router, lambda worker: worker.tpot_ratio.value), ("worker",)),
+    Metric("baton_router_ready", "Whether /ready is 200: a request would be served.",
+           lambda router: router.readiness.ready()),
     Metric("baton_router_workers",
            "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "
            "unknown while starting.", _workers, ("role", "state")),

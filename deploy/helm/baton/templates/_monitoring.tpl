@@ -5,10 +5,23 @@
 namespace={{ .Release.Namespace | quote }},model={{ include "baton.servedName" . | quote }}
 {{- end -}}
 
+{{/* Labels of the release's targets in Prometheus, as in a selector: a ServiceMonitor names a target for the Service, a
+     PodMonitor for itself. */}}
+{{- define "baton.jobLabels" -}}
+{{- $names := list "headless" "router" "workers" "prefill" "decode" "supervisor" | join "|" -}}
+namespace={{ .Release.Namespace | quote }},job=~{{ printf "(%s/)?%s-(%s)" .Release.Namespace (include "baton.fullname" .) $names | quote }}
+{{- end -}}
+
+{{/* Labels of the release's pods in kube-state-metrics, as in a selector; KubeRay's names go on with its own words. */}}
+{{- define "baton.podNameLabels" -}}
+{{- $names := list "router" "workers" "prefill" "decode" "supervisor" "redis" "ray-head" "head" | join "|" -}}
+namespace={{ .Release.Namespace | quote }},pod=~{{ printf "%s-(%s)-.*" (include "baton.fullname" .) $names | quote }}
+{{- end -}}
+
 {{/* A dashboard of Grafana's as JSON: (root, source: a parsed file). */}}
 {{- define "baton.dashboard" -}}
 {{- $label := include "baton.modelLabel" .root -}}
-{{- $pods := printf "namespace=%s,pod=~\"%s-.*\"" (.root.Release.Namespace | quote) (include "baton.fullname" .root) -}}
+{{- $pods := include "baton.podNameLabels" .root -}}
 {{- $panels := list -}}
 {{- range $index, $panel := .source.panels -}}
 {{- $targets := list -}}
@@ -60,8 +73,13 @@ namespace={{ .Release.Namespace | quote }},model={{ include "baton.servedName" .
 {{- $expr = regexReplaceAll "\\$requests\\[(\\w+)\\]" $expr $requests -}}
 {{- $expr = regexReplaceAll "\\$errors\\[(\\w+)\\]" $expr $errors -}}
 {{- $expr = regexReplaceAll "\\$slow\\[(\\w+)\\]" $expr $slow -}}
+{{- $gone := printf "absent(baton_router_redis_up{%s})" $label -}}
+{{- $expr = $expr | replace "$gone" $gone | replace "$jobs" (include "baton.jobLabels" $) | replace "$pods" (include "baton.podNameLabels" $) -}}
 {{- $expr = $expr | replace "$budget" (subf 1.0 $alerts.objective | printf "%.6g") | replace "$model" $label -}}
-{{- $rule := dict "alert" .alert "expr" $expr "labels" (dict "severity" .severity) "annotations" (dict "summary" .summary) -}}
+{{- $labels := dict "severity" .severity "namespace" $.Release.Namespace "release" $.Release.Name "cluster_name" (include "baton.cluster" $) "model" (include "baton.servedName" $) -}}
+{{- $where := printf "%s (release %s, namespace %s): %s" (include "baton.servedName" $) $.Release.Name $.Release.Namespace .summary -}}
+{{- $notes := dict "summary" $where "runbook_url" (printf "%s#%s" $alerts.runbookUrl (lower .alert)) -}}
+{{- $rule := dict "alert" .alert "expr" $expr "labels" $labels "annotations" $notes -}}
 {{- if .for }}{{ $_ := set $rule "for" .for }}{{ end -}}
 {{- $rules = append $rules $rule -}}
 {{- end -}}
