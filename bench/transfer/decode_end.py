@@ -38,6 +38,7 @@ from bench.precision import Precision
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
 from kvtransfer.receiver.events import Committed, Withdrawn
+from kvtransfer.transports.listen_config import ListenConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
@@ -108,7 +109,7 @@ class DecodingEnd:
         sink = self._device_sink(device)
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
-        listening = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        listening = self.receiver.listen(ListenConfig("127.0.0.1", transport=setting.transport, nccl=nccl))
         self.endpoints = [(one.transport, one.address) for one in listening]
         self._expected: set[int] = set()
         self._next = 1

@@ -36,13 +36,15 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.json_lines_process import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import HEADER_BYTES
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
+from kvtransfer.receiver.inbound_transfer import BlockSink
 from kvtransfer.receiver.receiver import Receiver
-from kvtransfer.receiver.transfers import BlockSink
 from kvtransfer.transports.grpc.stream import channel_options
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.worker import TransferConfig
 
@@ -216,7 +218,7 @@ def main() -> None:
     receiver = receiver_of(sink, block_bytes_on(where), wakeup.set, device)
     server, raw_address = _raw_server()
     nccl = nccl_links_for(transport, None if device is None else device.blocks)
-    endpoints = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+    endpoints = receiver.listen(ListenConfig("127.0.0.1", transport=transport, nccl=nccl))
     _report({"endpoints": [(one.transport, one.address) for one in endpoints], "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
@@ -265,10 +267,11 @@ def receiver_of(
 ) -> Receiver:
     """A receiver that accepts tickets of `ticket_for`, without listeners."""
     return Receiver(
-        identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
-        block_bytes=[block_bytes], piece_bytes=TRANSFER.piece_bytes,
-        window_pieces=TRANSFER.window_pieces, sink=sink, wake=wake,
-        peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
+        settings=LinkSettings(
+            _identity("receiver"), FINGERPRINT, [block_bytes], TRANSFER.peer_timeout_s
+        ),
+        window=WindowSettings(TRANSFER.piece_bytes, TRANSFER.window_pieces),
+        signer=TicketSigner(_SECRET), sink=sink, wake=wake, device=device,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from bench.transfer.ends import (
     block_bytes_on,
     nccl_links_for,
 )
+from kvtransfer.link.settings import LinkSettings
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
@@ -71,8 +72,8 @@ class SendingEnd:
         self.blocks = source
         self._count = blocks
         self._sender = Sender(
-            identity=_IDENTITY, fingerprint=fingerprint, block_bytes=[self._block_bytes],
-            source=source, peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
+            settings=LinkSettings(_IDENTITY, fingerprint, [self._block_bytes], TRANSFER.peer_timeout_s),
+            source=source, wake=self._woken.set,
             connectors=connectors,
         )  # fmt: skip
         self._pieces = PIECES_A_POLL if device == "cpu" else PIECES_A_POLL_ON_GPU

@@ -1,4 +1,4 @@
-"""One expected transfer at the receiver: which of its bytes have arrived.
+"""One expected transfer at the receiver: which metadata, pieces and commit it accepts, and what they change.
 
 expected ──metadata with its ticket──▶ bound to a link ──commit──▶ committed ──acknowledge, refuse──▶ gone
     └────────────── forget, withdraw, link broken, bad checksum ───────────────────────▶ gone
@@ -6,120 +6,59 @@ expected ──metadata with its ticket──▶ bound to a link ──commit─
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
-from kvtransfer.protocol.frames import Commit, Metadata, Piece
-from kvtransfer.protocol.piece_geometry import PieceGeometry
-from kvtransfer.protocol.ticket import TicketSigner, resident_counts
+from kvtransfer.device.scatter import DeviceScatter, Outcome
+from kvtransfer.protocol.commit_record import add_first_token
+from kvtransfer.protocol.frames import Commit, FrameError, Metadata, Piece, WithdrawReason
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import (
+    CommitPending,
+    Committed,
+    MetadataReceived,
+    ReceiverCounters,
+    ReceiverEvent,
+    TransferStarted,
+    Withdrawn,
+)
+from kvtransfer.receiver.expected_pieces import ExpectedPieces
 
 if TYPE_CHECKING:
     from kvtransfer.receiver.link import ReceivingLink
 
 
-class InboundTransfer:
-    """Tracks every piece of every expected block: of each cache group, blocks `resident_counts` to
-    `block_counts`."""
+class BlockSink(Protocol):
+    """Where verified bytes go: the engine, which knows the blocks of a transfer."""
 
-    def __init__(
-        self, transfer_id: int, block_counts: Sequence[int], resident: Sequence[int], groups: int
-    ) -> None:
-        """ValueError where there is not one count for each cache group."""
-        if not len(block_counts) == len(resident) == groups:
-            raise ValueError(
-                f"{len(block_counts)} and {len(resident)} block counts for {groups} cache groups"
-            )
-        self.transfer_id = transfer_id
-        self.block_counts = tuple(block_counts)
-        self.resident_counts = tuple(resident)
-        self.sent_counts = tuple(map(int.__sub__, block_counts, resident))
-        self.link: ReceivingLink | None = None
-        self.verified: VerifiedTicket | None = None  # nothing is accepted without it
-        self.started = False
-        self.committed = False
-        # Pieces that a device is moving, and the record of the commit that waits for them.
-        self.moving = 0
-        self.pending_commit: CommitRecord | None = None
-        self._geometry: PieceGeometry | None = None
-        self._arrived: list[bytearray] = []
-        self.missing_pieces = 0
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        """Copies `data` to `offset` of the transfer's `ordinal`-th block of `group`; `data` is not valid
+        after the call."""
 
-    def bind(self, link: ReceivingLink) -> None:
-        """Its pieces come over this link from now on, cut as that link cuts them."""
-        geometry = link.cut.geometry
-        if self._geometry is not geometry:
-            assert self.link is None, "pieces of a transfer come over one link"
-            self._geometry = geometry
-            # One flag for each piece, block after block.
-            self._arrived = [
-                bytearray(count * geometry.pieces_per_block(group))
-                for group, count in enumerate(self.sent_counts)
-            ]
-            self.missing_pieces = sum(map(len, self._arrived))
-        if self.link is None:
-            self.link = link
-            link.transfers.add(self.transfer_id)
 
-    def check_counts(self, sent: Sequence[int], body: TicketBody) -> None:
-        """BatonError(INTERNAL) unless the sender's counts and those of its ticket are as expected."""
-        counts = (tuple(sent), tuple(body.block_counts), resident_counts(body))
-        if counts != (self.sent_counts, self.block_counts, self.resident_counts):
-            raise BatonError(
-                ErrorKind.INTERNAL,
-                f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
-                f"{list(self.block_counts)} expected, {list(self.resident_counts)} of them resident",
-            )
+@dataclass(frozen=True, slots=True)
+class TransferContext:
+    """State that all transfers of a receiver share. `incarnation`: the receiver's own; `events`: those that
+    the loop has not taken yet."""
 
-    def expects(self, piece: Piece) -> bool:
-        """Whether this is a piece of expected blocks."""
-        return (
-            self._bound_geometry.is_piece(piece.group, piece.offset, piece.length)
-            and self.resident_counts[piece.group] <= piece.ordinal
-            and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
-        )
+    signer: TicketSigner
+    incarnation: bytes
+    sink: BlockSink
+    counters: ReceiverCounters
+    events: list[ReceiverEvent]
 
-    def blocks_of(self, piece: Piece) -> int:
-        """How many blocks it belongs to."""
-        return self._bound_geometry.blocks_of(piece.group, piece.length)
 
-    def has_any(self, piece: Piece) -> bool:
-        """Whether any part of an expected piece was marked before."""
-        first = self._flag(piece)
-        return any(self._arrived[piece.group][first : first + self.blocks_of(piece)])
+class TransferRejectedError(Exception):
+    """A frame breaks a rule of its transfer, which ends for this reason if it is bound to a link."""
 
-    def mark(self, piece: Piece) -> int:
-        """Marks an expected piece as arrived, once it is scattered or about to be; how many blocks it
-        completes."""
-        flags, flag, blocks = self._arrived[piece.group], self._flag(piece), self.blocks_of(piece)
-        flags[flag : flag + blocks] = b"\1" * blocks
-        self.missing_pieces -= blocks
-        if blocks > 1:
-            return blocks
-        first, count = self._first_flag(piece), self._bound_geometry.pieces_per_block(piece.group)
-        return int(all(flags[first : first + count]))
-
-    def _flag(self, piece: Piece) -> int:
-        return self._first_flag(piece) + piece.offset // self._bound_geometry.piece_bytes
-
-    def _first_flag(self, piece: Piece) -> int:
-        """The first flag of the piece's block."""
-        expected = piece.ordinal - self.resident_counts[piece.group]
-        return expected * self._bound_geometry.pieces_per_block(piece.group)
-
-    @property
-    def complete(self) -> bool:
-        """Whether its commit has come: nothing more is accepted."""
-        return self.committed or self.pending_commit is not None
-
-    @property
-    def _bound_geometry(self) -> PieceGeometry:
-        assert self._geometry is not None, "pieces are accepted only once the transfer is bound to a link"
-        return self._geometry
+    def __init__(self, reason: WithdrawReason, error: BatonError) -> None:
+        super().__init__(error.message)
+        self.reason, self.error = reason, error
 
 
 class VerifiedTicket(NamedTuple):
@@ -134,43 +73,183 @@ class VerifiedTicket(NamedTuple):
         return self.record.prompt_length > 0
 
 
-def verify_metadata(frame: Metadata, signer: TicketSigner, incarnation: bytes) -> VerifiedTicket:
-    """Metadata with a ticket of this receiver for this transfer; BatonError otherwise."""
-    record = _parse(frame.record)
-    body = signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
-    if body.transfer_id != frame.transfer or body.issuer.incarnation != incarnation:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
-    if record.attempt != body.attempt:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
-    return VerifiedTicket(record, body)
+class InboundTransfer:
+    """The rules of one transfer; `InboundTransfers` gives it only frames of the link to which it is bound."""
+
+    def __init__(self, transfer_id: int, pieces: ExpectedPieces, context: TransferContext) -> None:
+        self.transfer_id = transfer_id
+        self.pieces = pieces
+        self.link: ReceivingLink | None = None
+        self.verified: VerifiedTicket | None = None  # nothing is accepted without it
+        self.committed = False
+        # The record of a commit that waits for pieces that a device is moving.
+        self.pending_commit: CommitRecord | None = None
+        self._moving = 0
+        self._started = False
+        self._context = context
+
+    @property
+    def complete(self) -> bool:
+        """Whether its commit has come: nothing more is accepted."""
+        return self.committed or self.pending_commit is not None
+
+    def moves(self, link: ReceivingLink) -> bool:
+        """Returns whether pieces of this link's device are still its own."""
+        return self.link is link and not self.committed
+
+    # -- metadata ---------------------------------------------------------------------------------
+
+    def bind(self, link: ReceivingLink, metadata: Metadata) -> None:
+        """Binds the transfer to the link whose sender has its ticket: from now on it accepts pieces, a commit
+        or a withdrawal over this link. Until the first piece its ticket can still expire. Raises
+        TransferRejectedError where the ticket is not of this receiver for this transfer."""
+        if self.verified is not None or self._started:
+            self._context.counters.dropped_unknown += 1
+            return
+        self.verified = self._verify_ticket(metadata)
+        self.pieces.cut(link.cut.geometry)
+        self.link = link
+        link.transfers.add(self.transfer_id)
+        if self.verified.has_metadata:
+            self._context.events.append(MetadataReceived(self.transfer_id, self.verified.record))
+
+    def _verify_ticket(self, metadata: Metadata) -> VerifiedTicket:
+        try:
+            record = _parse(metadata.record)
+            ticket = Ticket(body=record.ticket_body, signature=record.ticket_signature)
+            body = self._context.signer.verify(ticket)
+        except BatonError as error:
+            raise TransferRejectedError(WithdrawReason.REFUSED, error) from error
+        if body.transfer_id != metadata.transfer or body.issuer.incarnation != self._context.incarnation:
+            raise _forbidden("the ticket was issued for another transfer")
+        if record.attempt != body.attempt:
+            raise _forbidden("the ticket was issued for another attempt")
+        return VerifiedTicket(record, body)
+
+    # -- pieces -----------------------------------------------------------------------------------
+
+    def accept(self, piece: Piece) -> None:
+        """Verifies a piece in staging on the host and scatters it. Raises TransferRejectedError for a corrupt
+        or unexpected piece, FrameError where the sender cuts blocks differently."""
+        self._start()
+        self._verify_and_scatter(piece)
+
+    def announce(self, piece: Piece, scatter: DeviceScatter) -> None:
+        """Makes the device move an announced piece if its place is expected and free. An unexpected piece
+        stays in staging, to be verified on the host once its bytes are there."""
+        self._start()
+        if not self.pieces.expects(piece):
+            self._moving += 1
+            scatter.keep_in_staging(piece)
+        elif self.pieces.has_any(piece):
+            self._context.counters.dropped_unknown += 1
+            scatter.drop(piece)
+        else:
+            self._moving += 1
+            whole_blocks = self.pieces.mark(piece)
+            arrival = self._bound_link.device_wire.arrival_event(piece)
+            scatter.begin(piece, self.pieces.blocks_of(piece), whole_blocks, arrival)
+
+    def moved(self, piece: Piece, outcome: Outcome) -> None:
+        """Takes an announced piece back from the device; completes a commit that waited for the last one.
+        Raises as `accept`."""
+        self._moving -= 1
+        if outcome is Outcome.CORRUPT:
+            raise self._corrupted()
+        if outcome is Outcome.IN_STAGING:
+            reported = self._bound_link.device_wire.checksum(piece)
+            self._verify_and_scatter(replace(piece, checksum=reported))
+        if self.pending_commit is not None and not self._moving:
+            self._complete(self.pending_commit)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._context.events.append(TransferStarted(self.transfer_id))
+
+    def _verify_and_scatter(self, piece: Piece) -> None:
+        link, counters = self._bound_link, self._context.counters
+        data = link.staging.view(piece.staging, piece.length)
+        found = link.cut.checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
+        if found != piece.checksum:
+            raise self._corrupted()
+        if not link.cut.geometry.is_piece(piece.group, piece.offset, piece.length):
+            # The sender cuts blocks differently: no transfer could succeed over this link.
+            raise FrameError(f"blocks are not cut into such pieces: {piece}")
+        if not self.pieces.expects(piece):
+            message = f"transfer {piece.transfer} has no such piece: {piece}"
+            raise TransferRejectedError(WithdrawReason.REFUSED, BatonError(ErrorKind.INTERNAL, message))
+        if self.pieces.has_any(piece):
+            counters.dropped_unknown += 1
+            return
+        self._context.sink.scatter(piece.transfer, piece.group, piece.ordinal, piece.offset, data)
+        counters.bytes_received += piece.length
+        counters.blocks_received[piece.group] += self.pieces.mark(piece)
+
+    def _corrupted(self) -> TransferRejectedError:
+        self._context.counters.checksum_failures += 1
+        message = f"checksum mismatch in a piece of transfer {self.transfer_id}"
+        return TransferRejectedError(WithdrawReason.CORRUPTED, BatonError(ErrorKind.UNAVAILABLE, message))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def commit(self, commit: Commit) -> None:
+        """Completes the transfer, at once or when the device has moved its last pieces. Raises
+        TransferRejectedError where no ticket came before, the record is not as expected, or pieces are
+        missing."""
+        try:
+            record = self._complete_record(commit)
+        except BatonError as error:
+            raise TransferRejectedError(WithdrawReason.REFUSED, error) from error
+        if self._moving:
+            self.pending_commit = record
+            self._context.events.append(CommitPending(self.transfer_id, record))
+        else:
+            self._complete(record)
+
+    def _complete_record(self, commit: Commit) -> CommitRecord:
+        """Where there was early metadata, the commit only adds the results of prefill's last step."""
+        if self.verified is None:
+            raise BatonError(ErrorKind.FORBIDDEN, "no ticket came before the commit")
+        found, body = _parse(commit.record), self.verified.body
+        if self.verified.has_metadata:
+            record = self.verified.record
+            add_first_token(record, found)
+            record.block_counts[:] = found.block_counts
+        elif found.attempt != body.attempt:
+            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
+        else:
+            record = found
+        self.pieces.check_counts(record.block_counts, body)
+        if self.pieces.missing:
+            # UNAVAILABLE: frames may have been corrupted on the way, so another attempt may succeed.
+            raise BatonError(ErrorKind.UNAVAILABLE, f"{self.pieces.missing} pieces never arrived")
+        return record
+
+    def _complete(self, record: CommitRecord) -> None:
+        self.committed = True
+        self._bound_link.transfers.discard(self.transfer_id)
+        self._context.events.append(Committed(self.transfer_id, record))
+
+    def withdraw(self, reason: WithdrawReason, message: str) -> None:
+        """Ends the transfer without a commit: no device writes its blocks after this."""
+        self.cancel_moves()
+        self._bound_link.transfers.discard(self.transfer_id)
+        self._context.events.append(Withdrawn(self.transfer_id, reason, message))
+
+    def cancel_moves(self) -> None:
+        """After this no device writes the transfer's blocks, so they can be reused."""
+        if self._moving and self.link is not None and self.link.scatter is not None:
+            self.link.scatter.cancel(self.transfer_id)
+
+    @property
+    def _bound_link(self) -> ReceivingLink:
+        assert self.link is not None, "the transfer is bound to a link before its pieces and commit"
+        return self.link
 
 
-def check_commit(commit: Commit, transfer: InboundTransfer) -> CommitRecord:
-    """The complete record of a commit whose ticket was verified and whose pieces are all there; BatonError
-    otherwise. Where there was early metadata, the commit only adds the results of prefill's last step."""
-    if transfer.verified is None:
-        raise BatonError(ErrorKind.FORBIDDEN, "no ticket came before the commit")
-    found, body = _parse(commit.record), transfer.verified.body
-    if transfer.verified.has_metadata:
-        record = transfer.verified.record
-        add_first_token(record, found)
-        record.block_counts[:] = found.block_counts
-    elif found.attempt != body.attempt:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
-    else:
-        record = found
-    transfer.check_counts(record.block_counts, body)
-    if transfer.missing_pieces:
-        # UNAVAILABLE: frames may have been corrupted on the way, so another attempt may succeed.
-        raise BatonError(ErrorKind.UNAVAILABLE, f"{transfer.missing_pieces} pieces never arrived")
-    return record
-
-
-def add_first_token(record: CommitRecord, found: CommitRecord) -> None:
-    """Copies into early metadata what prefill's last step produced, and nothing else of `found`."""
-    record.first_token_id, record.first_number = found.first_token_id, found.first_number
-    if found.HasField("first_logprobs"):
-        record.first_logprobs.CopyFrom(found.first_logprobs)
+def _forbidden(message: str) -> TransferRejectedError:
+    return TransferRejectedError(WithdrawReason.REFUSED, BatonError(ErrorKind.FORBIDDEN, message))
 
 
 def _parse(record: bytes) -> CommitRecord:

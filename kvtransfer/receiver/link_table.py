@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import cast
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.scatter import DeviceScatter
 from kvtransfer.link.interfaces import LinkRequest, Listener
+from kvtransfer.link.settings import MAX_LINKS, LinkSettings, WindowSettings
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.handshake import agree, is_newer, same_worker
 from kvtransfer.protocol.piece_geometry import PieceGeometry
@@ -28,8 +28,6 @@ from kvtransfer.receiver.link import Cut, ReceivingLink
 
 _LOG = logging.getLogger(__name__)
 
-# Links that may exist at once by default, quarantined ones included: bounds staging memory and threads.
-MAX_LINKS = 256
 # Links with a whole window of staging pieces in host memory; further ones get an eighth. With 256 links of
 # 32 MiB windows the staging memory is at most 2.75 GiB.
 FULL_WINDOWS = 64
@@ -42,29 +40,26 @@ class LinkGrants:
 
     def __init__(
         self,
-        identity: WorkerIdentity,
-        fingerprint: bytes,
-        block_bytes: Sequence[int],
-        piece_bytes: int,
-        window_pieces: int,
+        settings: LinkSettings,
+        window: WindowSettings,
         device: DeviceSink | None,
     ) -> None:
-        if window_pieces < _FEWEST_PIECES:
-            raise ValueError("window_pieces must be at least 2")
-        self.cut = Cut(PieceGeometry.of(block_bytes, piece_bytes), window_pieces)
-        self._small_cut = Cut(self.cut.geometry, max(_FEWEST_PIECES, window_pieces // _SMALL_WINDOW))
-        self._identity = identity
-        self._fingerprint = fingerprint
+        if window.pieces < _FEWEST_PIECES:
+            raise ValueError("a window has at least 2 pieces")
+        self.cut = Cut(PieceGeometry.of(settings.block_bytes, window.piece_bytes), window.pieces)
+        self._small_cut = Cut(self.cut.geometry, max(_FEWEST_PIECES, window.pieces // _SMALL_WINDOW))
+        self._settings = settings
         self._device = device
         if device is not None:
             self._device_cut = Cut(
-                PieceGeometry.of(block_bytes, device.piece_bytes, multi_block=True), device.window_pieces
+                PieceGeometry.of(settings.block_bytes, device.piece_bytes, multi_block=True),
+                device.window_pieces,
             )
         self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
     def agree(self, request: LinkRequest) -> int:
         """The protocol version; BatonError where there can be no link."""
-        return agree(request.request, self._identity, self._fingerprint)
+        return agree(request.request, self._settings.identity, self._settings.fingerprint)
 
     def grant(
         self, request: LinkRequest, transport: str, protocol: int, attach_deadline: float, others: int
@@ -76,7 +71,7 @@ class LinkGrants:
         else:
             cut = self.cut if others < FULL_WINDOWS else self._small_cut
         response = OpenLinkResponse(
-            receiver=self._identity,
+            receiver=self._settings.identity,
             protocol=protocol,
             link_id=next(self._link_ids),
             piece_bytes=cut.geometry.piece_bytes,

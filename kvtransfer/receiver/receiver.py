@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.link.interfaces import Listener
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import FrameError
-from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import ReceiverCounters, ReceiverEvent
+from kvtransfer.receiver.inbound_transfer import BlockSink
 from kvtransfer.receiver.link import ReceivingLink
-from kvtransfer.receiver.link_table import MAX_LINKS, LinkGrants, LinkTable
-from kvtransfer.receiver.transfers import BlockSink, InboundTransfers
-from kvtransfer.transports.grpc.tls import LinkTls
-from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.receiver.link_table import LinkGrants, LinkTable
+from kvtransfer.receiver.transfers import InboundTransfers
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import start_listeners
 
 
@@ -40,50 +39,30 @@ class Receiver:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
-        fingerprint: bytes,
+        settings: LinkSettings,
+        window: WindowSettings,
         signer: TicketSigner,
-        block_bytes: Sequence[int],
-        piece_bytes: int,
-        window_pieces: int,
         sink: BlockSink,
         wake: Callable[[], None],
-        peer_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         device: DeviceSink | None = None,
-        max_links: int = MAX_LINKS,
     ) -> None:
-        """`device`: where blocks lie in device memory, to which a sender's device may write. `max_links`:
-        senders beyond so many are refused."""
-        self.counters = ReceiverCounters([0] * len(block_bytes))
+        """`device`: where blocks lie in device memory, to which a sender's device may write."""
+        self.counters = ReceiverCounters([0] * len(settings.block_bytes))
+        timeout_s = settings.peer_timeout_s
         self.transfers = InboundTransfers(
-            signer, identity.incarnation, sink, self.counters, peer_timeout_s, clock
+            signer, settings.identity.incarnation, sink, self.counters, timeout_s, clock
         )
-        grants = LinkGrants(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
-        broke = self.transfers.link_broke
-        self._links = LinkTable(grants, self.counters, peer_timeout_s, clock, broke, max_links)
-        self._max_links = max_links
-        self._piece_bytes = piece_bytes
+        grants, broke = LinkGrants(settings, window, device), self.transfers.link_broke
+        self._links = LinkTable(grants, self.counters, timeout_s, clock, broke, window.max_links)
+        self._window = window
         self._device = None if device is None else device.blocks.device
         self._wake = wake
-        self._timeout = peer_timeout_s
+        self._timeout = timeout_s
 
-    def listen(
-        self,
-        host: str,
-        port: int = 0,
-        transport: str = "grpc",
-        nccl: NcclEndpoint | None = None,
-        auth: LinkAuth | None = None,
-        frames_port: int = 0,
-        tls: LinkTls | None = None,
-    ) -> tuple[Endpoint, ...]:
-        """Starts `start_listeners` of a transport; the endpoints for tickets, the preferred one first.
-        `auth`: what senders must prove to know; `tls`: of connections over gRPC."""
-        bounds = self._piece_bytes, self._timeout, self._max_links
-        started = start_listeners(
-            transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port, tls
-        )
+    def listen(self, config: ListenConfig) -> tuple[Endpoint, ...]:
+        """Starts the listeners of `config`; returns the endpoints for tickets, the preferred one first."""
+        started = start_listeners(config, self._window, self._timeout, self._wake, self._device)
         for listener in started:
             self._links.attach(listener)
         return tuple(listener.endpoint for listener in started)

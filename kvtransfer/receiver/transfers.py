@@ -1,8 +1,8 @@
-"""The expected transfers of a receiver: what their senders' frames do to them, and how they end.
+"""The expected transfers of a receiver: finds the one that a frame is about, and answers its sender.
 
-Metadata, Piece, Commit, Withdraw ─▶ handle ─┬▶ the sink, counters
+Metadata, Piece, Commit, Withdraw ─▶ handle ─┬▶ InboundTransfer: the sink, counters, events
 a device has moved pieces ─▶ collect_moved ──┤
-the link breaks ─▶ link_broke ───────────────┴▶ events, answers to the sender
+the link breaks ─▶ link_broke ───────────────┴▶ answers to the sender
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.transfer_pb2 import CommitRecord
-from kvtransfer.device.scatter import DeviceScatter, Outcome
+from kvtransfer.device.scatter import Outcome
 from kvtransfer.protocol.frames import (
     Commit,
     CommitAck,
@@ -31,28 +28,18 @@ from kvtransfer.protocol.frames import (
     WithdrawReason,
 )
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import (
-    CommitPending,
-    Committed,
-    MetadataReceived,
-    ReceiverCounters,
-    ReceiverEvent,
-    TransferStarted,
-    Withdrawn,
+from kvtransfer.receiver.events import Committed, ReceiverCounters, ReceiverEvent, Withdrawn
+from kvtransfer.receiver.expected_pieces import ExpectedPieces
+from kvtransfer.receiver.inbound_transfer import (
+    BlockSink,
+    InboundTransfer,
+    TransferContext,
+    TransferRejectedError,
 )
-from kvtransfer.receiver.inbound_transfer import InboundTransfer, check_commit, verify_metadata
 from kvtransfer.receiver.link import ReceivingLink
 
 # Answers to commits that are kept for commits that come again.
 _MAX_ANSWERS = 4096
-
-
-class BlockSink(Protocol):
-    """Where verified bytes go: the engine, which knows the blocks of a transfer."""
-
-    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
-        """Copies `data` to `offset` of the transfer's `ordinal`-th block of `group`; `data` is not valid
-        after the call."""
 
 
 class InboundTransfers:
@@ -68,9 +55,6 @@ class InboundTransfers:
         clock: Callable[[], float],
     ) -> None:
         """`timeout_s`: how long a sender may take to acknowledge a stop."""
-        self._signer = signer
-        self._incarnation = incarnation
-        self._sink = sink
         self.counters = counters
         self._groups = len(counters.blocks_received)
         self._timeout = timeout_s
@@ -78,6 +62,7 @@ class InboundTransfers:
         self._transfers: dict[int, InboundTransfer] = {}
         self._answers: OrderedDict[int, CommitAck | Refused] = OrderedDict()
         self._events: list[ReceiverEvent] = []
+        self._context = TransferContext(signer, incarnation, sink, counters, self._events)
 
     def __len__(self) -> int:
         """How many transfers are expected."""
@@ -95,8 +80,9 @@ class InboundTransfers:
         return bool(ids) and all(self._transfers[one].pending_commit is not None for one in ids)
 
     def take_events(self) -> list[ReceiverEvent]:
-        """The events since the last call."""
-        events, self._events = self._events, []
+        """Returns the events since the last call."""
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def expect(self, transfer_id: int, block_counts: Sequence[int], resident: Sequence[int] = ()) -> None:
@@ -105,18 +91,18 @@ class InboundTransfers:
         expected before."""
         if transfer_id in self._transfers or transfer_id in self._answers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {transfer_id} was expected before")
-        resident = resident or [0] * len(block_counts)
-        self._transfers[transfer_id] = InboundTransfer(transfer_id, block_counts, resident, self._groups)
+        pieces = ExpectedPieces(block_counts, resident or [0] * len(block_counts), self._groups)
+        self._transfers[transfer_id] = InboundTransfer(transfer_id, pieces, self._context)
 
     def forget(self, transfer_id: int) -> None:
         """After this not one more byte of the transfer reaches the sink, and no event reports it. Idempotent.
         Blocks while a device moves a piece of it."""
         transfer = self._transfers.pop(transfer_id, None)
-        self._events = [event for event in self._events if event.transfer_id != transfer_id]
+        self._events[:] = [event for event in self._events if event.transfer_id != transfer_id]
         if transfer is None:
             return
         if transfer.link is not None:
-            _cancel_moves(transfer)
+            transfer.cancel_moves()
             self._stop(transfer.link, transfer_id, StopReason.UNKNOWN)
 
     def acknowledge(self, transfer_id: int) -> None:
@@ -166,18 +152,14 @@ class InboundTransfers:
         """Handles one frame of a link. FrameError: the link is to be broken."""
         match frame:
             case Piece() if link.scatter is not None:
-                self._device_piece(link, link.scatter, frame)
+                if (transfer := self._accepting(link, frame)) is not None:
+                    transfer.announce(frame, link.scatter)
+                else:
+                    link.scatter.drop(frame)
             case Piece():
-                try:
-                    if (transfer := self._accepting(link, frame)) is not None:
-                        self._verify(link, transfer, frame)
-                finally:
-                    link.free(frame.staging)
-                    link.flush_batch()
-            case Metadata():
-                self._metadata(link, frame)
-            case Commit():
-                self._commit(link, frame)
+                self._piece(link, frame)
+            case Metadata() | Commit():
+                self._record(link, frame)
             case Withdraw():
                 self._withdraw(link, frame)
             case StopAck():
@@ -187,126 +169,68 @@ class InboundTransfers:
         """Handles pieces that the device is done with: frees their staging, and completes commits that waited
         for them. FrameError, once all are handled: the link is to be broken."""
         malformed: FrameError | None = None
-        for moved in link.moved():
-            piece = moved.piece
-            if moved.outcome is Outcome.VALID:
+        for piece, whole_blocks, outcome in link.moved():
+            if outcome is Outcome.VALID:
                 self.counters.bytes_received += piece.length
-                self.counters.blocks_received[piece.group] += moved.whole_blocks
-            try:
-                self._moved(link, piece, moved.outcome)
-            except FrameError as error:
-                malformed = error
+                self.counters.blocks_received[piece.group] += whole_blocks
+            transfer = self._transfers.get(piece.transfer)
+            if outcome is not Outcome.DROPPED and transfer is not None and transfer.moves(link):
+                try:
+                    transfer.moved(piece, outcome)
+                except TransferRejectedError as rejected:
+                    self._fail(link, transfer, rejected)
+                except FrameError as error:
+                    malformed = error
             link.free(piece.staging)
         if malformed is not None:
             raise malformed
 
-    def _moved(self, link: ReceivingLink, piece: Piece, outcome: Outcome) -> None:
-        transfer = self._transfers.get(piece.transfer)
-        if outcome is Outcome.DROPPED or transfer is None or transfer.link is not link or transfer.committed:
-            return  # of no transfer, or of one that has ended meanwhile
-        transfer.moving -= 1
-        if outcome is Outcome.CORRUPT:
-            self._corrupted(transfer)
-        elif outcome is Outcome.IN_STAGING:
-            self._verify(link, transfer, replace(piece, checksum=link.device_wire.checksum(piece)))
-        live = self._transfers.get(piece.transfer) is transfer
-        if live and transfer.pending_commit is not None and not transfer.moving:
-            self._accept(link, transfer, transfer.pending_commit)
+    def _piece(self, link: ReceivingLink, piece: Piece) -> None:
+        try:
+            if (transfer := self._accepting(link, piece)) is not None:
+                self._accept(link, transfer, piece)
+        finally:
+            link.free(piece.staging)
+            link.flush_batch()
 
-    def _device_piece(self, link: ReceivingLink, scatter: DeviceScatter, piece: Piece) -> None:
-        """Makes the device move an announced piece if its place is expected and free. An unexpected piece
-        stays in staging, to be verified on the host once its bytes are there."""
-        transfer = self._accepting(link, piece)
-        if transfer is None:
-            scatter.drop(piece)
-        elif not transfer.expects(piece):
-            transfer.moving += 1
-            scatter.keep_in_staging(piece)
-        elif transfer.has_any(piece):
-            self.counters.dropped_unknown += 1
-            scatter.drop(piece)
-        else:
-            transfer.moving += 1
-            whole_blocks, arrival = transfer.mark(piece), link.device_wire.arrival_event(piece)
-            scatter.begin(piece, transfer.blocks_of(piece), whole_blocks, arrival)
+    def _accept(self, link: ReceivingLink, transfer: InboundTransfer, piece: Piece) -> None:
+        try:
+            transfer.accept(piece)
+        except TransferRejectedError as rejected:
+            self._fail(link, transfer, rejected)
 
     def _accepting(self, link: ReceivingLink, piece: Piece) -> InboundTransfer | None:
-        """The transfer that accepts a piece over this link, or None."""
+        """Returns the transfer that accepts a piece over this link; None where there is none, which stops its
+        sender."""
         transfer = self._transfers.get(piece.transfer)
-        if transfer is None or transfer.link is not link or transfer.complete:
-            self.counters.dropped_unknown += 1
-            if transfer is None and piece.transfer not in self._answers:
-                self._stop(link, piece.transfer, StopReason.UNKNOWN)
-            elif transfer is not None and transfer.verified is None:
-                self._stop(link, piece.transfer, StopReason.REFUSED)
-            return None
-        if not transfer.started:
-            transfer.started = True
-            self._events.append(TransferStarted(transfer.transfer_id))
-        return transfer
+        if transfer is not None and transfer.link is link and not transfer.complete:
+            return transfer
+        self.counters.dropped_unknown += 1
+        if transfer is None and piece.transfer not in self._answers:
+            self._stop(link, piece.transfer, StopReason.UNKNOWN)
+        elif transfer is not None and transfer.verified is None:
+            self._stop(link, piece.transfer, StopReason.REFUSED)
+        return None
 
-    def _verify(self, link: ReceivingLink, transfer: InboundTransfer, piece: Piece) -> None:
-        """Verifies a piece on the host and scatters it; over a link between devices, only unexpected ones."""
-        data = link.staging.view(piece.staging, piece.length)
-        found = link.cut.checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
-        if found != piece.checksum:
-            self._corrupted(transfer)
-        elif not link.cut.geometry.is_piece(piece.group, piece.offset, piece.length):
-            # The sender cuts blocks differently: no transfer could succeed over this link.
-            raise FrameError(f"blocks are not cut into such pieces: {piece}")
-        elif not transfer.expects(piece):
-            error = BatonError(ErrorKind.INTERNAL, f"transfer {piece.transfer} has no such piece: {piece}")
-            self._fail(transfer, WithdrawReason.REFUSED, error)
-        elif transfer.has_any(piece):
-            self.counters.dropped_unknown += 1
-        else:
-            self._sink.scatter(piece.transfer, piece.group, piece.ordinal, piece.offset, data)
-            self.counters.bytes_received += piece.length
-            self.counters.blocks_received[piece.group] += transfer.mark(piece)
-
-    def _corrupted(self, transfer: InboundTransfer) -> None:
-        self.counters.checksum_failures += 1
-        error = BatonError(
-            ErrorKind.UNAVAILABLE, f"checksum mismatch in a piece of transfer {transfer.transfer_id}"
-        )
-        self._fail(transfer, WithdrawReason.CORRUPTED, error)
-
-    def _metadata(self, link: ReceivingLink, frame: Metadata) -> None:
-        """Binds a transfer to the link whose sender has its ticket: from now on it accepts pieces, a commit
-        or a withdrawal over this link. Until the first piece its ticket can still expire."""
+    def _record(self, link: ReceivingLink, frame: Metadata | Commit) -> None:
         transfer = self._accepting_record(link, frame.transfer)
         if transfer is None:
             return
-        if transfer.verified is not None or transfer.started:
-            self.counters.dropped_unknown += 1
-            return
         try:
-            transfer.verified = verify_metadata(frame, self._signer, self._incarnation)
-        except BatonError as error:
-            self._record_refused(link, transfer, error)
-            return
-        transfer.bind(link)
-        if transfer.verified.has_metadata:
-            self._events.append(MetadataReceived(frame.transfer, transfer.verified.record))
-
-    def _commit(self, link: ReceivingLink, commit: Commit) -> None:
-        transfer = self._accepting_record(link, commit.transfer)
-        if transfer is None:
-            return
-        try:
-            record = check_commit(commit, transfer)
-        except BatonError as error:
-            self._record_refused(link, transfer, error)
-            return
-        if transfer.moving:
-            transfer.pending_commit = record
-            self._events.append(CommitPending(commit.transfer, record))
-        else:
-            self._accept(link, transfer, record)
+            if isinstance(frame, Metadata):
+                transfer.bind(link, frame)
+            else:
+                transfer.commit(frame)
+        except TransferRejectedError as rejected:
+            if transfer.link is None:  # its sender has shown no valid ticket: the transfer stays expected
+                error = rejected.error
+                link.wire.send(Refused(transfer.transfer_id, error.kind, error.message))
+            else:
+                self._fail(link, transfer, rejected)
 
     def _accepting_record(self, link: ReceivingLink, transfer_id: int) -> InboundTransfer | None:
-        """The transfer that accepts metadata or a commit over this link; None, with an answer to the sender,
-        where there is none."""
+        """Returns the transfer that accepts metadata or a commit over this link; None, with an answer to the
+        sender, where there is none."""
         transfer = self._transfers.get(transfer_id)
         if transfer is not None and not transfer.complete and transfer.link in (None, link):
             return transfer
@@ -319,51 +243,24 @@ class InboundTransfers:
             link.wire.send(unknown)
         return None
 
-    def _record_refused(self, link: ReceivingLink, transfer: InboundTransfer, error: BatonError) -> None:
-        if transfer.link is None:  # its sender has shown no valid ticket: the transfer stays expected
-            link.wire.send(Refused(transfer.transfer_id, error.kind, error.message))
-        else:
-            self._fail(transfer, WithdrawReason.REFUSED, error)
-
-    def _accept(self, link: ReceivingLink, transfer: InboundTransfer, record: CommitRecord) -> None:
-        transfer.committed = True
-        link.transfers.discard(transfer.transfer_id)
-        self._events.append(Committed(transfer.transfer_id, record))
-
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:
         transfer = self._transfers.get(frame.transfer)
         if transfer is None or transfer.committed or transfer.link is not link:
             self.counters.dropped_unknown += 1
             return
-        _cancel_moves(transfer)
-        self._remove(transfer)
-        self._events.append(Withdrawn(frame.transfer, frame.reason, "the sender withdrew"))
+        transfer.withdraw(frame.reason, "the sender withdrew")
+        del self._transfers[frame.transfer]
 
-    # -- endings ----------------------------------------------------------------------------------
-
-    def _fail(self, transfer: InboundTransfer, reason: WithdrawReason, error: BatonError) -> None:
+    def _fail(self, link: ReceivingLink, transfer: InboundTransfer, rejected: TransferRejectedError) -> None:
         """Ends a bound transfer on the receiver's side; the link goes on."""
-        link = transfer.link
-        assert link is not None
-        _cancel_moves(transfer)
-        self._remove(transfer)
-        self._events.append(Withdrawn(transfer.transfer_id, reason, error.message))
+        error = rejected.error
+        transfer.withdraw(rejected.reason, error.message)
+        del self._transfers[transfer.transfer_id]
         refused = Refused(transfer.transfer_id, error.kind, error.message)
         link.wire.send(refused)
         self._stop(link, transfer.transfer_id, StopReason.REFUSED)
         self._keep_answer(refused)
 
-    def _remove(self, transfer: InboundTransfer) -> None:
-        del self._transfers[transfer.transfer_id]
-        if transfer.link is not None:
-            transfer.link.transfers.discard(transfer.transfer_id)
-
     def _stop(self, link: ReceivingLink, transfer_id: int, reason: StopReason) -> None:
         link.transfers.discard(transfer_id)
         link.stop(transfer_id, reason, self._clock() + self._timeout)
-
-
-def _cancel_moves(transfer: InboundTransfer) -> None:
-    """After this no device writes the transfer's blocks, so they can be reused."""
-    if transfer.moving and transfer.link is not None and transfer.link.scatter is not None:
-        transfer.link.scatter.cancel(transfer.transfer_id)

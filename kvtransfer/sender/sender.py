@@ -24,6 +24,7 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.link.interfaces import Connector
+from kvtransfer.link.settings import LinkSettings
 from kvtransfer.protocol.addresses import from_messages, to_text
 from kvtransfer.protocol.frames import (
     CommitAck,
@@ -52,21 +53,17 @@ class Sender:
     def __init__(
         self,
         *,
-        identity: WorkerIdentity,
-        fingerprint: bytes,
-        block_bytes: Sequence[int],
+        settings: LinkSettings,
         source: BlockSource,
-        peer_timeout_s: float,
         wake: Callable[[], None],
         connectors: Sequence[Connector],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counters = SenderCounters([0] * len(block_bytes))
-        self._identity = identity
-        self._fingerprint = fingerprint
-        self._block_bytes = tuple(block_bytes)
+        self.counters = SenderCounters([0] * len(settings.block_bytes))
+        self._settings = settings
+        self._block_bytes = tuple(settings.block_bytes)
         self._source = source
-        self._timeout = peer_timeout_s
+        self._timeout = settings.peer_timeout_s
         self._wake = wake
         self._clock = clock
         self._connectors = connectors
@@ -174,7 +171,11 @@ class Sender:
     ) -> SendingLink:
         number = next(self._link_numbers)
         request = link_request(
-            self._identity, key.incarnation, self._fingerprint, number, keep_earlier=keep_earlier
+            self._settings.identity,
+            key.incarnation,
+            self._settings.fingerprint,
+            number,
+            keep_earlier=keep_earlier,
         )
         return SendingLink(
             choice, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake

@@ -10,6 +10,7 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.link.settings import WindowSettings
 from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector
@@ -19,6 +20,7 @@ from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.control import address_of
 from kvtransfer.transports.ipc.listener import IpcListener
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.nccl.connector import NcclConnector
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.nccl.listener import NcclListener
@@ -68,44 +70,37 @@ def reach_of(connectors: Sequence[Connector]) -> tuple[str, ...]:
 
 
 def start_listeners(
-    transport: str,
-    host: str,
-    port: int,
-    piece_bytes: int,
+    config: ListenConfig,
+    window: WindowSettings,
     peer_timeout_s: float,
-    max_links: int,
     wake: Callable[[], None],
     device: LinkDevice | None = None,
-    nccl: NcclEndpoint | None = None,
-    auth: LinkAuth | None = None,
-    frames_port: int = 0,
-    tls: LinkTls | None = None,
 ) -> list[Listener]:
-    """Starts a receiver's listeners for the setting `transport`, the best first. `device`: where blocks are
-    to go; `nccl`, `auth`, `tls`: as for `make_connectors`. Of several, grpc uses `port`; `frames_port` is
-    nccl's second port.
+    """Starts a receiver's listeners for `config.transport`, the best first. `device`: where blocks are to go.
 
     BatonError(INVALID) where one cannot bind, or this process cannot use the transport.
     """
+    host, port, tls = config.host, config.port, config.tls
     bounds: dict[str, Any] = {
         "peer_timeout_s": peer_timeout_s,
-        "max_links": max_links,
+        "max_links": window.max_links,
         "wake": wake,
-        "auth": auth,
+        "auth": config.auth,
     }
     makers: dict[str, Callable[[], Listener]] = {
-        GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, tls=tls, **bounds)
+        GRPC: partial(GrpcListener, host, port, piece_bytes=window.piece_bytes, tls=tls, **bounds)
     }
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcListener, device=device, **bounds)
-    if nccl is not None:
-        own_port = port if transport == NCCL else 0
+    if config.nccl is not None:
+        own_port = port if config.transport == NCCL else 0
+        frames = config.frames_port
         makers[NCCL] = partial(
-            NcclListener, host, own_port, nccl=nccl, frames_port=frames_port, tls=tls, **bounds
+            NcclListener, host, own_port, nccl=config.nccl, frames_port=frames, tls=tls, **bounds
         )
     started: list[Listener] = []
     try:
-        for make in _usable(transport, makers):
+        for make in _usable(config.transport, makers):
             started.append(make())
     except BatonError:
         for listener in started:

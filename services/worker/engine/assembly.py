@@ -26,11 +26,13 @@ from baton.engine.rings.mask_board import MaskBoard
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineEvent
 from kvtransfer.device.blocks import DeviceSink
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import make_connectors
 from services.common.config.worker import TransferConfig, WorkerConfig
 from services.common.engine.channel import EngineEnd
@@ -125,6 +127,9 @@ class _Links:
         self.tls = link_tls(launch.worker)
         self.signer = TicketSigner(secrets.token_bytes(32))
         self.wire = wire_blocks(model.cache, model.fingerprint, transfer.kv_wire)
+        self.settings = LinkSettings(
+            self.identity, self.wire.fingerprint, self.wire.block_bytes, transfer.peer_timeout_s
+        )
         self.device = device_blocks(model, transfer)  # None where the host moves blocks
         self.nccl = nccl_links(self.device, transfer.transport)
         self.wake = wake
@@ -144,36 +149,32 @@ class _Links:
         if self.device is not None:
             device = DeviceSink(self.device, sink.place, steps_run=lambda: loop.has_work)
         receiver = Receiver(
-            identity=self.identity,
-            fingerprint=self.wire.fingerprint,
+            settings=self.settings,
+            window=WindowSettings(
+                self.wire.piece_bytes(transfer.piece_bytes), transfer.window_pieces, transfer.max_links
+            ),
             signer=self.signer,
-            block_bytes=self.wire.block_bytes,
-            piece_bytes=self.wire.piece_bytes(transfer.piece_bytes),
-            window_pieces=transfer.window_pieces,
             sink=sink,
             wake=self.wake,
-            peer_timeout_s=transfer.peer_timeout_s,
             device=device,
-            max_links=transfer.max_links,
         )
         endpoints = receiver.listen(
-            config.host,
-            transfer.transfer_port,
-            transport=transfer.transport,
-            nccl=self.nccl,
-            auth=self.auth,
-            frames_port=transfer.frames_port,
-            tls=self.tls,
+            ListenConfig(
+                config.host,
+                transfer.transfer_port,
+                transport=transfer.transport,
+                nccl=self.nccl,
+                auth=self.auth,
+                frames_port=transfer.frames_port,
+                tls=self.tls,
+            )
         )
         return receiver, endpoints
 
     def sender(self, model: LoadedModel, transfer: TransferConfig) -> Sender:
         return Sender(
-            identity=self.identity,
-            fingerprint=self.wire.fingerprint,
-            block_bytes=self.wire.block_bytes,
+            settings=self.settings,
             source=_PinnedBlocks(model, self.wire),
-            peer_timeout_s=transfer.peer_timeout_s,
             wake=self.wake,
             connectors=make_connectors(
                 transfer.transport, self.wake, self.device, self.nccl, self.auth, self.tls

@@ -17,7 +17,8 @@ import numpy as np
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
-from baton.v1.types_pb2 import Attempt
+from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed, ReceiverEvent, Withdrawn
@@ -379,10 +380,9 @@ class Adversary:
     def _make_receiver(self) -> Receiver:
         self._receiver_incarnation = self._receiver_incarnation % 250 + 1
         receiver = Receiver(
-            identity=identity("receiver", self._receiver_incarnation), fingerprint=FINGERPRINT,
-            signer=self._signer, block_bytes=self._block_bytes, piece_bytes=PIECE_BYTES, window_pieces=WINDOW,
-            sink=self.sink, wake=self._fabric.woken.set, peer_timeout_s=self._timeout,
-            clock=self._fabric.clock, device=self._fabric.device,
+            settings=self._settings(identity("receiver", self._receiver_incarnation), FINGERPRINT),
+            window=WindowSettings(PIECE_BYTES, WINDOW), signer=self._signer,
+            sink=self.sink, wake=self._fabric.woken.set, clock=self._fabric.clock, device=self._fabric.device,
         )  # fmt: skip
         self._endpoints = self._fabric.attach(receiver)
         return receiver
@@ -390,10 +390,13 @@ class Adversary:
     def _make_sender(self, index: int, fingerprint: bytes = FINGERPRINT) -> Sender:
         incarnation = self._incarnations[index] if index < len(self._incarnations) else 1
         return Sender(
-            identity=identity(f"sender-{index}", incarnation), fingerprint=fingerprint,
-            block_bytes=self._block_bytes, source=self.source, peer_timeout_s=self._timeout,
-            wake=self._fabric.woken.set, clock=self._fabric.clock, connectors=[self._connector],
+            settings=self._settings(identity(f"sender-{index}", incarnation), fingerprint),
+            source=self.source, wake=self._fabric.woken.set, clock=self._fabric.clock,
+            connectors=[self._connector],
         )  # fmt: skip
+
+    def _settings(self, identity: WorkerIdentity, fingerprint: bytes) -> LinkSettings:
+        return LinkSettings(identity, fingerprint, self._block_bytes, self._timeout)
 
     def _restart_sender(self, index: int) -> None:
         """It ends at any point; its transfers are no longer driven."""

@@ -21,6 +21,7 @@ from kvtransfer.transports.ipc.byte_ring import RING_BYTES
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
+from kvtransfer.transports.listen_config import ListenConfig
 from tests.kvtransfer.adversary.byte_proxy import ByteProxy
 from tests.kvtransfer.support.device_rigs import DeviceRig
 from tests.kvtransfer.support.device_taps import Taps
@@ -131,7 +132,7 @@ class GrpcFabric(_OnHost):
         return time.monotonic()
 
     def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
-        (endpoint,) = receiver.listen("127.0.0.1")
+        (endpoint,) = receiver.listen(ListenConfig("127.0.0.1"))
         self._proxy.target_port = int(endpoint.address.rsplit(":", 1)[1])
         return (Endpoint(GRPC, f"127.0.0.1:{self._proxy.port}"),)
 
@@ -198,7 +199,7 @@ class IpcFabric(_OnHost):
         return time.monotonic()
 
     def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
-        return receiver.listen("127.0.0.1", transport="ipc")
+        return receiver.listen(ListenConfig("127.0.0.1", transport="ipc"))
 
     def rest(self, idle: bool) -> None:
         if idle:

@@ -6,6 +6,7 @@ bytes shipped = blocks × block size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ class OpeningContract:
 
     def test_another_rank(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
-        peers.sender._identity = WorkerIdentity(name="sender", incarnation=b"\1" * 16, rank=1, rank_count=2)
+        other = WorkerIdentity(name="sender", incarnation=b"\1" * 16, rank=1, rank_count=2)
+        peers.sender._settings = replace(peers.sender._settings, identity=other)
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())

@@ -10,6 +10,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol import frames
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.checksum import PieceChecksum
@@ -25,11 +26,10 @@ from kvtransfer.protocol.frames import (
     encode_piece_header,
 )
 from kvtransfer.protocol.handshake import link_request
-from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed, ReceiverEvent
-from kvtransfer.receiver.link_table import MAX_LINKS
 from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.transports.listen_config import ListenConfig
 from tests.kvtransfer.support.memory_transport import MemoryTransport, Pipe
 from tests.kvtransfer.support.peers import (
     FINGERPRINT,
@@ -44,6 +44,7 @@ from tests.kvtransfer.support.peers import (
 )
 
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
+_WINDOW = WindowSettings(SHAPE.piece_bytes, SHAPE.window_pieces)
 # A frame that changes nothing but a counter: an unexpected acknowledgement.
 IDLE = StopAck(99)
 
@@ -56,9 +57,9 @@ class OneReceiver:
         self.clock = FakeClock()
         self.sink = Store(SHAPE.block_bytes, SHAPE.blocks, 2)
         self.receiver = Receiver(
-            identity=identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(SECRET),
-            block_bytes=SHAPE.block_bytes, piece_bytes=SHAPE.piece_bytes, window_pieces=SHAPE.window_pieces,
-            sink=self.sink, wake=self._wake, peer_timeout_s=SHAPE.timeout_s, clock=self.clock,
+            settings=LinkSettings(identity("receiver"), FINGERPRINT, SHAPE.block_bytes, SHAPE.timeout_s),
+            window=_WINDOW, signer=TicketSigner(SECRET),
+            sink=self.sink, wake=self._wake, clock=self.clock,
         )  # fmt: skip
         transport = MemoryTransport(lambda: None)
         self.receiver.attach(transport)
@@ -256,11 +257,8 @@ def test_it_listens_with_the_given_settings(one: OneReceiver, monkeypatch: pytes
         return listeners
 
     monkeypatch.setattr("kvtransfer.receiver.receiver.start_listeners", start_listeners)
-    assert one.receiver.listen("127.0.0.1") == tuple(listener.endpoint for listener in listeners)
-    bounds = SHAPE.piece_bytes, SHAPE.timeout_s, MAX_LINKS, one._wake
-    assert asked == [("grpc", "127.0.0.1", 0, *bounds, None, None, None, 0, None)]
+    here = ListenConfig("127.0.0.1")
+    assert one.receiver.listen(here) == tuple(listener.endpoint for listener in listeners)
+    assert asked == [(here, _WINDOW, SHAPE.timeout_s, one._wake, None)]
     one.receiver.poll(1)
     assert [listener.asked for listener in listeners] == [1, 1]
-    auth = LinkAuth("the secret of this cluster")
-    one.receiver.listen("::1", 70, "auto", auth=auth, frames_port=71)
-    assert asked[1:] == [("auto", "::1", 70, *bounds, None, None, auth, 71, None)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.link.settings import WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import routes
 from kvtransfer.transports.ipc.control import address_of
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import make_connectors, start_listeners
 from tests.kvtransfer.support.device_rigs import FakeRig
@@ -104,7 +107,7 @@ def test_a_link_that_broke_is_followed_by_one_over_grpc(
 
 
 def test_ends_that_do_not_fit_are_refused_over_the_first_route(peers: Peers) -> None:
-    peers.sender._fingerprint = b"g" * 32
+    peers.sender._settings = replace(peers.sender._settings, fingerprint=b"g" * 32)
     transfer = peers.begin(1, [1])
     peers.push(transfer, 0, 0, 1)
     peers.run_until(lambda: 1 in peers.failures())
@@ -155,11 +158,12 @@ def test_each_link_that_breaks_is_followed_by_one_over_the_next_route(
 
 
 def test_auto_skips_unavailable_transports(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds = "127.0.0.1", 0, 4096, 1.0, 4, lambda: None
+    bounds = WindowSettings(4096, 4), 1.0, lambda: None
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
-    started = start_listeners("auto", *bounds)
+    here = ListenConfig("127.0.0.1", transport="auto")
+    started = start_listeners(here, *bounds)
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
-    started += start_listeners("auto", *bounds, nccl=links())
+    started += start_listeners(replace(here, nccl=links()), *bounds)
     assert [listener.endpoint.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
     for listener in started:
         listener.close()
@@ -178,7 +182,9 @@ def test_an_unavailable_transport_is_refused_at_once(transport: str, monkeypatch
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     for start in (
         lambda: make_connectors(transport, lambda: None),
-        lambda: start_listeners(transport, "127.0.0.1", 0, 4096, 1.0, 4, lambda: None),
+        lambda: start_listeners(
+            ListenConfig("127.0.0.1", transport=transport), WindowSettings(4096, 4), 1.0, lambda: None
+        ),
     ):
         with pytest.raises(BatonError, match=f"transport {transport} needs") as error:
             start()
@@ -186,11 +192,12 @@ def test_an_unavailable_transport_is_refused_at_once(transport: str, monkeypatch
 
 
 def test_a_listener_that_cannot_bind_leaves_none_of_the_others() -> None:
-    bounds = 4096, 1.0, 4, lambda: None
-    (holds,) = start_listeners("grpc", "127.0.0.1", 0, *bounds)
+    bounds = WindowSettings(4096, 4), 1.0, lambda: None
+    (holds,) = start_listeners(ListenConfig("127.0.0.1"), *bounds)
+    port = int(holds.endpoint.address.rpartition(":")[2])
     threads = threading.active_count()
     with pytest.raises(BatonError, match="cannot listen"):
-        start_listeners("auto", "127.0.0.1", int(holds.endpoint.address.rpartition(":")[2]), *bounds)
+        start_listeners(ListenConfig("127.0.0.1", port, "auto"), *bounds)
     assert threading.active_count() == threads
     holds.close()
 

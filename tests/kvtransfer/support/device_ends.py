@@ -8,6 +8,7 @@ import time
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.sender.link import SendingLink
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import FakeRig
 from tests.kvtransfer.support.fake_device import FakeDevice
@@ -33,7 +34,7 @@ class Ends:
             window_pieces=SHAPE.window_pieces, piece_bytes=SHAPE.piece_bytes,
         )  # fmt: skip
         receiving = make_receiver(SHAPE, sink, woken.set, self._clock, device=device if receiver else None)
-        endpoints = receiving.listen("127.0.0.1", transport=transport)
+        endpoints = receiving.listen(ListenConfig("127.0.0.1", transport=transport))
         blocks = DeviceBlocks(self.rig.sender, ours) if sender else None
         sending = make_sender(
             SHAPE, source, woken.set, self._clock, make_connectors("auto", woken.set, blocks)

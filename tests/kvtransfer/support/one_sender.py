@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.link.settings import LinkSettings
 from kvtransfer.protocol.frames import (
     Piece,
     ReceiverFrame,
@@ -30,8 +31,8 @@ class OneSender:
         self.wakes = 0
         self.source = self.ways[0].peers.source
         self.sender = Sender(
-            identity=identity("sender"), fingerprint=FINGERPRINT, block_bytes=SHAPE.block_bytes,
-            source=self.source, peer_timeout_s=SHAPE.timeout_s, wake=self._wake,
+            settings=LinkSettings(identity("sender"), FINGERPRINT, SHAPE.block_bytes, SHAPE.timeout_s),
+            source=self.source, wake=self._wake,
             clock=self.ways[0].clock, connectors=[way for ways in self.ways for way in ways.ways],
         )  # fmt: skip
         for link, ways in enumerate(self.ways):

@@ -17,16 +17,17 @@ from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from baton.v1.types_pb2 import Endpoint as Message
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.link.settings import MAX_LINKS, LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import CommitPending, Committed, ReceiverEvent, TransferStarted, Withdrawn
-from kvtransfer.receiver.link_table import MAX_LINKS
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import DeviceRig
@@ -273,18 +274,13 @@ def make_receiver(
     fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None, max_links: int = MAX_LINKS,
 ) -> Receiver:  # fmt: skip
     return Receiver(
-        identity=identity("receiver", incarnation),
-        fingerprint=fingerprint,
+        settings=_settings(shape, "receiver", incarnation, fingerprint),
+        window=WindowSettings(shape.piece_bytes, shape.window_pieces, max_links),
         signer=TicketSigner(SECRET),
-        block_bytes=shape.block_bytes,
-        piece_bytes=shape.piece_bytes,
-        window_pieces=shape.window_pieces,
         sink=sink,
         wake=wake,
-        peer_timeout_s=shape.timeout_s,
         clock=clock,
         device=device,
-        max_links=max_links,
     )
 
 
@@ -293,15 +289,16 @@ def make_sender(
     connectors: Sequence[Connector], fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
 ) -> Sender:  # fmt: skip
     return Sender(
-        identity=identity("sender", incarnation),
-        fingerprint=fingerprint,
-        block_bytes=shape.block_bytes,
+        settings=_settings(shape, "sender", incarnation, fingerprint),
         source=source,
-        peer_timeout_s=shape.timeout_s,
         wake=wake,
         clock=clock,
         connectors=connectors,
     )
+
+
+def _settings(shape: Shape, name: str, incarnation: int, fingerprint: bytes) -> LinkSettings:
+    return LinkSettings(identity(name, incarnation), fingerprint, shape.block_bytes, shape.timeout_s)
 
 
 def make_peers(
@@ -337,7 +334,7 @@ def make_peers(
         connectors = ways(event.set, taps.blocks) if ways else [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
-        endpoints = receiver.listen("127.0.0.1", transport=transport, nccl=nccl, auth=auth)
+        endpoints = receiver.listen(ListenConfig("127.0.0.1", transport=transport, nccl=nccl, auth=auth))
     else:
         receiver.attach(listener)
         endpoints = (listener.endpoint,)

@@ -24,6 +24,7 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint, to_text
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
@@ -31,6 +32,7 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.events import Acknowledged, Failed
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import DeviceRig, rig_of
 from tests.kvtransfer.support.owned_blocks import Sink, Source
@@ -100,8 +102,8 @@ def make_sender(
     else:
         connectors = make_connectors("auto", wake.set, on_device)
     return Sender(
-        identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
-        source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set, connectors=connectors,
+        settings=LinkSettings(identity(name, incarnation), FINGERPRINT, BLOCK_BYTES, TIMEOUT_S),
+        source=source, wake=wake.set, connectors=connectors,
     )  # fmt: skip
 
 
@@ -113,16 +115,16 @@ def make_receiver(
         on_device = DeviceBlocks(rig.receiver, [rig.tensor(array, rig.receiver) for array in sink.bytes])
         device = DeviceSink(on_device, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
     return Receiver(
-        identity=identity("receiver", incarnation), fingerprint=FINGERPRINT, signer=TicketSigner(SECRET),
-        block_bytes=BLOCK_BYTES, piece_bytes=PIECE_BYTES, window_pieces=WINDOW, sink=sink, wake=wake.set,
-        peer_timeout_s=TIMEOUT_S, device=device,
+        settings=LinkSettings(identity("receiver", incarnation), FINGERPRINT, BLOCK_BYTES, TIMEOUT_S),
+        window=WindowSettings(PIECE_BYTES, WINDOW), signer=TicketSigner(SECRET),
+        sink=sink, wake=wake.set, device=device,
     )  # fmt: skip
 
 
 def listen(receiver: Receiver, transport: str, wake: threading.Event, rig: DeviceRig | None) -> str:
     """Its address."""
     if not transport.startswith(NCCL):
-        return to_text(receiver.listen("127.0.0.1", transport=transport.partition("-")[0]))
+        return to_text(receiver.listen(ListenConfig("127.0.0.1", transport=transport.partition("-")[0])))
     from tests.kvtransfer.support.nccl_transport import nccl_listener
 
     over_nccl = nccl_listener(wake.set, rig, TIMEOUT_S)

@@ -14,8 +14,8 @@ from baton.engine.sequence import Sequence as PromptSequence
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest
 from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.protocol.commit_record import add_first_token
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.receiver.inbound_transfer import add_first_token
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver

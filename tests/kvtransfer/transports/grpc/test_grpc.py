@@ -21,6 +21,7 @@ from kvtransfer.protocol.frames import StopAck, encode
 from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD, SendQueue
+from kvtransfer.transports.listen_config import ListenConfig
 from tests.kvtransfer.support.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 from tests.kvtransfer.support.tokens import with_token
 
@@ -73,7 +74,7 @@ def test_a_port_in_use_is_one_clear_error(peers: Peers) -> None:
     port = int(peers.address.rsplit(":", 1)[1])
     other = make_peers(Shape())
     with pytest.raises(BatonError, match=rf"cannot listen on 127.0.0.1:{port}") as error:
-        other.receiver.listen("127.0.0.1", port)
+        other.receiver.listen(ListenConfig("127.0.0.1", port))
     assert error.value.kind is ErrorKind.INVALID
     other.close()
 
@@ -138,7 +139,7 @@ def test_a_peer_that_reads_nothing_closes_its_queue_not_our_memory() -> None:
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_over_ipv6(peers: Peers, host: str) -> None:
-    peers.endpoints = peers.receiver.listen(host)
+    peers.endpoints = peers.receiver.listen(ListenConfig(host))
     assert peers.address.startswith("[::1]:")
     peers.send(1, [[1]], [[2]])
     peers.run_until(lambda: peers.acknowledged() == [1])
@@ -147,7 +148,7 @@ def test_over_ipv6(peers: Peers, host: str) -> None:
 def test_a_fixed_port_is_the_one_that_tickets_name(peers: Peers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert peers.receiver.listen("127.0.0.1", port) == (Endpoint("grpc", f"127.0.0.1:{port}"),)
+    assert peers.receiver.listen(ListenConfig("127.0.0.1", port)) == (Endpoint("grpc", f"127.0.0.1:{port}"),)
 
 
 def test_no_listener() -> None:
