@@ -19,6 +19,18 @@ from pathlib import Path
 from baton.errors import BatonError, ErrorKind
 
 TOKENIZER_FILE = "tokenizer.json"
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+# The names that chat templates know special tokens by.
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 # In place of a tokenizer's content where there is none: one token for each byte.
 _BYTES = b"one token for each byte"
 
@@ -147,11 +159,22 @@ def _eos_token_ids(source: ConfigFile, vocab_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """`special_tokens` are the names that a chat template may use; `digest` is a SHA-256 over all of it."""
+    """`chat_templates` are the model's by name, mostly `default` alone; `special_tokens` are the names that
+    they may use; `digest` is a SHA-256 over all of it."""
 
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
     special_tokens: dict[str, str]
     digest: bytes
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template of conversations without tools, and of all where there is no other."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template of conversations with tools."""
+        return self.chat_templates.get(TOOL_TEMPLATE, self.chat_template)
 
     @classmethod
     def read(cls, folder: Path, *, byte_tokenizer: bool | None = None) -> TokenizerFiles:
@@ -160,14 +183,18 @@ class TokenizerFiles:
         `byte_tokenizer`: whether text is split into bytes, whatever tokenizer.json holds; unset: where there
         is no such file. Raises BatonError(INVALID) naming a file that cannot be read.
         """
-        settings = folder / "tokenizer_config.json"
-        config = ConfigFile.read(settings).values if settings.is_file() else {}
-        template, special = _chat_template(folder, config), _special_tokens(config)
+        config = _optional(folder / "tokenizer_config.json")
+        templates, special = _chat_templates(folder, config), _special_tokens(folder, config)
         file = folder / TOKENIZER_FILE
         if byte_tokenizer is None:
             byte_tokenizer = not file.is_file()
         content = _BYTES if byte_tokenizer else _read(file)
-        return cls(template, special, _digest(content, template, special))
+        return cls(templates, special, _digest(content, templates, special))
+
+
+def _optional(path: Path) -> Mapping[str, object]:
+    """The content of a JSON file; empty where there is none."""
+    return ConfigFile.read(path).values if path.is_file() else {}
 
 
 def _read(path: Path) -> bytes:
@@ -177,31 +204,52 @@ def _read(path: Path) -> bytes:
         raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error.strerror}") from error
 
 
-def _digest(tokenizer: bytes, template: str | None, special: dict[str, str]) -> bytes:
+def _text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error}") from error
+
+
+def _digest(tokenizer: bytes, templates: Mapping[str, str], special: Mapping[str, str]) -> bytes:
+    default = templates.get(DEFAULT_TEMPLATE, "")
+    named = [text for pair in sorted(templates.items()) if pair[0] != DEFAULT_TEMPLATE for text in pair]
     digest = hashlib.sha256()
-    for part in (tokenizer, (template or "").encode(), json.dumps(special, sort_keys=True).encode()):
+    for part in (tokenizer, default.encode(), json.dumps(special, sort_keys=True).encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    for text in named:
+        part = text.encode()
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
 
 
-def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
-    beside = folder / "chat_template.jinja"
-    if beside.is_file():
-        try:
-            return _read(beside).decode()
-        except UnicodeDecodeError as error:
-            raise BatonError(ErrorKind.INVALID, f"{beside} cannot be read: {error}") from error
-    template = config.get("chat_template")
+def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """The templates by name, from where `transformers` reads them: files of their own, or else the
+    tokenizer's configuration, or else that of a multimodal model's processor."""
+    default, named = folder / "chat_template.jinja", folder / "additional_chat_templates"
+    files = {path.stem: path for path in sorted(named.glob("*.jinja"))}
+    if default.is_file():
+        files[DEFAULT_TEMPLATE] = default
+    if files:
+        return {name: _text(path) for name, path in files.items()}
+    template = config.get("chat_template") or _optional(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        pairs = ((item.get("name"), item.get("template")) for item in template if isinstance(item, dict))
+        template = dict(pairs)
+    found = template if isinstance(template, dict) else {DEFAULT_TEMPLATE: template}
+    return {name: text for name, text in found.items() if isinstance(name, str) and isinstance(text, str)}
 
 
-def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    found = {name: config.get(name) for name in names}
-    texts = {
-        name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+def _special_tokens(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """The texts of special tokens by name. Those of the older file `special_tokens_map.json` precede only
+    where the configuration does not list the tokens itself, as in `transformers`."""
+    older = _optional(folder / "special_tokens_map.json")
+    files = (older, config) if "added_tokens_decoder" in config else (config, older)
+    found: dict[str, str] = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        for file in files:
+            token = file.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                found[name] = text
+    return found

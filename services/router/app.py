@@ -169,7 +169,7 @@ class Router:
             config.request_timeout_s,
             config.max_answer_values,
             ConversationFormat.of(
-                info.tokenizer.chat_template,
+                info.tokenizer.tool_template,
                 self.tokenizer.tokenizer.special_tokens,
                 config.tool_calls,
                 config.reasoning,

@@ -13,9 +13,10 @@ from baton.cli.fetch_model.folder import HubFile, HubFiles
 from baton.errors import BatonError, ErrorKind
 from services.common.config.files import ModelSource
 
-# No code and no pickled weights; of the top folder only, as router and workers read no other.
+# No code and no pickled weights; besides the top folder only that of templates, as no other is read.
 _TOKENIZER = ("*.json", "*.jinja", "tokenizer.model")
 _PATTERNS = {"tokenizer": _TOKENIZER, "all": (*_TOKENIZER, "*.safetensors")}
+_TEMPLATES = "additional_chat_templates/"
 _NOT_TOKENIZER = "*.safetensors.index.json"
 # The folder below the download in which the library keeps its metadata.
 _CACHE = ".cache"
@@ -85,15 +86,16 @@ def clean_up(partial: Path, files: HubFiles) -> None:
     """Removes the library's metadata from a complete download, and files of an earlier revision."""
     shutil.rmtree(partial / _CACHE, ignore_errors=True)
     wanted = {one.name for one in files.files}
-    for path in partial.iterdir():
-        if path.is_file() and path.name not in wanted:
+    for path in partial.rglob("*"):
+        if path.is_file() and path.relative_to(partial).as_posix() not in wanted:
             path.unlink()
 
 
 def _wanted(name: str, files: str) -> bool:
-    if "/" in name or (files == "tokenizer" and fnmatch(name, _NOT_TOKENIZER)):
+    if "/" in name.removeprefix(_TEMPLATES) or (files == "tokenizer" and fnmatch(name, _NOT_TOKENIZER)):
         return False
-    return any(fnmatch(name, pattern) for pattern in _PATTERNS[files])
+    patterns = ("*.jinja",) if name.startswith(_TEMPLATES) else _PATTERNS[files]
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _raise(source: ModelSource, error: Exception) -> NoReturn:

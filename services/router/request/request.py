@@ -29,7 +29,7 @@ class ChatTurn:
     name: str | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # Calls of tools, as chat templates take them.
+    # Calls of tools as the API has them: `{"function": {"name": …, "arguments": …}, …}`.
     tool_calls: Sequence[Mapping[str, object]] | None = None
 
 

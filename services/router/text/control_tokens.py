@@ -1,14 +1,15 @@
 """Keeps client text from becoming control tokens of the chat format.
 
 A chat template writes control tokens, such as those that begin a turn, into one text with the messages, where
-the tokenizer recognises them. In the client's strings each spelling of a control token is therefore split by
-a separator that occurs nowhere else. The rendered text is cut at the separators and its parts are tokenised
-one by one, so that no part has a control token which the template did not write. Text without such a spelling
-is unchanged, and tokenised in one piece.
+the tokenizer recognises them. The text is therefore cut within each spelling that is the client's, and its
+parts are tokenised one by one, so that no part has a control token which the template did not write. A second
+rendering shows which ones are the client's: in it those are marked (`Marks`), or else the template's own. The
+text that is tokenised is that of the first one, in which the template sees what the client sent.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,8 @@ from tokenizers import Tokenizer
 # Some vocabularies mark only some of their control tokens as special: DeepSeek's <|User|> is not marked.
 _CONTROL_SPELLING = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 _PREFIX_CHARS = 2
-_SEPARATORS = range(0xF0000, 0x10FFFE)
+# Letters without case, which no function of a template changes or escapes, but for JSON in ASCII.
+_LETTERS = (range(0x4E00, 0x9FF0), range(0x20000, 0x2A6D0))
 
 
 class ControlTokens:
@@ -39,6 +41,10 @@ class ControlTokens:
             token.content for token in added if token.special or _CONTROL_SPELLING.fullmatch(token.content)
         )
 
+    def all(self) -> list[str]:
+        """Every spelling."""
+        return [spelling for spellings in self._by_prefix.values() for spelling in spellings]
+
     def found_in(self, text: str) -> list[str]:
         """The spellings that occur in a text."""
         return [
@@ -50,18 +56,60 @@ class ControlTokens:
         ]
 
 
-def cut(value: object, spellings: list[str], separator: str) -> object:
-    """Cuts every occurrence of the spellings in the strings of a JSON value, including keys."""
-    if isinstance(value, str):
-        for spelling in spellings:
-            while spelling in value:  # a second pass where occurrences overlap
-                value = value.replace(spelling, spelling[0] + separator + spelling[1:])
+class Marks:
+    """Replaces the first character of each spelling of a control token by a letter that stands for it."""
+
+    def __init__(self, spellings: Iterable[str], text: str = "") -> None:
+        """`text`: has no such letter afterwards. ValueError where it has too many different characters."""
+        longest_first = sorted(spellings, key=len, reverse=True)
+        # A single character each, so that overlapping ones are all found.
+        choice = "|".join(map(re.escape, longest_first))
+        self._spelling = re.compile(f"(?=(?:{choice}))(?s:.)" if choice else "(?!)")
+        firsts = sorted({spelling[0] for spelling in longest_first})
+        self.letters = dict(zip(firsts, _unused_letters(text), strict=False))
+        if len(self.letters) < len(firsts):
+            raise ValueError("the text has too many different characters")
+        # As they are, and as JSON in ASCII has them.
+        self._first = {letter: first for first, letter in self.letters.items()}
+        self._first |= {json.dumps(letter)[1:-1]: first for letter, first in self._first.items()}
+        self._letter = re.compile("|".join(map(re.escape, self._first)) or "(?!)")
+
+    def places(self, text: str) -> list[int]:
+        """Where the spellings begin in a text."""
+        return [found.start() for found in self._spelling.finditer(text)]
+
+    def mark(self, text: str) -> str:
+        """The text with marks."""
+        return self._spelling.sub(lambda found: self.letters[found[0]], text)
+
+    def mark_all(self, value: object) -> object:
+        """The JSON value with marks in its strings, keys too."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, dict):
+            return {self.mark_all(key): self.mark_all(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mark_all(one) for one in value]
         return value
-    if isinstance(value, dict):
-        return {cut(key, spellings, separator): cut(one, spellings, separator) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [cut(one, spellings, separator) for one in value]
-    return value
+
+    def unmark(self, text: str) -> tuple[str, list[int]]:
+        """The text without marks, and where they were in it."""
+        parts: list[str] = []
+        places: list[int] = []
+        end = length = 0
+        for found in self._letter.finditer(text):
+            length += found.start() - end
+            places.append(length)
+            parts += (text[end : found.start()], self._first[found[0]])
+            end, length = found.end(), length + 1
+        return "".join((*parts, text[end:])), places
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """The parts of a text that is cut behind the characters at these places."""
+    ends = [place + 1 for place in places]
+    pairs = zip([0, *ends], [*ends, len(text)], strict=True)
+    return [text[begin:end] for begin, end in pairs if begin < end]
 
 
 def strings_of(value: object) -> Iterator[str]:
@@ -77,7 +125,9 @@ def strings_of(value: object) -> Iterator[str]:
             yield from strings_of(one)
 
 
-def unused_separator(text: str) -> str:
-    """A private-use character that does not occur in a text."""
+def _unused_letters(text: str) -> Iterator[str]:
+    """Letters that do not occur in a text, nor does what JSON in ASCII makes of them."""
     used = set(text)
-    return next(character for character in map(chr, _SEPARATORS) if character not in used)
+    for letter in (chr(code) for codes in _LETTERS for code in codes):
+        if letter not in used and json.dumps(letter)[1:-1] not in text:
+            yield letter

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from baton.byte_tokenizer import byte_tokenizer_json
 from baton.errors import BatonError, ErrorKind, FieldError
+from baton.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from services.router.request.request import Chat, ParsedRequest
 from services.router.request.validate import text_exceeds_context
 from services.router.text.chat_template import ChatTemplate
@@ -38,8 +39,11 @@ class ModelTokenizer:
         # None where a text's bytes do not show how many tokens it has at least.
         self.token_bytes = longest_token_bytes(self.tokenizer)
         control = ControlTokens.of(self.tokenizer)
-        template, variables = info.tokenizer.chat_template, info.tokenizer.special_tokens
-        self._template = ChatTemplate(template, variables, control) if template else None
+        self._templates = {
+            name: ChatTemplate(source, info.tokenizer.special_tokens, control, name)
+            for name, source in info.tokenizer.chat_templates.items()
+            if name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
+        }
         # Special tokens that are matched in normalised text, by id: other spellings may become theirs.
         normalises = self.tokenizer.normalizer is not None
         self._normalised = {
@@ -49,7 +53,7 @@ class ModelTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can be used."""
-        return self._template is not None
+        return DEFAULT_TEMPLATE in self._templates
 
     def encode(self, parsed: ParsedRequest, context: int | None = None) -> Sequence[int]:
         """Token ids of a request's prompt: its own, or those of its conversation or text. `context`: a text
@@ -68,12 +72,15 @@ class ModelTokenizer:
     def encode_chat(self, chat: Chat, context: int | None = None) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens: those that messages or
         variables spell are tokenised as text."""
-        if self._template is None:
+        template = self._templates.get(DEFAULT_TEMPLATE)
+        if chat.tools:
+            template = self._templates.get(TOOL_TEMPLATE, template)
+        if template is None:
             message = "this model has no chat template: send a prompt to /v1/completions instead"
             raise FieldError(message, param=chat.field_name, code="no_chat_template")
         if not chat.turns:
             raise FieldError(f"{chat.field_name} must not be empty", param=chat.field_name)
-        parts = self._template.render(chat)
+        parts = template.render(chat)
         ids = self._encode(parts, chat.field_name, context, special=False)
         if self._normalised:
             self._check_normalised(parts, ids, chat.field_name)

@@ -25,6 +25,8 @@ FILES = {
     "config.json": b"{}",
     "tokenizer.json": b'{"model": {}}',
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "additional_chat_templates/old.bin": b"a pickle",
     "model.safetensors.index.json": b'{"weight_map": {}}',
     "model-1.safetensors": bytes(range(256)) * 4096,
     "model-2.safetensors": b"weights",
@@ -32,7 +34,10 @@ FILES = {
     "pytorch_model.bin": b"a pickle",
     "original/params.json": b"{}",
 }
-WANTED = {name for name in FILES if name.endswith((".json", ".safetensors", ".jinja")) and "/" not in name}
+WANTED = {name for name in FILES if name.endswith((".json", ".safetensors", ".jinja"))} - {
+    "original/params.json"
+}
+TEMPLATES = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
 
 
 @pytest.fixture
@@ -42,7 +47,8 @@ def hub() -> Iterator[FakeHub]:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {".baton-model.json"}
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in files} - {".baton-model.json"}
 
 
 def test_all_that_a_worker_reads_and_nothing_else(hub: FakeHub, tmp_path: Path) -> None:
@@ -60,7 +66,7 @@ def test_all_that_a_worker_reads_and_nothing_else(hub: FakeHub, tmp_path: Path) 
 
 def test_a_router_gets_no_weights(hub: FakeHub, tmp_path: Path) -> None:
     fetch(tmp_path / "ours", SOURCE.model_copy(update={"files": "tokenizer"}), 5, hub.url)
-    assert names(tmp_path / "ours") == {"config.json", "tokenizer.json", "chat_template.jinja"}
+    assert names(tmp_path / "ours") == {"config.json", "tokenizer.json", *TEMPLATES}
 
 
 def test_a_folder_that_it_has_not_made(hub: FakeHub, tmp_path: Path) -> None:
@@ -137,7 +143,7 @@ def test_the_command(hub: FakeHub, tmp_path: Path) -> None:
     both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(2)]
     errors = [process.communicate(timeout=60)[1].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
-    assert names(folder) == {"config.json", "tokenizer.json", "chat_template.jinja"}
+    assert names(folder) == {"config.json", "tokenizer.json", *TEMPLATES}
     assert hub.gets["tokenizer.json"] == 1
     assert list((tmp_path / "home").iterdir()) == []
 

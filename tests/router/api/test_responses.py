@@ -180,7 +180,7 @@ def test_calls_and_results_become_turns() -> None:
     user, assistant, first, second = parsed.chat.turns
     assert (user.content, assistant.content) == ("Warm?", "I look.")
     assert assistant.tool_calls == (
-        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}},
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}},
         {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "no JSON"}},
     )
     results = [(turn.role, turn.content, turn.tool_call_id) for turn in (first, second)]

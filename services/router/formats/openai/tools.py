@@ -3,7 +3,6 @@ back."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -61,8 +60,8 @@ def tool_use(
 
 
 def calls_sent_back(number: int, calls: Sequence[object]) -> tuple[dict[str, Any], ...]:
-    """An assistant message's calls as chat templates take them: their arguments as objects. `number`: the
-    message's. Raises FieldError."""
+    """An assistant message's calls; their arguments are as they were sent, mostly JSON in a string.
+    `number`: the message's. Raises FieldError."""
     return tuple(_call(f"messages[{number}].tool_calls[{at}]", call) for at, call in enumerate(calls))
 
 
@@ -72,12 +71,6 @@ def _call(path: str, call: object) -> dict[str, Any]:
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str):
         raise FieldError(f"{path} must be a call of a function", param="messages")
     arguments = function.get("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):  # as a model may have written them
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
     if not isinstance(arguments, str | dict):
         raise FieldError(f"{path}.function.arguments must be a string", param="messages")
     id_ = call.get("id")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -207,15 +206,11 @@ def _message(number: int, item: InputItem) -> ChatTurn:
 
 
 def _call(number: int, item: InputItem) -> dict[str, Any]:
-    """As chat templates take it: its arguments as an object, where the model wrote one."""
+    """As an assistant message of a chat has it."""
     if item.call_id is None or item.name is None or item.arguments is None:
         raise FieldError(f"input[{number}] needs call_id, name and arguments", param="input")
-    try:
-        parsed = json.loads(item.arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = None
-    arguments = parsed if isinstance(parsed, dict) else item.arguments
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+    function = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _text(number: int, name: str, content: object) -> str:
