@@ -13,8 +13,10 @@ stopped waits for nothing that the scheduler could give it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,6 +100,17 @@ class ProcessWatch:
     def hangs(self, limit_s: float) -> bool:
         """Whether the process hangs: silent for longer than `limit_s`, though it could run."""
         return hangs(self.silent_s, self.ran_s, limit_s)
+
+
+@cache
+def process_space() -> str:
+    """Names the host and the PID namespace of this process, within which a process id means the same; empty
+    where they cannot be told."""
+    try:
+        host = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{host}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 def _any_wanting(pid: int) -> bool:

@@ -73,6 +73,8 @@ class DescribeResponse(_message.Message):
     UNREADY_FIELD_NUMBER: _builtins.int
     RECEIVES_HANDOFFS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_SPACE_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout and model: equal where two workers may exchange KV blocks."""
     max_context_tokens: _builtins.int
@@ -90,6 +92,11 @@ class DescribeResponse(_message.Message):
     """
     receives_handoffs: _builtins.bool
     """Whether it takes sequences that other workers have prefilled."""
+    process_id: _builtins.int
+    """The id of the answering process, and the host and PID namespace in which it has that id: a router of the same can
+    tell whether a silent worker is starved. Empty: not known.
+    """
+    process_space: _builtins.str
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -118,10 +125,12 @@ class DescribeResponse(_message.Message):
         unready: _builtins.str = ...,
         receives_handoffs: _builtins.bool = ...,
         limits: Global___WorkerLimits | None = ...,
+        process_id: _builtins.int = ...,
+        process_space: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "limits", b"limits", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "limits", b"limits", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "receives_handoffs", b"receives_handoffs", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "limits", b"limits", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "process_id", b"process_id", "process_space", b"process_space", "receives_handoffs", b"receives_handoffs", "unready", b"unready", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -59,5 +60,8 @@ class Behaviour:
     silent: bool = False
     # Describe never answers.
     deaf: bool = False
+    # The process and PID namespace that it reports; those of the test by default.
+    process_id: int = field(default_factory=os.getpid)
+    process_space: str = ""
     # So many cancels are not answered in time.
     lose_cancels: int = 0

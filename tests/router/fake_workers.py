@@ -100,6 +100,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 block_tokens=16,
                 rates=self.rates,
             ),
+            process_id=self.behaviour.process_id,
+            process_space=self.behaviour.process_space,
             cache_dtype="float32",
             draining=self.behaviour.draining,
             pool=self.pool,

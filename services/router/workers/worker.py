@@ -23,7 +23,7 @@ from services.router.request.limits import WorkerLimits
 from services.router.workers.backlog import Backlog
 from services.router.workers.decode_load import LoadHistory
 from services.router.workers.links import Links
-from services.router.workers.liveness import LivenessTimer
+from services.router.workers.liveness import FrontProcess, LivenessTimer
 from services.router.workers.other_claims import OtherClaims, Precedence, SiblingCounts
 from services.router.workers.peer import Peer
 from services.router.workers.recent_mean import RecentMean, TpotRatio
@@ -95,6 +95,7 @@ class Worker:
         # Since the last answer to a poll, and since the last message of the token stream.
         self.answers = LivenessTimer()
         self.tokens = LivenessTimer()
+        self._front = FrontProcess.of(described)
         # Calls to cancel when it is lost.
         self._calls: set[grpc.aio.Call] = set()
         self.changed = on_change
@@ -328,11 +329,15 @@ class Worker:
         self.changed()
 
     def check_liveness(self) -> None:
-        """Loses the worker if it has not answered, or its token stream has been silent, for too long."""
-        no_answer, no_tokens = self.answers.expired(), self.tokens.expired()
+        """Loses the worker if it has not answered, or its token stream has been silent, for too long, unless
+        it is starved."""
+        no_answer, no_tokens = self.answers.expired(), self.decodes and self.tokens.expired()
+        silent_s = max(self.answers.silent_s, self.tokens.silent_s if self.decodes else 0.0)
+        if self._front.starved(silent_s):
+            return
         if no_answer:
             self.lose("it does not answer")
-        elif no_tokens and self.decodes:
+        elif no_tokens:
             self.lose("its token stream is silent")
 
     def lose(self, why: str) -> None:

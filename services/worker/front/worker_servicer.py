@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from baton.errors import BatonError
+from baton.process_watch import process_space
 from baton.v1.engine_pb2 import EngineCommand, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
@@ -74,6 +75,8 @@ class WorkerServicer(WorkerServiceServicer):
             unready=self.unready() or "",
             receives_handoffs=bool(self.ready.transfer_endpoints),
             limits=self.ready.limits,
+            process_id=os.getpid(),
+            process_space=process_space(),
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

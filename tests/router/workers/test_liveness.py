@@ -11,9 +11,10 @@ import grpc.aio
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import DescribeRequest
+from baton.process_watch import Activity, ProcessWatch, process_space
+from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from services.router.workers import liveness
-from services.router.workers.liveness import CHECK_INTERVAL_S, LivenessTimer
+from services.router.workers.liveness import CHECK_INTERVAL_S, FrontProcess, LivenessTimer
 from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 
@@ -114,6 +115,37 @@ async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
         victim.behaviour.silent = False
         await until(lambda: bool(victim.decode.former_router_ids))
         assert victim.decode.former_router_ids[0] == victim.decode.reserves[0].router_id
+
+
+@pytest.mark.parametrize("starved", [True, False])
+async def test_a_silent_worker_that_is_starved_is_waited_for(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch, starved: bool
+) -> None:
+    """Its process wants a processor and is given none; the other one sleeps."""
+    front = FrontProcess(ProcessWatch(1, look_at=lambda _: Activity(5.0, starved)))
+    async with site(decode=2) as here:
+        for name in ("decode-0", "decode-1"):
+            here.worker(name).behaviour.step_s = 0.02
+        call = asyncio.create_task(here.generate(ids_request([1, 2, 3], 24)))
+        workers = {worker.name: worker for worker in here.router.directory.workers}
+        await until(lambda: any(workers[f"decode-{n}"].outputs for n in (0, 1)))
+        (victim,) = (worker for worker in workers.values() if worker.decodes and worker.outputs)
+        monkeypatch.setattr(victim, "_front", front)
+        behaviour = here.worker(victim.name).behaviour
+        behaviour.silent, behaviour.deaf, behaviour.steps_from = True, True, 10**6
+        await asyncio.sleep(3.2)
+        assert victim.lost is not starved
+        behaviour.silent, behaviour.deaf, behaviour.steps_from = False, False, 0
+        responses = await call
+        assert tokens_of(responses) == expected([1, 2, 3], 24)
+        assert (responses[-1].trace.attempts == 1) is starved
+
+
+def test_only_processes_of_this_pid_namespace_are_looked_at() -> None:
+    for space, pid, seen in ((process_space(), 1, True), ("another", 1, False), (process_space(), 0, False)):
+        described = DescribeResponse(process_id=pid, process_space=space)
+        assert (FrontProcess.of(described)._watch is not None) is seen
+    assert process_space() != ""
 
 
 async def test_a_prefill_worker_that_does_not_answer_loses_its_calls(site: SiteMaker) -> None:
