@@ -10,7 +10,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from baton.cluster_auth import secret_name
 from baton.v1.router_pb2 import DESCRIPTOR
@@ -25,9 +24,9 @@ from services.router.api.grpc_calls import GrpcCalls
 from services.router.api.http_api import HttpApi, health_routes
 from services.router.auth.configured import admin_secret, configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
-from services.router.auth.http_auth import HttpAuth
+from services.router.auth.http_auth import require_keys
 from services.router.auth.redis_keys import RedisKeys
-from services.router.auth.scopes import ADMIN_HTTP_RULES, HttpRules, check_grpc_rules
+from services.router.auth.scopes import ADMIN_HTTP_RULES, HTTP_RULES, check_grpc_rules, http_rule
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
@@ -258,8 +257,11 @@ class Router:
             self.admission, self.dispatcher, self.readiness, more_routes, stored, self.audit
         )
         check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
-        rules = HttpRules(self.http_api.app.routes)
-        app = HttpAuth(self.http_api.app, self._keys, rules) if self._keys else self.http_api.app
+        app = self.http_api.app
+        for route in app.routes:
+            http_rule(route)  # without keys too: a route without a rule does not start
+        if self._keys:
+            require_keys(app, self._keys, HTTP_RULES)
         self.http = HttpServer(app, self.connections, config.allowed_hosts, files, arrived)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
@@ -280,9 +282,9 @@ class Router:
         routes: list[BaseRoute] = [metrics_route(registry, self._questions), *health_routes(self.readiness)]
         if config.serves_ui:
             routes += ui_routes(self._status, self.admission, self.dispatcher)
-        app: ASGIApp = http_app(routes, HANDLERS)
+        app = http_app(routes, HANDLERS)
         if self._keys:
-            app = HttpAuth(app, self._keys, HttpRules(routes, ADMIN_HTTP_RULES))
+            require_keys(app, self._keys, ADMIN_HTTP_RULES)
         arrived = self.observations.traces.arrived
         self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts, trace_of=arrived)
 

@@ -3,8 +3,7 @@ listed here does not start."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -70,28 +69,11 @@ GRPC_RULES: dict[str, Rule] = {
 }
 
 
-class HttpRules:
-    """The rules of an application's routes."""
-
-    def __init__(self, routes: Iterable[BaseRoute], table: Mapping[str, Rule] = HTTP_RULES) -> None:
-        """Raises LookupError, which names the route, where one has no rule."""
-        self._exact: dict[str, tuple[str, Rule]] = {}
-        self._patterns: list[tuple[re.Pattern[str], tuple[str, Rule]]] = []
-        for route in routes:
-            if not isinstance(route, Route) or route.path not in table:
-                raise LookupError(f"auth.scopes has no rule for {route}")
-            found = route.path, table[route.path]
-            if route.param_convertors:
-                self._patterns.append((route.path_regex, found))
-            else:
-                self._exact[route.path] = found
-
-    def of(self, path: str) -> tuple[str, Rule]:
-        """The route of a path, and its rule. Where there is none, it takes a key to get that answer."""
-        if (found := self._exact.get(path)) is not None:
-            return found
-        found = next((found for pattern, found in self._patterns if pattern.match(path)), None)
-        return found or (UNKNOWN, Access.ANY_KEY)
+def http_rule(route: BaseRoute, table: Mapping[str, Rule] = HTTP_RULES) -> tuple[str, Rule]:
+    """The path of a route and its rule. Raises LookupError, which names the route, where it has none."""
+    if not isinstance(route, Route) or route.path not in table:
+        raise LookupError(f"auth.scopes has no rule for {route}")
+    return route.path, table[route.path]
 
 
 def check_grpc_rules(services: Sequence[ServiceDescriptor]) -> None:

@@ -47,8 +47,20 @@ async def _http_exception(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _internal_error(request: HttpRequest, error: Exception) -> Response:
-    _log.error("http_internal_error", error=type(error).__name__, request=current_id())
     return error_response(BatonError(ErrorKind.INTERNAL, "the router failed"))
+
+
+def ended_by(error: Exception) -> BatonError:
+    """The error with which an answer ends that has begun."""
+    if isinstance(error, BatonError):
+        return error
+    log_internal_error(error)
+    return BatonError(ErrorKind.INTERNAL, "the router failed")
+
+
+def log_internal_error(error: Exception) -> None:
+    """Logs an unexpected exception of a handler by its type: its text may be a part of a prompt."""
+    _log.error("http_internal_error", error=type(error).__name__, request=current_id())
 
 
 HANDLERS: dict[Any, Any] = {

@@ -1,4 +1,5 @@
-"""Refuses requests that a web page may have a browser send: foreign Host names, and bodies other than JSON.
+"""Refuses requests that a web page may have a browser send: foreign Host names, and bodies other than JSON;
+and what no client means: control characters in a path, and a request to no host or to several.
 
 A page may send a POST with a form's content type to 127.0.0.1 without a preflight request, and may read
 responses of its own domain that it resolves to 127.0.0.1 (DNS rebinding). So a listener on loopback serves
@@ -19,6 +20,9 @@ from baton.addresses import is_loopback
 from baton.errors import BatonError, ErrorKind
 from services.router.http.errors import error_response
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# RFC 9110, 7.2; empty where the target has no authority.
+_HOST_FIELD = re.compile(r"(\[[0-9a-f:.%]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s\[\]:/@]+)(?::\d+)?", re.ASCII)
 _ANY = "*"
 _JSON = "application/json"
@@ -46,25 +50,21 @@ class HttpGuard:
             self._checks_host = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = self._misdirected(scope, headers.getlist("host")) or _unread(scope["method"], headers)
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, method: str, headers: Headers) -> Response | None:
-        host = headers.get("host")
-        if self._checks_host and host is not None and not self._is_allowed(host):
+    def _misdirected(self, scope: Scope, hosts: Sequence[str]) -> Response | None:
+        """The refusal of a request to a host that is not served, to none or to several, or to a path with
+        control characters."""
+        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
+            return error_response(BatonError(ErrorKind.INVALID, "a request has one Host header"))
+        if self._checks_host and not all(map(self._is_allowed, hosts)):
             return error_response(BatonError(ErrorKind.FORBIDDEN, "this Host is not served here"))
-        if method != "POST":
-            return None
-        if headers.get("content-encoding", _IDENTITY).lower() != _IDENTITY:
-            error = BatonError(ErrorKind.INVALID, "bodies must not be compressed")
-            return error_response(error, 415)
-        content_type = headers.get("content-type")
-        if content_type is None:
-            if "origin" in headers:  # a browser: curl and API clients send none
-                return error_response(BatonError(ErrorKind.FORBIDDEN, "a content-type is required"))
-        elif content_type.partition(";")[0].strip().lower() != _JSON:
-            error = BatonError(ErrorKind.INVALID, f"the content-type must be {_JSON}")
-            return error_response(error, 415)
+        if not all(map(_HOST_FIELD.fullmatch, hosts)):
+            return error_response(BatonError(ErrorKind.INVALID, "the Host header is not valid"))
+        if _CONTROL.search(scope["path"]):
+            return error_response(BatonError(ErrorKind.INVALID, "the path has a control character"))
         return None
 
     def _is_allowed(self, host: str) -> bool:
@@ -78,3 +78,20 @@ class HttpGuard:
             name == allowed.removeprefix(".") or (allowed.startswith(".") and name.endswith(allowed))
             for allowed in self._allowed
         )
+
+
+def _unread(method: str, headers: Headers) -> Response | None:
+    """The refusal of a body that is not read, by its headers."""
+    if method != "POST":
+        return None
+    if headers.get("content-encoding", _IDENTITY).lower() != _IDENTITY:
+        error = BatonError(ErrorKind.INVALID, "bodies must not be compressed")
+        return error_response(error, 415)
+    content_type = headers.get("content-type")
+    if content_type is None:
+        if "origin" in headers:  # a browser: curl and API clients send none
+            return error_response(BatonError(ErrorKind.FORBIDDEN, "a content-type is required"))
+    elif content_type.partition(";")[0].strip().lower() != _JSON:
+        error = BatonError(ErrorKind.INVALID, f"the content-type must be {_JSON}")
+        return error_response(error, 415)
+    return None

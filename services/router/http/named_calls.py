@@ -1,4 +1,5 @@
-"""Gives each request over HTTP the id and the span that its answer names, also where it is refused."""
+"""Gives each request over HTTP the id and the span that its answer names, also where it is refused; logs
+those whose handler failed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.router.http.errors import log_internal_error
 from services.router.request.call_trace import CallTrace
 from services.router.request.current_call import begin_call
 
@@ -21,4 +23,8 @@ class NamedCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_call(self._trace_of(Headers(scope=scope)))
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            # Answered by now, unless an answer had begun: then uvicorn closes the connection.
+            log_internal_error(error)

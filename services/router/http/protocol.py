@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +25,8 @@ from uvicorn.server import ServerState
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.http.connections import Connections, client_address
 from services.router.http.errors import error_response
+from services.router.http.framing import unchunked, without_offer
+from services.router.http.half_closed import HalfClosed
 
 # Bytes passed to the parser at once, so that an endless header is noticed early.
 _SLICE = 16 * 1024
@@ -37,7 +39,8 @@ _LINGER_BYTES = 1024 * 1024
 HEALTH_PATHS = frozenset({"/health", "/ready"})
 _RESERVE_HEAD_TIMEOUT_S = 2.0
 # The reasons of refusals in metrics, by status.
-_REASONS = {400: "not http", 408: "timeout", 431: "headers too large"}
+_REASONS = {400: "not http", 408: "timeout", 431: "headers too large", 505: "not http"}
+_VERSIONS = ("1.0", "1.1")
 
 
 class _ViolationError(Exception):
@@ -76,6 +79,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = self._head_count = self._body_parts = 0
         # Bytes since the parser reported a complete head, a part of a body or the end of a message.
         self._unreported = 0
+        # The head that the parser has read offers another protocol, and is read again without that.
+        self._offers = False
+        self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Counts the connection. Above the limit, or while the router stops, it is served health checks
@@ -98,6 +104,8 @@ class LimitedProtocol(HttpToolsProtocol):
         for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+        if self._half_closed is not None:
+            self._half_closed.close()
         self._connections.remove(self)
         if self._served is not None:  # uvicorn disconnects the last request, which may be another one
             self._served.disconnected = True
@@ -117,23 +125,61 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._discarding or self.transport.is_closing():
                 return
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it gets the answers to what it has sent completely. TLS cannot be closed
+        by halves."""
+        if self._receiving == "body" and self.pipeline:
+            self.pipeline.popleft()  # it will never be complete
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering()
+        elif self._receiving == "body":
+            return False
+        if self._refused or self.scheme == "https" or not self._running():
+            return False
+        self._receiving = ""
+        self.cycle.keep_alive = False
+        self._half_closed = HalfClosed(self.transport, self._may_continue)
+        return True
+
+    def _answering(self) -> RequestResponseCycle:
+        assert self._served is not None
+        return self._served
+
+    def _may_continue(self) -> bool:
+        served = self._answering()
+        return not served.response_started and served.scope["http_version"] == "1.1"
+
     def _feed(self, data: bytes) -> None:
-        self._unreported += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Served as an ordinary request. What follows is another protocol, which is not supported.
+        while data:
+            self._unreported += len(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_offer(data[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                status, error = self._violation or (
+                    400,
+                    BatonError(ErrorKind.INVALID, "not a valid HTTP request"),
+                )
+                self._refuse(status, error)
+                return
+            else:
+                if self._unreported > self._limits.max_head_bytes:
+                    self._refuse(*self._head_too_large())
+                return
+
+    def _without_offer(self, rest: bytes) -> bytes:
+        """Returns what is to be read after a head that offers another protocol, behind which its parser ends:
+        the same head without the offer, and the rest."""
+        if not self._offers:  # CONNECT, served as an ordinary request. What follows is another protocol.
             self._discarding = True
             self.cycle.keep_alive = False
-        except httptools.HttpParserError:
-            status, error = self._violation or (
-                400,
-                BatonError(ErrorKind.INVALID, "not a valid HTTP request"),
-            )
-            self._refuse(status, error)
-        else:
-            if self._unreported > self._limits.max_head_bytes:
-                self._refuse(*self._head_too_large())
+            return b""
+        self._offers = False
+        version = self.parser.get_http_version().encode()
+        head = without_offer(self.parser.get_method(), self.url, version, self.headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return head + rest
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -156,6 +202,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Starts the request, whose body is read as it arrives."""
         self._unreported = 0
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._violation = (505, BatonError(ErrorKind.INVALID, f"HTTP/{version} is not supported"))
+            raise _ViolationError
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offers = True
+            return
         self._receiving = "body"
         super().on_headers_complete()
         if not self.pipeline:
@@ -178,6 +231,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self._offers:
+            return
         self._unreported = 0
         self._receiving = ""
         super().on_message_complete()
@@ -191,6 +246,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._unset_keepalive_if_required()
         self._set_phase()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, cast(Any, unchunked(app, cycle)) if old else app)
 
     def pause_writing(self) -> None:
         """The client reads too slowly: starts the write timeout."""

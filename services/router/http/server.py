@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ _GRACE_S = 2
 _DATE_S = 1.0
 # The kernel's backlog. All of it may be accepted before the first connection is counted.
 _BACKLOG = 256
+# Uvicorn's log has exceptions and their texts, and what it has to say is in the router's own.
+logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
 
 
 def http_app(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any] | None = None) -> Starlette:
