@@ -15,11 +15,12 @@ from baton.cli.common.config_file import invalid
 from baton.cli.common.messages import write_line
 from baton.cli.up.model_folder import model_and_name, require_weights
 from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
+from baton.python_module import python_module
 from services.common.config.kernels import KernelsFile, WarmedWorker
 from services.common.config.worker import TransferConfig, WorkerConfig
 from services.common.processes.child_process import Child
 
-_WORKER = (sys.executable, "-m", "services.worker")
+_WORKER = python_module("services.worker")
 _STOP_S = 30.0
 _ASK_S = 120.0  # Torch is imported, and a driver initialised.
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def kernels_here(gpu: int) -> KernelManifest:
     """What workers of this machine compile with, asked in a process of its own, which may use the GPU. Raises
     `BatonError(INVALID)` where there is none."""
-    command = [sys.executable, "-m", "baton.device.kernel_files.environment", str(gpu)]
+    command = python_module("baton.device.kernel_files.environment", str(gpu))
     done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
     if done.returncode:
         raise invalid((done.stderr.strip().splitlines() or ["no answer"])[-1])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 
 from baton.cluster.gpu_count import find_driver
 from baton.errors import BatonError, ErrorKind
+from baton.python_module import python_module
 from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import get_log
 
 # Each GPU without persistence mode takes the driver seconds to initialise.
 _ANSWER_S = 60.0
-_ASK = (sys.executable, "-m", "baton.cluster.gpu_count")
+_ASK = python_module("baton.cluster.gpu_count")
 
 _log = get_log("gpus")
 

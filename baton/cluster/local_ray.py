@@ -20,12 +20,12 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
+from baton.python_module import python_module
 from services.common.config.secrets import VARIABLES, Secrets
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
@@ -75,7 +75,7 @@ class LocalRay:
         head = _head(ray_folder(folder), ports, prestarted, gpus)
         with (folder / "start.log").open("wb") as log:
             reaper = subprocess.Popen(
-                (sys.executable, "-m", "baton.cluster.ray_reaper", str(folder), *head),
+                python_module("baton.cluster.ray_reaper", str(folder), *head),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -119,7 +119,7 @@ class LocalRay:
 
 def _head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *python_module("ray.scripts.scripts", "start", "--head", "--block"),
         *(f"--{name}={port}" for name, port in zip(_PORTS, ports, strict=True)),
         f"--temp-dir={folder}",
         f"--num-cpus={prestarted}",

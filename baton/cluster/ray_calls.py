@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -22,6 +23,12 @@ CREATE_S = 30.0
 
 class ActorGoneError(Exception):
     """The actor is dead and will not come back."""
+
+
+def join_ray(**options: Any) -> None:  # noqa: ANN401 (Ray does not declare them)
+    """`ray.init`, from the root folder: processes of Ray import from the current folder of their driver."""
+    with contextlib.chdir("/"):
+        ray.init(**options)
 
 
 async def call_actor(call: Awaitable[T], timeout_s: float = CALL_S) -> T:

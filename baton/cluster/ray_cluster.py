@@ -96,14 +96,13 @@ class RayCluster:
 
     async def _join(self, address: str) -> int:
         """Joins the Ray at `address`; returns the number of its GPUs."""
-        import ray
-
+        from baton.cluster.ray_calls import join_ray
         from baton.cluster.ray_worker_processes import hosts_of_ray
 
         # It warns about signal handlers, which `StopSignal` installs.
         logging.getLogger("ray").setLevel(logging.ERROR)
         join = partial(
-            ray.init,
+            join_ray,
             address=address,
             namespace=self._namespace,
             configure_logging=False,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import grpc.aio
 from baton.cluster.report import Failure, Phase, Report
 from baton.errors import BatonError, ErrorKind
 from baton.process_watch import ProcessWatch
+from baton.python_module import python_module
 from baton.v1.worker_pb2 import DescribeRequest, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.config.worker import WorkerConfig
@@ -28,7 +28,7 @@ from services.common.rpc.internal_rpc import internal_channel
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
-PROGRAM = (sys.executable, "-m", "services.worker")
+PROGRAM = python_module("services.worker")
 HEARTBEAT_S = 0.5
 _ANSWER_S = 2.0
 _FORK_POLL_S = 0.01

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 import timeit
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.python_module import python_module
 from bench.cluster.json_lines_process import JsonLinesProcess
 from bench.cluster.processes import put_on
 from services.common.config.router import ConnectionLimits, RouterConfig
@@ -68,7 +68,7 @@ def router(
         log_level="error",
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.router"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        python_module("services.router"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.python_module import python_module
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Measured, Record
 from loadgen.common.settings import Settings
@@ -85,9 +85,7 @@ class RunProcesses:
         for number in range(count):
             part = self._folder / f"part-{number}.jsonl"
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "loadgen.generator.worker",
+                *python_module("loadgen.generator.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,

@@ -13,7 +13,6 @@ import itertools
 import math
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +22,14 @@ from baton.engine.rings.mask_board import MaskBoard
 from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
 from baton.process_stat import process_stat
+from baton.python_module import python_module
 from baton.v1.masks_pb2 import CloseSequenceCommand, MaskCommand, MaskEvent, OpenSequenceCommand
 from baton.v1.types_pb2 import Failure, Grammar, Limits
 from services.common.observability.logs import get_log
 from services.masks.frames import MAX_FRAME, PREFIX, frame
 from services.masks.launch import MasksLaunch, SlotKey
 
-PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.masks.process")
+PROGRAM: tuple[str, ...] = python_module("services.masks.process")
 # The longest that a grammar may be compiled, and one mask may take; a process that did not run for half of
 # it was starved, and its grammar is not to blame.
 COMPILE_S = 4.0

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from pydantic import BaseModel
 
+from baton.python_module import python_module
 from services.common.processes.child_protocol import DETACHED
 
 
@@ -21,4 +22,5 @@ def become(module: str, config: BaseModel) -> NoReturn:
         file.write(config.model_dump_json().encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.dup2(descriptor, sys.stdin.fileno())
-    os.execv(sys.executable, [sys.executable, "-m", module, DETACHED])
+    command = python_module(module, DETACHED)
+    os.execv(command[0], command)

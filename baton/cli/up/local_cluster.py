@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from baton.cli.up.embedded_redis import EmbeddedRedis
 from baton.cli.up.router_process import RouterProcess
 from baton.cluster_auth import prefix_secret
 from baton.errors import BatonError
+from baton.python_module import python_module
 from services.common.config.cluster import ClusterConfig
 from services.common.config.router import RouterConfig
 from services.common.config.state import NO_STATE, StateConfig
@@ -45,9 +45,9 @@ SUPERVISOR_START_S = 240.0
 class Programs:
     """The commands that run the workers' supervisor, a worker (empty: its own choice) and the router."""
 
-    cluster: Sequence[str] = (sys.executable, "-m", "baton.cluster")
+    cluster: Sequence[str] = python_module("baton.cluster")
     worker: Sequence[str] = ()
-    router: Sequence[str] = (sys.executable, "-m", "services.router")
+    router: Sequence[str] = python_module("services.router")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from baton.cluster.local_ray import OBJECT_STORE_BYTES, STARTED, free_ports
 from baton.errors import BatonError, ErrorKind
+from baton.python_module import python_module
 
 # Ports that Ray would choose long before it binds them.
 _PORTS = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
@@ -70,7 +70,7 @@ def _start(address: str, host: str) -> tuple[Path, subprocess.Popen[bytes]]:
     folder = Path(tempfile.mkdtemp(prefix="baton-ray-"))
     with (folder / "start.log").open("wb") as log:
         reaper = subprocess.Popen(
-            (sys.executable, "-m", "baton.cluster.ray_reaper", str(folder), *_command(address, host)),
+            python_module("baton.cluster.ray_reaper", str(folder), *_command(address, host)),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -81,7 +81,7 @@ def _start(address: str, host: str) -> tuple[Path, subprocess.Popen[bytes]]:
 
 def _command(address: str, host: str) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+        *python_module("ray.scripts.scripts", "start", "--block"),
         *(f"--{name}={port}" for name, port in zip(_PORTS, free_ports(len(_PORTS)), strict=True)),
         f"--address={address}",
         f"--node-ip-address={host}",

@@ -12,11 +12,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import ray
-
 from baton.cluster.detached.ray_node import RayNode
 from baton.cluster.detached.worker_processes import DetachedWorkerProcesses
-from baton.cluster.ray_calls import in_thread
+from baton.cluster.ray_calls import in_thread, join_ray
 from baton.cluster.report import ClusterStatus
 from baton.cluster.supervision import Supervision, UnresponsiveError
 from baton.errors import BatonError, ErrorKind
@@ -108,7 +106,7 @@ class DetachedSupervisor:
         # It warns about signal handlers, which `StopSignal` installs.
         logging.getLogger("ray").setLevel(logging.ERROR)
         join = partial(
-            ray.init,
+            join_ray,
             address=address,
             namespace=self._namespace,
             _node_ip_address=self._host,

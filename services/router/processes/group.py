@@ -13,20 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind
+from baton.python_module import python_module
 from services.common.config.router import GroupMember, RouterConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_process import Child, ChildError
 from services.common.processes.child_protocol import StopSignal, messages_from_parent, report_ready
 from services.router.processes.ports import reserved_ports
 
-_COMMAND = (sys.executable, "-m", "services.router")
+_COMMAND = python_module("services.router")
 # Pause before the second restart in a row of a process; it doubles before each further one, to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 # A process that lived this long resets its count of restarts in a row; after too many, all end.

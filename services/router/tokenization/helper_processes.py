@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.parent_death import tied
+from baton.python_module import python_module
 from services.common.observability.logs import get_log
 from services.router.request.validate import RequestLimits
 from services.router.tenants.current import current_tenant
@@ -166,7 +166,7 @@ class HelperProcess:
                 ours.close()
                 raise BatonError(ErrorKind.UNAVAILABLE, "the router is stopping")
             self._process = subprocess.Popen(
-                tied([sys.executable, "-m", _MODULE]),
+                tied(python_module(_MODULE)),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},

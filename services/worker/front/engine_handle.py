@@ -7,7 +7,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from baton.errors import BatonError
 from baton.model_files import ConfigFile, ModelLimits
 from baton.parent_death import tied
 from baton.process_watch import ProcessWatch
+from baton.python_module import python_module
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
@@ -31,7 +31,7 @@ from services.common.engine.launch import EngineLaunch
 from services.masks.client import mask_processes
 from services.masks.process_client import MaskSetup
 
-ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
+ENGINE_PROGRAM: tuple[str, ...] = python_module("services.worker.engine.main")
 _STOP_S = 5.0
 _HEARTBEAT_POLL_S = 0.1
 

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import grpc.aio
 import httpx
 
 from baton.process_stat import is_running
+from baton.python_module import python_module
 from baton.v1.admin_pb2 import (
     AdminServiceGetAuditRequest,
     AdminServiceGetStatusRequest,
@@ -170,7 +170,20 @@ async def assert_all_free(cluster: Cluster, within_s: float) -> None:
 
 
 WITHOUT_RAY = os.environ.get("BATON_TEST_RAY", "none")
-BATON = (sys.executable, "-m", "baton.cli.main")
+BATON = python_module("baton.cli.main")
+# Names of modules that are files in the folder where clusters run, as users may have them there.
+LOCAL_MODULES = (
+    "queue",
+    "logging",
+    "json",
+    "asyncio",
+    "grpc",
+    "ray",
+    "torch",
+    "tokenizers",
+    "redis",
+    "services",
+)
 
 
 @contextlib.contextmanager
@@ -211,9 +224,12 @@ def starting_up(
         if config:
             (Path(folder) / "baton.yaml").write_text(config)
             arguments += ["-c", str(Path(folder) / "baton.yaml")]
+        # Programs of these tests are found by the folder that they are started in.
+        here = _with_modules(Path(folder) / "here") if program == BATON else None
         with log.open("w") as stderr:
             process = subprocess.Popen(
                 arguments,
+                cwd=here,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -244,6 +260,16 @@ def starting_up(
                 assert not asked_to_end or process.returncode == 0, log.read_text()[-4000:]
                 assert process.stdout.read() == "", "something was written to stdout beside READY"
                 assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
+                run = [] if here is None else [file.name for file in here.glob("*.run")]
+                assert not run, f"modules of the current folder were run: {run}"
+
+
+def _with_modules(folder: Path) -> Path:
+    """A new folder with modules that say that they were run, and fail."""
+    folder.mkdir()
+    for name in LOCAL_MODULES:
+        (folder / f"{name}.py").write_text("open(__file__ + '.run', 'w').close()\nraise SystemExit(1)\n")
+    return folder
 
 
 def _ready(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
