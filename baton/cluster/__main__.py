@@ -40,7 +40,7 @@ class Workers(Protocol):
 async def serve(config: ClusterConfig, stop: StopSignal) -> None:
     """Runs the cluster until `stop`. Raises the BatonError of a worker that does not start, or UNAVAILABLE
     where the supervisor is lost."""
-    configure_logs(config.log_level, process="cluster")
+    configure_logs(config.log_level, exception_texts=True, process="cluster")
     workers: Workers = PlainCluster(config) if config.ray_address == "none" else RayCluster(config)
     stopping = asyncio.create_task(stop.wait())
     publishing = asyncio.create_task(_publish(workers, stop))

@@ -22,7 +22,7 @@ class SupervisorActor:
         if stderr_socket:
             use_shared_stderr(stderr_socket)
         config = ClusterConfig.model_validate_json(config_json)
-        configure_logs(config.log_level, process="supervisor")
+        configure_logs(config.log_level, exception_texts=True, process="supervisor")
         self._supervision = Supervision(config, RayWorkerProcesses(config, namespace, stderr_socket))
         self._running: asyncio.Task[None] | None = None
 

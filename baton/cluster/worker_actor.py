@@ -35,7 +35,7 @@ class WorkerActor:
         if stderr_socket:
             use_shared_stderr(stderr_socket)
         self._config = ClusterConfig.model_validate_json(config_json)
-        configure_logs(self._config.log_level, process="actor", worker=name)
+        configure_logs(self._config.log_level, exception_texts=True, process="actor", worker=name)
         self._namespace = namespace
         self._process = WorkerProcess(self._config.worker_program, self._on_process)
         self._node = ray.get_runtime_context().get_node_id()

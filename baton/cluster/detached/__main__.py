@@ -38,7 +38,7 @@ async def serve(config: SuperviseConfig, stop: StopSignal) -> None:
     """Supervises until `stop`. Raises BatonError: INVALID where the admin HTTP port cannot be bound,
     UNAVAILABLE where Ray cannot be joined or is lost."""
     workers = config.cluster.workers
-    configure_logs(config.cluster.log_level, process="supervisor")
+    configure_logs(config.cluster.log_level, exception_texts=True, process="supervisor")
     asyncio.get_running_loop().set_default_executor(_Threads())
     probes = GroupProbes(workers)
     admin = AdminHttp(probes, group_registry(config.name, workers[0].served_name, probes))

@@ -30,7 +30,7 @@ async def serve(config: GroupConfig, stop: StopSignal) -> None:
     """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or would be
     plaintext against the configuration, or there are too few GPUs, UNAVAILABLE where the GPU driver does not
     answer."""
-    configure_logs(config.log_level, process="group", group=config.group)
+    configure_logs(config.log_level, exception_texts=True, process="group", group=config.group)
     for worker in config.workers:
         plaintext_ports(worker)  # a worker would refuse to start again and again
     probes = GroupProbes(config.workers)

@@ -1,6 +1,7 @@
 """Structured logs on stderr, one line for each event; stdout is for the protocol with the parent process.
 
-A line may have ids, counts, addresses and kinds of error, never a prompt, an output or a token.
+A line may have ids, counts, addresses and kinds of error, never a prompt, an output or a token. An exception
+is written as its traceback and type: its text may quote what it failed at.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
+from types import TracebackType
 from typing import Any
 
 from baton.structured_logs import structlog
@@ -34,18 +37,24 @@ class _Forward(logging.Handler):
         level = max((known for known in _LEVELS if known <= record.levelno), default=logging.DEBUG)
         if record.exc_info:
             fields["exc_info"] = record.exc_info
-        get_log(record.name).log(level, record.getMessage(), **fields)
+        message = record.getMessage()
+        if record.name == "asyncio":  # its further lines have reprs of tasks, and in these of exceptions
+            message = message.partition("\n")[0]
+        get_log(record.name).log(level, message, **fields)
 
 
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "event", "part"}
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+# Causes of an exception that are written.
+_MOST_CAUSES = 8
 # Packages whose loggers write from the configured level on; those of libraries write from WARNING on.
 _PACKAGES = ("baton", "kvtransfer", "services")
 
 
-def configure_logs(level: str, **bound: str) -> None:
+def configure_logs(level: str, *, exception_texts: bool = False, **bound: str) -> None:
     """Writes all logs of this process, structlog's and the standard library's, to stderr from `level` up,
-    with the fields `bound` on each line."""
+    with the fields `bound` on each line. `exception_texts`: for a process to which no text of a client
+    comes."""
     threshold = logging.getLevelNamesMapping()[level.upper()]
 
     def add_bound(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -60,7 +69,9 @@ def configure_logs(level: str, **bound: str) -> None:
             add_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
+            structlog.processors.format_exc_info
+            if exception_texts
+            else structlog.processors.ExceptionRenderer(_without_text),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -71,6 +82,26 @@ def configure_logs(level: str, **bound: str) -> None:
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Forward()], force=True)
     for name in _PACKAGES:
         logging.getLogger(name).setLevel(threshold)
+
+
+def _without_text(exc_info: tuple[type[BaseException], BaseException, TracebackType | None]) -> str:
+    """The tracebacks of an exception and of its causes, each with its type."""
+    parts: list[str] = []
+    error: BaseException | None = exc_info[1]
+    while error is not None and len(parts) < _MOST_CAUSES:
+        lines = ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]
+        parts.insert(0, "".join([*lines, _type_of(error)]))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\nThis led to:\n\n".join(parts)
+
+
+def _type_of(error: BaseException) -> str:
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{name}: {error.strerror}"
+    if isinstance(error, BaseExceptionGroup):
+        return f"{name}: {', '.join(map(_type_of, error.exceptions))}"
+    return name
 
 
 def get_log(name: str) -> structlog.stdlib.BoundLogger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Send
 
-from services.router.formats.json_bodies import Headers, encode_with_lists
+from services.router.formats.json_bodies import Headers, encode_with_lists, utf8
 
 _HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -24,7 +24,7 @@ class EventStream:
     async def send(self, document: object, event: str | None = None) -> None:
         """Sends a document, whose iterators are lists; `event`: the name of its event, if it has one."""
         named = "" if event is None else f"event: {event}\n"
-        await self.write(f"{named}data: {encode_with_lists(document)}\n\n".encode())
+        await self.write(utf8(f"{named}data: {encode_with_lists(document)}\n\n"))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Sends bytes; `last` ends the response."""

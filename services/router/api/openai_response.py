@@ -9,12 +9,12 @@ from typing import Protocol
 
 from starlette.types import Send
 
-from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
-from services.router.formats.json_bodies import encode, send_json
+from services.router.formats.json_bodies import encode, send_json, utf8
 from services.router.formats.openai.fields import StreamOptions
+from services.router.http.errors import ended_by
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
 
@@ -90,15 +90,15 @@ class CompletionResponse:
                     self._record_cached(index, delta)
                     if choices := self._formatter.chunks(index, self._requests[index], delta):
                         end = f"]{self._chunk_usage(tokens)}}}\n\n"
-                        await events.write("".join(f"{head}{one}{end}" for one in choices).encode())
+                        await events.write(utf8("".join(f"{head}{one}{end}" for one in choices)))
             usage = (
                 f'{head}],"usage":{encode(self._usage(tokens))}}}\n\n' if self._options.include_usage else ""
             )
             await events.write(f"{usage}data: [DONE]\n\n".encode(), last=True)
-        except BatonError as error:
+        except Exception as error:
             if not events.started:
                 raise
-            await events.send(openai_body(error))
+            await events.send(openai_body(ended_by(error)))
             await events.write(b"", last=True)
 
     def _event_head(self) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
-from baton.errors import BatonError
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
-from services.router.formats.json_bodies import encode, send_json
+from services.router.formats.json_bodies import encode, send_json, utf8
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.documents import ResponseDocuments
 from services.router.formats.responses.items import Document
+from services.router.http.errors import ended_by
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Request
 from services.router.text.token_texts import TokenTexts
@@ -59,10 +59,10 @@ class ResponsesAnswer:
         events = EventStream(send, answer_headers(self._request))
         try:
             await self._run(events)
-        except BatonError as error:
+        except Exception as error:
             if not events.started:
                 raise
-            await _send(events, self._documents.failed(error.message))
+            await _send(events, self._documents.failed(ended_by(error).message))
         await events.write(b"", last=True)
 
     async def _run(self, events: EventStream) -> None:
@@ -85,7 +85,7 @@ class ResponsesAnswer:
     def _ended(self, document: Document) -> None:
         """Has the response stored while its end is sent: the client may refer to it at once."""
         if self._keep is not None:
-            self._keep(self._documents.id, encode(document).encode())
+            self._keep(self._documents.id, utf8(encode(document)))
 
 
 async def _send(events: EventStream, document: Document) -> None:

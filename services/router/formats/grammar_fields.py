@@ -9,6 +9,7 @@ from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
+from services.router.formats.json_bodies import parse_text
 
 # The schema of any JSON object.
 ANY_OBJECT = '{"type":"object"}'
@@ -92,7 +93,7 @@ def _json_schema(name: str, value: object) -> Grammar:
     """A schema as an object, or as its JSON text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_text(value)
         except (ValueError, RecursionError):
             raise FieldError(f"{name} is not JSON", param=_param(name)) from None
     if not isinstance(value, dict | bool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.types import Send
 
@@ -24,15 +24,28 @@ encode_with_lists = json.JSONEncoder(
 """Encodes iterators as lists."""
 
 
+def utf8(text: str) -> bytes:
+    """Encodes an answer. Half a surrogate pair, which a model may have written as an escape, becomes `?`."""
+    return text.encode("utf-8", "replace")
+
+
 def parse_json(body: bytes | bytearray) -> object:
-    """Parses a body; FieldError if it is not JSON, an object in it has a key twice, or a text in it is not
-    valid Unicode: no later step could encode half a surrogate pair, which JSON can escape."""
+    """Parses a body; FieldError if it is not JSON, an object in it has a key twice, or it is not valid
+    Unicode."""
     try:
-        document: object = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object)
-        if b"\\ud" in body or b"\\uD" in body:
-            encode(document).encode()
+        # Strictly: json.loads lets half a surrogate pair pass.
+        text = body.decode(json.detect_encoding(body))
+        return parse_text(text, _STRICT.decode)
     except (ValueError, RecursionError) as error:
         raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
+
+
+def parse_text(text: str, decode: Callable[[str], object] = json.loads) -> object:
+    """Parses JSON that is a text of a body; ValueError or RecursionError if it is not JSON, or has half a
+    surrogate pair, which JSON can escape and no later step could encode."""
+    document = decode(text)
+    if "\\ud" in text or "\\uD" in text:
+        encode(document).encode()
     return document
 
 
@@ -47,6 +60,9 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(document) < len(pairs):
         raise ValueError("a key comes twice")
     return document
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_object)
 
 
 def json_pieces(document: object) -> Iterator[str]:
@@ -86,7 +102,7 @@ async def send_json(send: Send, document: object, more_headers: Headers = ()) ->
     part = bytearray()
     started = False
     for piece in json_pieces(document):
-        part += piece.encode()
+        part += utf8(piece)
         if len(part) >= _PART_BYTES:
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": common})

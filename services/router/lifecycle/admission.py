@@ -14,10 +14,10 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from baton.errors import BatonError, FieldError
+from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
@@ -120,7 +120,7 @@ class Admission:
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[CompletionBody, list[Request]]:
         """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
-        with self._arrival("/v1/completions", headers=headers) as arrival:
+        async with self._arrival("/v1/completions", headers=headers) as arrival:
             parsed, prompts = await self.reader.completion(body)
             return parsed, await self._admit(prompts, arrival)
 
@@ -128,7 +128,7 @@ class Admission:
         self, body: Body, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[ChatBody, list[Request]]:
         """POST /v1/chat/completions: the body, and a request for each output."""
-        with self._arrival("/v1/chat/completions", headers=headers) as arrival:
+        async with self._arrival("/v1/chat/completions", headers=headers) as arrival:
             parsed, prompt = await self.reader.chat(body)
             return parsed, await self._admit([prompt], arrival)
 
@@ -138,7 +138,7 @@ class Admission:
         """POST /v1/responses: the body, its request, and the items to be stored with the response, as JSON;
         empty unless it is to be stored."""
         stored = self._responses
-        with self._arrival("/v1/responses", headers=headers) as arrival:
+        async with self._arrival("/v1/responses", headers=headers) as arrival:
             earlier = None if stored is None else stored.conversation
             parsed, prompt, items = await self.reader.response(body, earlier)
             if stored is not None:
@@ -150,18 +150,19 @@ class Admission:
     ) -> list[Request]:
         """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
         left_s = math.inf if remaining_s is None else remaining_s
-        with self._arrival(_GENERATE, left_s) as arrival:
+        async with self._arrival(_GENERATE, left_s) as arrival:
             check_idempotency(metadata)
             return await self._admit([await self.reader.generate(data)], arrival)
 
-    @contextlib.contextmanager
-    def _arrival(
+    @contextlib.asynccontextmanager
+    async def _arrival(
         self,
         route: str,
         remaining_s: float | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Iterator[_Arrival]:
-        """Opened when a call arrives, over HTTP with `headers`. Counts the call if it is refused within."""
+    ) -> AsyncIterator[_Arrival]:
+        """Opened when a call arrives, over HTTP with `headers`. Its deadline holds within; counts the
+        call if it is refused there."""
         current = current_call.get() or CurrentCall()
         call = ClientCall(route=route, trace=current.trace)
         if (caller := current_caller.get()) is not None:
@@ -175,7 +176,9 @@ class Admission:
             left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
             check_not_past(left_s)
             deadline = asyncio.get_running_loop().time() + left_s
-            yield _Arrival(time.monotonic_ns(), deadline, slo_of_headers(headers), call, _ids(current.id))
+            slo = slo_of_headers(headers)
+            async with _until(deadline):
+                yield _Arrival(time.monotonic_ns(), deadline, slo, call, _ids(current.id))
         except BatonError as error:
             self._observations.refused(error.kind, call)
             raise
@@ -259,6 +262,18 @@ class Admission:
             prompt_ids, limits, skip_special_tokens=skip
         )
         return Echo(parsed.text or decoded, offsets)
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    """Ends the block at the call's deadline by BatonError(DEADLINE)."""
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            yield
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise BatonError(ErrorKind.DEADLINE, "the request's deadline passed") from None
 
 
 def _ids(first: bytes) -> Iterator[bytes]:

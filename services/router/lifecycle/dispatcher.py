@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from functools import partial
 
 from baton.errors import BatonError, ErrorKind
 from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
 from services.router.request.request import Delta, Request
 from services.router.tenants.account import CallCost, Permit
+from services.router.workers.worker_error import internal_error
 
 _CANCELS_S = 5.0
 
@@ -48,7 +50,7 @@ class Dispatcher:
         lifecycle = RequestLifecycle(self._deps, request, available)
         task = asyncio.create_task(lifecycle.run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, lifecycle))
         try:
             yield lifecycle.outbox
         finally:
@@ -57,6 +59,15 @@ class Dispatcher:
             await asyncio.wait((task,))
             if permit is not None:
                 permit.output_tokens += lifecycle.output_tokens
+
+    def _ended(self, lifecycle: RequestLifecycle, task: asyncio.Task[None]) -> None:
+        """Answers the client of a request however its task has ended: no effect where the outbox has an end
+        already."""
+        self._tasks.discard(task)
+        if task.cancelled():  # maybe before it has begun
+            lifecycle.outbox.fail(BatonError(ErrorKind.UNAVAILABLE, "the request was cancelled"))
+        elif isinstance(error := task.exception(), Exception):
+            lifecycle.outbox.fail(internal_error(lifecycle.request_id, error))
 
     @contextlib.asynccontextmanager
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:

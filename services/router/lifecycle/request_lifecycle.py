@@ -90,19 +90,24 @@ class RequestLifecycle:
         self._outcome = ""
 
     @property
+    def request_id(self) -> bytes:
+        """Names the request in logs."""
+        return self._request.id
+
+    @property
     def output_tokens(self) -> int:
         """How many tokens were delivered."""
         return self._output.delivered
 
     async def run(self) -> None:
         """Makes attempts until the output is complete or the request fails."""
-        self._timeline.mark(Stage.STAGE_ADMITTED)
         journal = self._deps.journal
-        if journal is not None:
-            left_s = self._request.deadline - asyncio.get_running_loop().time()
-            self.outbox.receipt = journal.append(_record_of(self._request), left_s)
         try:
             async with asyncio.timeout_at(self._request.deadline):
+                self._timeline.mark(Stage.STAGE_ADMITTED)
+                if journal is not None:
+                    left_s = self._request.deadline - asyncio.get_running_loop().time()
+                    self.outbox.receipt = journal.append(_record_of(self._request), left_s)
                 finish = self._output.finish()
                 while finish is None:
                     finish = await self._attempt() or self._output.finish()
@@ -181,18 +186,25 @@ class RequestLifecycle:
             self._blocks = await prefixes.hash_prompt(prompt, self._request.tenant)
         cached = partial(prefixes.cached_tokens, prompt=self._blocks)
         left = self._request.max_tokens - emitted
-        claim = await self._deps.queue.claim(entry, len(prompt) + emitted, left, until, cached)
-        for worker in {claim.prefill, claim.decode}:
-            prefixes.prompt_sent(worker, self._blocks)
-        return claim
+        return await self._deps.queue.claim(entry, len(prompt) + emitted, left, until, cached)
+
+    def _prepared(self, claim: Claim) -> Attempt:
+        """The attempt on this pair; `run` releases the claim."""
+        try:
+            if self._blocks is not None:
+                for worker in {claim.prefill, claim.decode}:
+                    self._deps.prefixes.prompt_sent(worker, self._blocks)
+            self._timeline.placed(claim.prefill.name, claim.decode.name, claim.reason)
+            hashes = self._block_hashes(claim)
+            calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
+            return Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
+        except BaseException:
+            claim.release()
+            raise
 
     async def _run_on(self, claim: Claim) -> Finish | Incomplete:
         """Runs the attempt on this pair."""
-        self._timeline.placed(claim.prefill.name, claim.decode.name, claim.reason)
-        hashes = self._block_hashes(claim)
-        calls = AttemptCalls(self._request, self._output, claim, self._deps.cancels, hashes)
-        attempt = Attempt(calls, claim, self._output, self._timeline, self._deps.queue, self._enter_queue())
-        result = await attempt.run()
+        result = await self._prepared(claim).run()
         if isinstance(result, Finish) and self._output.decode_started:
             self._decoded_by = claim.decode
         if isinstance(result, Finish) and self._output.attempt == 1:
@@ -206,11 +218,11 @@ class RequestLifecycle:
         ticket."""
         tokens = len(self._request.prompt_ids)
         claim = await self._deps.queue.claim_prefill(self._enter_queue(), tokens, self._wait_until())
-        self._timeline.placed(claim.prefill.name)
-        self._timeline.mark(Stage.STAGE_PREFILLING)
         call = PrefillCall(self._request, self._output, claim)
-        call.start(None)
         try:
+            self._timeline.placed(claim.prefill.name)
+            self._timeline.mark(Stage.STAGE_PREFILLING)
+            call.start(None)
             while not call.ended and self._output.error is None:
                 await self._output.changed()
             if (error := self._output.error or call.error) is not None:

@@ -9,12 +9,13 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
-from baton.errors import BatonError, FieldError
+from baton.errors import FieldError
 from baton.v1.router_pb2 import RequestTrace
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
 from services.router.formats.timings import spans
+from services.router.http.errors import ended_by
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Request
 from services.router.tokenization.request_reader import Body
@@ -52,10 +53,10 @@ class Prompts:
                         await events.send({"text": delta.text})
                     if delta.finish is not None:
                         await events.send(_end(delta, len(requests[0].prompt_ids)))
-        except BatonError as error:
+        except Exception as error:
             if not events.started:
                 raise
-            await events.send(openai_body(error))
+            await events.send(openai_body(ended_by(error)))
         await events.write(b"", last=True)
 
 

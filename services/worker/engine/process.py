@@ -39,7 +39,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     # A signal to the process group is the front's to handle: it drains, then sends a stop command.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    configure_logs(launch.worker.log_level, process="engine", worker=launch.worker.name)
+    configure_logs(launch.worker.log_level, exception_texts=True, process="engine", worker=launch.worker.name)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     channel = EngineEnd(socket.socket(fileno=launch.channel_fd))

@@ -129,6 +129,7 @@ async def test_what_a_limit_refuses_has_one_root_with_the_error(
         assert answer.status_code == 429
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await here.quiet()
     refused, ran = roots(kept.all())
     assert answer.headers["traceresponse"] == refused.context.header
     assert (refused.error, ran.error) == ("rate_limited", "")

@@ -85,3 +85,71 @@ def test_the_standard_librarys_loggers_have_the_same_format_in_every_thread() ->
         assert piece in link
     assert "event='no placeholder here'" in none
     assert "level='warning'" in odd
+
+
+TEXTS = """
+import asyncio, logging, sys
+from services.common.observability.logs import configure_logs, get_log
+
+configure_logs("info", exception_texts="texts" in sys.argv, process="router")
+
+def fail():
+    raise ValueError("the prompt: open sesame")
+
+def wrapped():
+    try:
+        fail()
+    except ValueError as error:
+        raise RuntimeError("open sesame", error) from error
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.call_soon(fail)
+    task = loop.create_task(later())
+    await asyncio.sleep(0.01)
+    del task
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(later())
+    except* ValueError as errors:
+        get_log("here").error("group_failed", exc_info=errors)
+
+async def later():
+    fail()
+
+asyncio.run(main())
+for failing in (fail, wrapped):
+    try:
+        failing()
+    except Exception as error:
+        get_log("here").exception("first_failed")
+        get_log("here").error("second_failed", exc_info=error)
+        logging.getLogger("library").exception("third_failed %s", "x")
+try:
+    open("/nothing/open sesame")
+except OSError:
+    get_log("here").exception("fourth_failed")
+"""
+
+
+def test_no_line_has_the_text_of_an_exception() -> None:
+    """However it gets into the log: by a handler, a library, a callback of the event loop, a lost task."""
+    command = [sys.executable, "-c", TEXTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "sesame" not in done.stderr
+    for piece in (
+        "Exception in callback",
+        "Task exception was never retrieved",
+        "group_failed",
+        "first_failed",
+        "second_failed",
+        "third_failed x",
+        "builtins.ValueError",
+        "This led to",
+        "builtins.RuntimeError",
+        "in fail",
+        "builtins.FileNotFoundError: No such file or directory",
+    ):
+        assert piece in done.stderr, piece
+    done = subprocess.run([*command, "texts"], capture_output=True, text=True, check=True)
+    assert "sesame" in done.stderr

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
-from services.router.formats.json_bodies import parse_json
+from services.router.formats.json_bodies import parse_json, parse_text
 from services.router.formats.json_counts import check_items
 from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
 from services.router.request.bounds import LENGTHS
@@ -71,7 +70,7 @@ def _tools(chat: ChatMessages) -> list[ToolBody]:
 
 def _tool(number: int, tool: Tool) -> ToolBody:
     try:
-        parameters = json.loads(tool.parameters) if tool.parameters else None
+        parameters = parse_text(tool.parameters) if tool.parameters else None
     except (ValueError, RecursionError):
         parameters = ()
     if not isinstance(parameters, dict | None):
