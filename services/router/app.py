@@ -18,11 +18,12 @@ from services.common.observability.audit_log import AuditFile, AuditLog
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
-from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
+from services.router.admin_ports import AdminPorts
+from services.router.api.admin_api import AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.grpc_calls import GrpcCalls
 from services.router.api.http_api import HttpApi, health_routes
-from services.router.auth.configured import admin_secret, configured_keys
+from services.router.auth.configured import configured_keys
 from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import require_keys
 from services.router.auth.redis_keys import RedisKeys
@@ -30,7 +31,7 @@ from services.router.auth.scopes import ADMIN_HTTP_RULES, HTTP_RULES, check_grpc
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
 from services.router.http.connections import Connections
-from services.router.http.descriptors import ADMIN_LIMITS, within_descriptors
+from services.router.http.descriptors import within_descriptors
 from services.router.http.errors import HANDLERS
 from services.router.http.server import HttpServer, http_app
 from services.router.lifecycle.admission import Admission, ServedModel
@@ -70,8 +71,6 @@ _STOP_GRACE_S = 1.0
 # How long a stopping router still takes requests over connections that clients have kept.
 _LAST_REQUESTS_S, _LAST_REQUESTS_SHARE = 1.0, 0.25
 _DRAIN_POLL_S = 0.02
-# The largest request of AdminService names a worker or a pool.
-_ADMIN_MESSAGE_BYTES = 64 * 1024
 
 _log = get_log("router")
 
@@ -187,7 +186,6 @@ class Router:
             keys = self._keys
             self._leases = QuotaLeases(self.store.quotas, lambda: keys.accounts, time.monotonic, count)
         self._view = None
-        relay = None
         if member is not None:
             queue = self.queue
             self._view = SiblingView(
@@ -199,9 +197,7 @@ class Router:
             )
             self.placement.on_claim = queue.on_wait = self._view.changed
             queue.siblings = self._view
-            if member.index == 0:
-                relay = _relay
-        self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools, relay)
+        self.operator_state = OperatorState(self.directory, self.dispatcher, self.pools)
         self._questions = SiblingQuestions(
             member,
             {
@@ -267,9 +263,7 @@ class Router:
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
         """The admin listeners."""
         config = self._config
-        options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _ADMIN_MESSAGE_BYTES)
-        self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], admin_secret(config), "admin", options)
-        admin = AdminService(
+        service = AdminService(
             self._status,
             self.directory,
             self.dispatcher,
@@ -278,7 +272,6 @@ class Router:
             lambda: self._view.running if self._view is not None else 0,
             self.audit,
         )
-        admin.register(self.admin_grpc.server)
         routes: list[BaseRoute] = [metrics_route(registry, self._questions), *health_routes(self.readiness)]
         if config.serves_ui:
             routes += ui_routes(self._status, self.admission, self.dispatcher)
@@ -286,7 +279,7 @@ class Router:
         if self._keys:
             require_keys(app, self._keys, ADMIN_HTTP_RULES)
         arrived = self.observations.traces.arrived
-        self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts, trace_of=arrived)
+        self.admin = AdminPorts(config, service, app, arrived, self._addresses)
 
     async def start(self) -> dict[str, str]:
         """Opens the public and the admin ports and begins to look for workers.
@@ -295,18 +288,12 @@ class Router:
         in use.
         """
         config, member = self._config, self._config.member
-        serves_admin = member is None or member.index == 0
-        admin_grpc_port, admin_http_port = config.admin_ports
         self._addresses["http"] = self.http.bind(config.host, config.http_port, shared=member is not None)
-        if serves_admin:
-            admin_http = self.admin_http.bind(config.bound_admin_http_host, admin_http_port)
-            self._addresses["admin_http"] = admin_http
+        if serves_admin := member is None or member.serves_admin:
+            self.admin.bind_http()
         self._addresses["grpc"] = await self.grpc.start(config.host, config.grpc_port)
         if serves_admin:
-            self._addresses["admin"] = await self.admin_grpc.start(config.admin_host, admin_grpc_port)
-            # As long as it answers; readiness is the public port's.
-            await self.admin_grpc.set_serving(True)
-            await self.admin_http.start()
+            await self.serve_admin()
         await self.http.start()
         await self._questions.start()
         if self._view is not None:
@@ -323,6 +310,13 @@ class Router:
         if self._leases is not None:
             self._background.append(asyncio.create_task(self._leases.run(self.readiness.update)))
         return dict(self._addresses)
+
+    async def serve_admin(self) -> None:
+        """Opens the admin ports: at the start, or where the process that served them has ended."""
+        if not self.admin.started:
+            await self.admin.start()
+        if self._config.member is not None:
+            self.operator_state.relay_by(_relay)
 
     async def stop(self, drain_s: float) -> None:
         """Drains: has clients go elsewhere, then refuses new requests; gives running ones `drain_s` to end
@@ -347,8 +341,8 @@ class Router:
             self._questions.stop(),
             self.http.stop(),
             self.grpc.stop(_STOP_GRACE_S),
-            self.admin_http.stop(),
-            self.admin_grpc.stop(_STOP_GRACE_S),
+            self.admin.http.stop(),
+            self.admin.grpc.stop(_STOP_GRACE_S),
             self.store.close(),
         )
         await self.directory.stop()

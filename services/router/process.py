@@ -1,8 +1,9 @@
 """One router process.
 
-Lines of stdin that follow the configuration report changes of what the parent runs:
-`{"workers": ["host:port", …]}` replaces its list of workers, `{"store_restarts": n}` counts restarts of the
-embedded Redis; several processes also receive what operators have changed (`processes.operator_state`).
+Lines of stdin that follow the configuration report changes of what the parent runs: `{"workers":
+["host:port", …]}` replaces its list of workers, `{"store_restarts": n}` counts restarts of the embedded
+Redis; several processes also receive what operators have changed (`processes.operator_state`), which of them
+do not answer (`processes.member_health`), and that one is to serve the admin ports from now on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from services.common.processes.child_protocol import (
 )
 from services.router.app import Router
 from services.router.http.descriptors import raise_descriptor_limit
+from services.router.processes.member_health import failure, silence
 
 # New objects before the collector looks for cycles among them, about 1 ms of work. What is in flight for some
 # hundred streams exceeds Python's default of 700 with every step, and almost none of it is in a cycle.
@@ -61,6 +63,10 @@ async def _follow_parent(router: Router) -> None:
     """Applies the parent's messages. If they end, the last ones stay valid."""
     try:
         async for message in messages_from_parent():
+            if "silent_processes" in message:
+                router.readiness.set_processes(silence(message), failure(message))
+            if message.get("serve_admin"):
+                await router.serve_admin()
             if "workers" in message:
                 router.discovery.set_parent_workers(message["workers"])
             router.operator_state.receive(message)

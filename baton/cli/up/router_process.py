@@ -1,5 +1,5 @@
 """The router process of `baton up`, restarted with the same ports and configuration whenever it ends
-unexpectedly.
+unexpectedly or hangs.
 
 Clients of a router that dies get a connection error and may retry a second later. The workers continue, and
 end the dead router's sequences after a grace period.
@@ -18,6 +18,7 @@ from baton.cli.common.messages import notify
 from baton.errors import BatonError
 from services.common.config.router import RouterConfig
 from services.common.processes.child_process import Child, ChildError
+from services.common.processes.child_watch import ChildWatch
 
 # Pause before the second restart in a row; it doubles before each further one, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -45,6 +46,7 @@ class RouterProcess:
         self._config = config
         self._restarts = restarts
         self._child: Child | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._supervising: asyncio.Task[Failure] | None = None
         self._stopping = asyncio.Event()
         # The latest value of each message, for a restarted router.
@@ -85,6 +87,8 @@ class RouterProcess:
         self._stopping.set()
         if self._child is not None:
             await self._child.stop(deadline)
+        if self._watching is not None:
+            self._watching.cancel()
         if self._supervising is not None:
             await asyncio.gather(self._supervising, return_exceptions=True)
         for reserved in self._reserved.values():
@@ -100,6 +104,9 @@ class RouterProcess:
         child = await Child.start("router", self._command, self._config.model_dump_json(), keep_stdin=True)
         if self._messages:
             child.send(self._messages)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(ChildWatch(child, _hung).run())
         return child
 
     async def _supervise(self, addresses: Collection[str]) -> Failure:
@@ -153,6 +160,10 @@ class RouterProcess:
         for address in addresses:
             if address not in self._reserved and (reserved := _bound(*_split(address))) is not None:
                 self._reserved[address] = reserved
+
+
+def _hung(silent_s: float) -> None:
+    notify(f"the router does not answer for {silent_s:g} s and is killed")
 
 
 def _split(address: str) -> tuple[str, int]:

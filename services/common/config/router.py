@@ -221,12 +221,12 @@ class RouterSettings(StrictModel):
 
 
 class GroupMember(StrictModel):
-    """Which of several router processes this is, and the folder of their sockets. Process 0 serves the admin
-    ports."""
+    """Which of several router processes this is, and the folder of their sockets."""
 
     index: int = Field(ge=0)
     count: int = Field(ge=2)
     folder: str
+    serves_admin: bool = Field(False, description="whether it serves the admin ports from its start")
 
 
 class RouterConfig(RouterSettings):

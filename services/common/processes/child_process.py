@@ -22,6 +22,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import tied
 
 _READY_LINE_BYTES = 64 * 1024
+# How `child_protocol.report` writes an answer.
+_ANSWER = b'{"answer": '
 _UNREAD_BYTES = 1024 * 1024
 # How long the stdout of a child that has ended is read on; it ends at once unless another process has it
 # open.
@@ -52,6 +54,9 @@ class Child:
     _stdin: asyncio.WriteTransport | None = field(default=None, init=False)
     _last_error: str = field(default="", init=False)
     _replaced: bool = field(default=False, init=False)
+    # How many questions it has answered, and been asked.
+    answers: int = field(default=0, init=False)
+    _asked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._ended = asyncio.get_running_loop().create_future()
@@ -106,6 +111,11 @@ class Child:
         elif not self._stdin.is_closing():
             self._stdin.write(json.dumps(message).encode() + b"\n")
 
+    def ask(self) -> None:
+        """Asks a child that was started with `keep_stdin` whether its event loop runs; `answers` counts."""
+        self._asked += 1
+        self.send({"ask": self._asked})
+
     async def ready(self, timeout_s: float) -> dict[str, str]:
         """Waits until the child is ready; the addresses that it reports.
 
@@ -114,7 +124,8 @@ class Child:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                line = await self._stdout.readline()
+                while (line := await self._stdout.readline()).startswith(_ANSWER):
+                    self._handle(line)
         except TimeoutError:
             raise ChildError(f"{self.name} (pid {self.pid}) was not ready in {timeout_s:g} s") from None
         except ValueError:
@@ -186,7 +197,9 @@ class Child:
     def _handle(self, line: bytes) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             message = json.loads(line)
-            if "error" in message:
+            if "answer" in message:
+                self.answers += 1
+            elif "error" in message:
                 self._last_error = str(message["error"]["message"])
                 self._replaced = message["error"]["kind"] == ErrorKind.CONFLICT.name.lower()
             elif isinstance(message, dict):

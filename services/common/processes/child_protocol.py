@@ -5,6 +5,7 @@ stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would
          `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where
          the process refused to run, 3 from one that asks to be restarted, since it has drained by itself, 4
          where another worker has its name
+         then, to each line {"ask": n} on stdin, {"answer": n} from its event loop
 stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
@@ -147,7 +148,8 @@ def _first_line() -> str:
 
 async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
     """The JSON objects that the parent writes to stdin after the configuration, one a line, until it closes
-    stdin; none where stdin is not a pipe. Raises BatonError(INTERNAL) for a line that is not JSON."""
+    stdin; none where stdin is not a pipe. Questions whether it runs are answered here. Raises
+    BatonError(INTERNAL) for a line that is not JSON."""
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return
     reader = asyncio.StreamReader(limit=_LINE_BYTES)
@@ -155,7 +157,11 @@ async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     try:
         while line := await reader.readline():
-            yield json.loads(line)
+            message = json.loads(line)
+            if "ask" in message:
+                report({"answer": message["ask"]})
+            else:
+                yield message
     except ValueError as error:
         raise BatonError(ErrorKind.INTERNAL, f"the parent wrote a line that is not JSON: {error}") from error
     finally:

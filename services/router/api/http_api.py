@@ -172,17 +172,23 @@ class HttpApi:
 def health_routes(readiness: Readiness) -> list[Route]:
     """Routes of liveness and readiness probes.
 
-    `/health` is 200 as long as the event loop runs, whatever the state of the workers: restart the process if
-    it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
+    `/health` is 200 as long as the event loop runs, whatever the state of the workers, unless another of the
+    router's processes cannot be replaced: restart the router if it fails. `/ready` is 200 while a request
+    would be served, else 503 with a reason.
     """
 
-    async def ready(request: HttpRequest) -> Response:
-        reason = readiness.reason()
+    def answer(reason: str | None, otherwise: str) -> Response:
         if reason is None:
-            return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": otherwise})
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
+    async def health(request: HttpRequest) -> Response:
+        return answer(readiness.unhealthy(), "ok")
+
+    async def ready(request: HttpRequest) -> Response:
+        return answer(readiness.reason(), "ready")
+
     return [
-        Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
     ]

@@ -1,6 +1,6 @@
 """What operators have changed at one router process holds for all of them.
 
-Process 0 serves AdminService. It relays drains of workers and of the router, and the current pool, whenever
+One process serves AdminService. It relays drains of workers and of the router, and the current pool, whenever
 they change; the other processes, and those that are started later, apply them. What names a worker or a pool
 that a process has not found yet is applied once it has.
 """
@@ -24,18 +24,22 @@ class OperatorState:
         directory: Directory,
         dispatcher: Dispatcher,
         pools: Pools,
-        relay: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """`relay`: of process 0: sends a message to the others, once `begin` was called."""
         self._directory = directory
         self._dispatcher = dispatcher
         self._pools = pools
-        self._relay = relay
+        self._relay: Callable[[Mapping[str, Any]], None] | None = None
         self._relayed: Mapping[str, Any] = {}
         self._relays = False
         # What was received and could not be applied yet.
         self._pool: str | None = None
         self._drained: frozenset[str] = frozenset()
+
+    def relay_by(self, relay: Callable[[Mapping[str, Any]], None]) -> None:
+        """This process serves AdminService from now on: `relay` sends a message to the others, once `begin`
+        was called."""
+        self._relay = relay
+        self.review()
 
     def begin(self) -> None:
         """The parent knows that this process is ready, and takes messages."""

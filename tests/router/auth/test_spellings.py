@@ -151,7 +151,7 @@ async def test_http(site: SiteMaker, auth: Auth) -> None:
 
 async def test_admin_http(site: SiteMaker, auth: Auth) -> None:
     async with site(prefill=0, decode=0, auth=auth) as here:
-        methods = marked(here.router.admin_http._guard._app.router.routes)  # type: ignore[attr-defined]
+        methods = marked(here.router.admin.http._guard._app.router.routes)  # type: ignore[attr-defined]
         counted = await walk(here.addresses["admin_http"], ADMIN_HTTP_RULES, methods)
         assert all(counted[status] > 100 for status in (200, 400, 401, 404))
 

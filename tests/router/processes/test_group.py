@@ -93,13 +93,26 @@ async def test_two_processes_serve_one_port(model_folder: Path) -> None:
         full = await admin.GetStatus(AdminServiceGetStatusRequest())
         assert full.router.running == 12
         os.kill(killed, signal.SIGKILL)
+        # The admin ports do not go with it, nor do drains that come later.
+        async with asyncio.timeout(_START_S):
+            while await _status_of(addresses["admin_http"], "/metrics") != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         ends = await asyncio.gather(*(_end(one) for one in running))
         assert set(ends) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+        await admin.Drain(DrainRequest(), wait_for_ready=True, timeout=_START_S)
         await until(lambda: len(_routers(process.pid)) == 2 and killed not in _routers(process.pid), _START_S)
+        await asyncio.gather(*(_answers(stub, grpc.StatusCode.UNAVAILABLE) for stub in stubs))
         worker.behaviour.step_s = 0.001
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), _START_S) == 0
         assert not os.path.exists(f"/proc/{kept}")  # noqa: ASYNC240 (no disk)
+
+
+async def _status_of(address: str, path: str) -> int:
+    with contextlib.suppress(httpx.HTTPError):
+        async with httpx.AsyncClient(timeout=2, verify=False) as client:
+            return (await client.get(f"http://{address}{path}")).status_code
+    return 0
 
 
 async def _ids(stub: RouterServiceAsyncStub, count: int) -> list[int]:

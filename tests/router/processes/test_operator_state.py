@@ -1,4 +1,4 @@
-"""What operators change at process 0 reaches the others, whenever they have found the worker or the pool."""
+"""What operators change at one process reaches the others, once they have found the worker or the pool."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def process(
     workers: list[Worker], sent: list[Mapping[str, Any]] | None = None
 ) -> tuple[OperatorState, Any, Draining]:
     pools, dispatcher = pools_of(workers), Draining()
-    relay = None if sent is None else sent.append
-    return OperatorState(Found(workers), cast(Dispatcher, dispatcher), pools, relay), pools, dispatcher
+    state = OperatorState(Found(workers), cast(Dispatcher, dispatcher), pools)
+    if sent is not None:
+        state.relay_by(sent.append)
+    return state, pools, dispatcher
 
 
 def test_drains_and_the_pool_are_relayed_once() -> None:
@@ -73,3 +75,16 @@ def test_what_is_not_found_yet_is_applied_later() -> None:
     state.receive({"drained_workers": []})
     state.receive({"workers": ["elsewhere:1"]})  # of the parent's other messages it takes none
     assert not worker.drained_by_operator
+
+
+def test_another_process_relays_once_the_first_one_has_ended() -> None:
+    sent: list[Mapping[str, Any]] = []
+    worker = bare_worker("both-0")
+    state, pools, _ = process([worker])
+    state.receive({"pool": pools.current, "router_drained": True, "drained_workers": []})
+    state.begin()
+    state.relay_by(sent.append)
+    assert sent == [{"pool": pools.current, "router_drained": True, "drained_workers": []}]
+    worker.set_drained(True)
+    state.review()
+    assert sent[-1]["drained_workers"] == [worker.identity.incarnation.hex()]
