@@ -53,7 +53,8 @@ from services.router.plaintext import check_plaintext
 from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.processes.sibling_view import OwnLoad, SiblingView
-from services.router.queue.waiting_queue import WaitingQueue
+from services.router.queue.counted_queue import CountedQueue
+from services.router.queue.demand import Demand
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
 from services.router.tenants.leases import QuotaLeases
 from services.router.text.model_info import ModelInfo
@@ -124,9 +125,10 @@ class Router:
         self.placement = Placement(
             directory, self.pools, config.prefill_ahead_tokens, refuse_late=config.refuse_late
         )
-        self.queue = WaitingQueue(
-            self.placement, config.max_waiting, config.queue_timeout_s, config.waiting_share
-        )
+        self.queue = CountedQueue(
+            self.placement, config.max_waiting, config.queue_timeout_s, config.waiting_share,
+            Demand(config.expected_prefill_tokens_per_s),
+        )  # fmt: skip
         self.prefixes = PrefixAffinity(config.prefix_secret, lambda: directory.workers, self.store.state)
 
     def _assemble_requests(self, info: ModelInfo) -> None:

@@ -141,6 +141,12 @@ class RouterSettings(StrictModel):
         "first one that is ready",
     )
     queue_timeout_s: float = Field(60.0, gt=0, description="longest time in the queue")
+    expected_prefill_tokens_per_s: float = Field(
+        10_000.0,
+        gt=0,
+        description="prompt tokens a second of one prefill worker, for the metrics of demand until one was "
+        "measured",
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="longest duration of a request")
     prefill_ahead_tokens: int = Field(
         2048,

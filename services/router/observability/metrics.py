@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.errors import ErrorKind
 from baton.state import State
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
@@ -36,6 +37,9 @@ from services.router.workers.worker import Worker, state_of
 
 T = TypeVar("T")
 
+# Kinds of error with which a request leaves the queue, which are 0 until there was one.
+_REFUSALS = (ErrorKind.OVERLOADED, ErrorKind.RATE_LIMITED, ErrorKind.DEADLINE, ErrorKind.UNAVAILABLE)
+
 
 def _by_key(counts: Counter[str]) -> Samples:
     return [((key,), count) for key, count in sorted(counts.items())]
@@ -54,6 +58,17 @@ def _workers(router: Status) -> Samples:
         state = WorkerState.Name(state_of(worker))
         counts[role.removeprefix("WORKER_ROLE_").lower(), state.removeprefix("WORKER_STATE_").lower()] += 1
     return sorted(counts.items())
+
+
+def _unserved(router: Status, which: int) -> Samples:
+    found = {kind.name.lower(): (0.0, 0.0) for kind in _REFUSALS} | router.queue.demand.unserved()
+    return [((reason,), both[which]) for reason, both in sorted(found.items())]
+
+
+def _waiting(router: Status, which: int) -> Samples:
+    waits = "prefill" if router.queue.waiting_for_prefill else "decode"
+    now = router.queue.demand.waiting()
+    return [((role,), now[which] if role == waits else 0) for role in ("prefill", "decode")]
 
 
 def _by_tenant(router: Status, read: Callable[[TenantAccount], float]) -> Samples | None:
@@ -118,6 +133,27 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: router.dispatcher.running),
     Metric("baton_router_waiting_requests", "Requests that wait for a pair of workers with room.",
            lambda router: router.queue.waiting),
+    Metric("baton_router_demand_requests",
+           "Requests that came in the last minute, those that were not served included.",
+           lambda router: router.queue.demand.requests()),
+    Metric("baton_router_demand_prefill_seconds",
+           "Seconds that the prompts of these requests take on one prefill worker, as predicted.",
+           lambda router: router.queue.demand.prefill_seconds()),
+    Metric("baton_router_unserved_requests",
+           "Requests of the last minute that got no worker: refused early or by a full queue, timed out, or "
+           "ended by their clients while they waited (abandoned), by kind of error.",
+           lambda router: _unserved(router, 0), ("reason",)),
+    Metric("baton_router_unserved_prefill_seconds",
+           "Seconds that the prompts of these requests would have taken on one prefill worker.",
+           lambda router: _unserved(router, 1), ("reason",)),
+    Metric("baton_router_waiting_by_role",
+           "Requests that wait, by the role of which no worker has room for the next one.",
+           lambda router: _waiting(router, 0), ("role",)),
+    Metric("baton_router_waiting_prompt_tokens", "Prompt tokens of these requests.",
+           lambda router: _waiting(router, 1), ("role",)),
+    Metric("baton_router_waiting_prefill_seconds",
+           "Seconds that the prompts of these requests take on one prefill worker, as predicted.",
+           lambda router: _waiting(router, 2), ("role",)),
     Metric("baton_router_early_refusals_total",
            "Requests that were refused before their time was up, because their first token would come after "
            "the call's deadline (deadline), or they would miss a limit that they state (limits).",

@@ -33,7 +33,7 @@ from services.router.observability.store import Store
 from services.router.observability.window import LONGEST_S, Recent, Window, status_of
 from services.router.placement.pools import Pools
 from services.router.processes.sibling_questions import SiblingQuestions
-from services.router.queue.waiting_queue import WaitingQueue
+from services.router.queue.counted_queue import CountedQueue
 from services.router.workers.directory import Directory
 from services.router.workers.peer import Peer
 from services.router.workers.worker import state_of
@@ -60,7 +60,7 @@ class Status:
     readiness: Readiness
     dispatcher: Dispatcher
     unread: UnreadBudget
-    queue: WaitingQueue
+    queue: CountedQueue
     cancels: Cancels
     directory: Directory
     pools: Pools
