@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from baton.errors import FailureCause
+
 
 @dataclass
 class Behaviour:
@@ -48,6 +50,11 @@ class Behaviour:
     cancelled_first: bool = False
     # Commits so long before prefill reports anything, or fails.
     overtake_s: float = 0.0
+    # Handoffs to the decode workers of these names fail, since the links do.
+    broken_links: set[str] = field(default_factory=set)
+    broken_cause: FailureCause | None = FailureCause.LINK
+    # Refuses so many prompts, since its queue is full.
+    full_prefills: int = 0
     # Cached tokens of each prompt that prefill reports.
     cached_tokens: int = 0
     # Reports no logprobs of the prompt's last token.

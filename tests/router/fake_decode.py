@@ -16,6 +16,7 @@ from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt, FinishReason, WorkerIdentity, WorkerRole
 from services.common.errors import abort
+from services.router.request.limits import Needs, WorkerLimits, kind_of
 from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, next_token, with_logprobs
 from tests.router.fake_ticket import Ticketed
@@ -27,7 +28,12 @@ BEAT_S = 0.2
 class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
     """Tickets, steps and token streams; `run_steps` makes the tokens."""
 
-    def __init__(self, identity: WorkerIdentity, slots: int, behaviour: Behaviour) -> None:
+    def __init__(
+        self, identity: WorkerIdentity, slots: int, behaviour: Behaviour, limits: WorkerLimits
+    ) -> None:
+        """`limits`: those that it enforces."""
+        self._limits = limits
+        self.name = identity.name
         self._identity = identity
         self.slots = slots
         self._behaviour = behaviour
@@ -62,6 +68,9 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         if self._behaviour.refuse_reserves > 0 or self.used_slots >= self.slots:
             self._behaviour.refuse_reserves -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
+        end = request.token_count - request.first_number + request.max_tokens
+        if not self._limits.decodes(Needs(request.token_count, end, None, kind_of(request.grammar))):
+            await abort(context, BatonError(ErrorKind.CONFLICT, "beyond a limit of this worker"))
         capacity = self._behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens
         if capacity is not None and self.reserved_tokens + wanted > capacity:

@@ -9,7 +9,10 @@ from typing import Any
 
 import grpc
 
+from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
+from services.common.errors import abort
+from services.router.request.limits import Needs, WorkerLimits, kind_of
 from tests.router.behaviour import Behaviour
 from tests.router.fake_decode import BYTES_PER_TOKEN, FakeDecode
 from tests.router.fake_model import ending_of, logprobs_of, next_token, prompt_logprobs
@@ -20,9 +23,16 @@ EXPOSED_NS = 1234
 class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
     """Runs prompts, and keeps what it was asked for."""
 
-    def __init__(self, decode_of: Callable[[str], FakeDecode], own: FakeDecode, behaviour: Behaviour) -> None:
+    def __init__(
+        self,
+        decode_of: Callable[[str], FakeDecode],
+        own: FakeDecode,
+        behaviour: Behaviour,
+        limits: WorkerLimits,
+    ) -> None:
         """`decode_of`: the decode worker of a name. `own`: that of the same worker, to which no bytes are
-        shipped."""
+        shipped. `limits`: those that it enforces."""
+        self._limits = limits
         self._decode_of = decode_of
         self._own = own
         self._behaviour = behaviour
@@ -71,6 +81,11 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
     async def _prefill(
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+        if not self._limits.prefills(needs_of(request)):
+            await abort(context, BatonError(ErrorKind.CONFLICT, "beyond a limit of this worker"))
+        if self._behaviour.full_prefills > 0:
+            self._behaviour.full_prefills -= 1
+            await abort(context, BatonError(ErrorKind.OVERLOADED, "prefills wait already"))
         breaking = self._behaviour.break_prefills > 0
         self._behaviour.break_prefills -= breaking
         if breaking and self._behaviour.break_at == "start":
@@ -112,6 +127,10 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         if breaking and self._behaviour.break_at == "first":
             await context.abort(self._behaviour.break_code, "broke after the first token")
         issuer = await self._issuer(request)
+        if issuer.name in self._behaviour.broken_links:
+            why, cause = f"no link to {issuer.name}", self._behaviour.broken_cause
+            kind = ErrorKind.UNAVAILABLE if cause is not None else ErrorKind.CONFLICT
+            await abort(context, BatonError(kind, why, cause=cause))
         if ending:
             issuer.release(request.attempt)
             return
@@ -124,3 +143,13 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         yield prefill_pb2.PrefillResponse(
             handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped, exposed_ns=EXPOSED_NS)
         )
+
+
+def needs_of(request: prefill_pb2.PrefillRequest) -> Needs:
+    """What a prompt asks of the worker."""
+    return Needs(
+        len(request.token_ids),
+        request.prompt_length + request.limits.max_tokens,
+        request.sampling.logprobs if request.sampling.HasField("logprobs") else None,
+        kind_of(request.grammar),
+    )

@@ -20,7 +20,9 @@ from baton.model_files import TokenizerFiles
 from baton.tls.server import ServerTls
 from baton.v1 import decode_pb2_grpc, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
+from baton.v1.worker_pb2 import DescribeResponse
 from services.common.rpc.grpc_server import GrpcServer
+from services.router.request.limits import WorkerLimits
 from tests.router.behaviour import Behaviour
 from tests.router.fake_decode import FakeDecode
 from tests.router.fake_model import VOCAB
@@ -38,11 +40,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         slots: int = 8,
         fingerprint: bytes = b"same",
         max_context: int = 256,
+        limits: worker_pb2.WorkerLimits | None = None,
     ) -> None:
+        """`limits`: those that it describes; None: no more than its context, as older workers."""
         self.identity = WorkerIdentity(name=name, incarnation=secrets.token_bytes(16), role=role)
         self.behaviour = Behaviour()
-        self.decode = FakeDecode(self.identity, slots, self.behaviour)
-        self.prefill = FakePrefill(cluster.decode_of, self.decode, self.behaviour)
+        self.limits = limits
+        enforced = WorkerLimits.of(DescribeResponse(max_context_tokens=max_context, limits=limits))
+        self.decode = FakeDecode(self.identity, slots, self.behaviour, enforced)
+        self.prefill = FakePrefill(cluster.decode_of, self.decode, self.behaviour, enforced)
         self._cluster = cluster
         self.fingerprint = fingerprint
         self._max_context = max_context
@@ -106,6 +112,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             draining=self.behaviour.draining,
             pool=self.pool,
             weight_format=self.weight_format,
+            limits=self.limits,
         )
 
     async def GetAudit(

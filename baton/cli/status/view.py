@@ -257,6 +257,11 @@ def problems(workers: Workers) -> Iterator[Text]:
     for worker in workers:
         if reason := problem(worker):
             yield Text.assemble((name_of(worker), "bold red"), ": ", reason)
+        for link in worker.failed_links:
+            times = "once" if link.failures == 1 else f"{link.failures} times in a row"
+            again = f"in {link.retry_in_s:.0f} s" if link.retry_in_s >= 1 else "now"
+            failed = f": its link to {link.decode} failed {times}, and is used again {again}: {link.reason}"
+            yield Text.assemble((name_of(worker), "bold red"), failed)
 
 
 def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.state import Journal, JournalRecord
 from baton.v1.journal_pb2 import AcceptedRequest
 from baton.v1.router_pb2 import Stage
@@ -160,21 +160,27 @@ class RequestLifecycle:
         return result if isinstance(result, Finish) else None
 
     def _attempt_ended(self, error: BatonError, pair: FailedPair) -> None:
-        """An attempt ended with an error. A worker whose queue is full is waited for; all else counts as a
-        failure (see `_count_failure`), and the next attempt avoids the pair."""
+        """An attempt ended with an error. A worker whose queue is full is waited for. All else counts as a
+        failure (see `_count_failure`), but for a failed link while there are other pairs; the next attempt
+        avoids the pair."""
         if error.kind is ErrorKind.OVERLOADED:
             return
         self._waits_until = None
-        self._count_failure(error)
-        self._enter_queue().failed.append(pair)
+        entry, prompt = self._enter_queue(), len(self._request.prompt_ids)
+        entry.failed.append(pair)
+        computed, total = prompt + len(self._output.emitted), prompt + self._request.max_tokens
+        elsewhere = error.cause is FailureCause.LINK and self._deps.queue.has_other_pair(
+            entry, computed, total
+        )
+        self._count_failure(error, counts=not elsewhere)
 
     def _wait_until(self) -> float:
         """Until when it waits for room. Refusals of full workers do not begin the wait anew."""
-        now = asyncio.get_running_loop().time()
+        now, timeout_s = asyncio.get_running_loop().time(), self._deps.queue.timeout_s
         if self._waits_until is None:
-            self._waits_until = now + self._deps.queue.timeout_s
+            self._waits_until = now + timeout_s
         elif now >= self._waits_until:
-            raise BatonError(ErrorKind.OVERLOADED, "the workers had no room in time")
+            raise BatonError(ErrorKind.OVERLOADED, f"no slot became free within {timeout_s:g} s")
         return self._waits_until
 
     async def _claim(self) -> Claim:
@@ -246,13 +252,14 @@ class RequestLifecycle:
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:
         """Hashes of the prompt's blocks, so that decode's prefix-cache hits are not sent. None after a failed
         attempt, in case the two workers disagree about the content of a hash."""
-        if self._blocks is None or self._failures or claim.prefills_itself:
+        if self._blocks is None or self._enter_queue().failed or claim.prefills_itself:
             return ()
         return self._blocks.hashes_for(claim.decode)
 
-    def _count_failure(self, error: BatonError) -> None:
-        """Counts a failed attempt; raises if another one would be one too many, or could not succeed. Of
-        what a worker refuses as invalid only a grammar is the client's: all else was checked before."""
+    def _count_failure(self, error: BatonError, *, counts: bool) -> None:
+        """Takes a failed attempt; raises if another one could not succeed or, where it `counts`, would be one
+        too many. Of what a worker refuses as invalid only a grammar is the client's: all else was checked
+        before."""
         if (
             isinstance(error, WorkerError)
             and error.kind is ErrorKind.INVALID
@@ -263,7 +270,7 @@ class RequestLifecycle:
         self._timeline.failed(error.kind.name.lower())
         if error.kind not in RETRIED_KINDS:
             raise error
-        self._failures += 1
+        self._failures += counts
         _log.warning(
             "attempt_failed",
             request=self._request.id.hex(),

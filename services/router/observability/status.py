@@ -128,6 +128,7 @@ class Status:
             metrics_address=worker.described.metrics_address if worker is not None else "",
             pool=worker.pool if worker is not None else "",
             weight_format=worker.described.weight_format if worker is not None else "",
+            failed_links=worker.links.status() if worker is not None else (),
         )
 
     def _peers(self) -> list[Peer]:

@@ -26,10 +26,12 @@ class Fitting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Of one attempt. `avoided`: pairs that it is not placed on."""
+    """Of one attempt. `avoided`: pairs that it is not placed on. `suspects`: workers that are considered
+    after all others."""
 
     needs: Needs
     avoided: Sequence[FailedPair] = ()
+    suspects: frozenset[Worker] = frozenset()
 
     def prefills(self, worker: Worker) -> bool:
         """Whether the attempt is within the limits of a worker that would compute its prompt."""
@@ -70,9 +72,11 @@ class Fit:
 
 def fit_of(needs: Needs, failed: Sequence[FailedPair], workers: Sequence[Worker]) -> Fit:
     """That of an attempt whose earlier ones have failed on these pairs: they are avoided while another pair
-    can serve it, busy or not."""
-    if failed:
-        avoiding = Fit(needs, failed)
-        if avoiding.some_pair(workers):
-            return avoiding
-    return Fit(needs)
+    can serve it, busy or not. Pairs without any of their workers are preferred. What failed with a worker
+    that is lost says nothing of the other one."""
+    failed = [pair for pair in failed if not (pair.prefill.lost or (pair.decode and pair.decode.lost))]
+    if not failed:
+        return Fit(needs)
+    suspects = frozenset(worker for pair in failed for worker in pair if worker is not None)
+    avoiding = Fit(needs, failed, suspects)
+    return avoiding if avoiding.some_pair(workers) else Fit(needs, suspects=suspects)

@@ -110,9 +110,10 @@ class Placement:
         """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
         return some_pair(self._admitted(call))
 
-    def fits(self, needs: Needs, call: ClientCall | None = None) -> bool:
-        """Whether a request of this call is within the limits of some pair, now or once it has room."""
-        return Fit(needs).some_pair(self._admitted(call))
+    def fits(self, needs: Needs, call: ClientCall | None = None, failed: Sequence[FailedPair] = ()) -> bool:
+        """Whether a request of this call is within the limits of some pair but these, now or once it has
+        room."""
+        return Fit(needs, failed).some_pair(self._admitted(call))
 
     def fitting(self, needs: Needs, call: ClientCall | None = None) -> tuple[Fitting, Fitting]:
         """The live workers that a request of this call fits, and all of them."""
@@ -197,6 +198,7 @@ class Placement:
             context,
             usual_output(max_tokens),
             division.computes_itself,
+            fit.suspects,
         )
         keys = {worker: order.decode(worker) for worker in hits}
         choice = division.choose_decode(sorted(hits, key=keys.__getitem__), usable)

@@ -10,7 +10,7 @@ rates are not known, by what the cache saves, then by free slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,9 +29,10 @@ from services.router.workers.worker import Worker
 
 
 class PrefillOrder(NamedTuple):
-    """Sort key of a prefill worker: limits that would be missed, the delay of all requests in seconds, load,
-    then distance."""
+    """Sort key of a prefill worker: whether it is a suspect, limits that would be missed, the delay of all
+    requests in seconds, load, then distance."""
 
+    suspect: bool
     misses: int
     delay_s: float
     load: int
@@ -39,10 +40,11 @@ class PrefillOrder(NamedTuple):
 
 
 class DecodeOrder(NamedTuple):
-    """Sort key of a decode worker: limits that would be missed, the delay of all requests in seconds, then
-    what a combined worker's cache saves beyond its queue, free slots (both negative), promised tokens,
-    and cached tokens (negative): blocks that a worker has are not sent."""
+    """Sort key of a decode worker: whether it is a suspect, limits that would be missed, the delay of all
+    requests in seconds, then what a combined worker's cache saves beyond its queue, free slots (both
+    negative), promised tokens, and cached tokens (negative): blocks that a worker has are not sent."""
 
+    suspect: bool
     misses: int
     delay_s: float
     saves: int
@@ -59,6 +61,7 @@ class WorkerOrder:
     first token is due. `behind`: how many requests wait for prefill workers behind it. `tpot_s`: its limit of
     the time per output token. `context`, `output`: its tokens on average while it is decoded, and those of
     its output. `computes_itself`: whether a decode worker would compute the prompt in any case.
+    `suspects`: workers with which an attempt of it failed; they come last.
     """
 
     hits: Mapping[Worker, int]
@@ -69,6 +72,7 @@ class WorkerOrder:
     context: int
     output: int
     computes_itself: Callable[[Worker], bool]
+    suspects: Collection[Worker] = ()
 
     def prefill(self, decode: Worker, prefill: Worker) -> PrefillOrder:
         """Of a prefill worker, for a sequence that `decode` decodes."""
@@ -76,12 +80,13 @@ class WorkerOrder:
         misses = prefill_misses(prefill, prompt, None if self.due is None else self.due.left_s)
         delay_s = round(self._prompt_delay_s(decode, prefill), 3)
         load = prefill.prefill_queue_tokens - self.hits[prefill]
-        return PrefillOrder(misses, delay_s, load, prefill.group != decode.group)
+        suspect = prefill in self.suspects
+        return PrefillOrder(suspect, misses, delay_s, load, prefill.group != decode.group)
 
     def decode(self, worker: Worker) -> DecodeOrder:
         """Of a decode worker."""
         if not worker.decodes:
-            return DecodeOrder(0, 0.0, 0, 0, 0, 0)
+            return DecodeOrder(False, 0, 0.0, 0, 0, 0, 0)
         hits, free = self.hits[worker], worker.free_slots
         before_s, after_s = step_s(worker, 0), step_s(worker, 1, self.context)
         delay_s = round(sequence_delay_s(worker, self.tpot_s, self.output, before_s, after_s), 3)
@@ -93,7 +98,8 @@ class WorkerOrder:
             after_s = step_s(worker, 1, self.context, self.prompt(worker).own_s)
         misses = decode_misses(worker, self.tpot_s, before_s, after_s)
         saves = max(0, hits - worker.prefill_queue_tokens) if worker.prefills_itself else 0
-        return DecodeOrder(misses, delay_s, -saves, -free, worker.reserved_tokens, -hits)
+        suspect = worker in self.suspects
+        return DecodeOrder(suspect, misses, delay_s, -saves, -free, worker.reserved_tokens, -hits)
 
     def reason(self, decode: Worker, prefill: Worker, able: Iterable[Worker]) -> str:
         """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice

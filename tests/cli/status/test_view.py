@@ -101,10 +101,12 @@ def test_problems_are_shown(top: bool) -> None:
     silent.worker.error = "10.0.0.1:5000: connection refused"
     broken = decode("decode-0")
     broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
+    broken.failed_links.add(decode="decode-1", reason="no link", failures=3, retry_in_s=4.2)
     text = " ".join(" ".join(lines(80, status(silent, broken, serving=False), top=top)).split())
     assert "not serving" in text
     assert "connection refused" in text
     assert "integrity check failed: block 3" in text
+    assert "its link to decode-1 failed 3 times in a row, and is used again in 4 s: no link" in text
 
 
 def test_redis_is_shown() -> None:
