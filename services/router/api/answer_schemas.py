@@ -90,7 +90,9 @@ ANSWERS: Mapping[str, Schema] = {
             "completion_tokens": _COUNT,
             "total_tokens": _COUNT,
             "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-        }
+        },
+        # Of a chat whose output may begin with reasoning.
+        completion_tokens_details=_object({"reasoning_tokens": _COUNT}),
     ),
     "Completion": _completion("text_completion", "CompletionChoice", _or_null("Usage"), whole=False),
     "CompletionChoice": _object(

@@ -176,7 +176,7 @@ def add_structure(response: GenerateResponse, parser: OutputParser, delta: Delta
                 response.tool_calls.add(index=index, id=id_, name=name)
             case CallArguments(index, text):
                 response.tool_calls.add(index=index, arguments=text)
-    if delta.finish is Finish.STOP and parser.calls:
+    if delta.finish is Finish.STOP and parser.closed_calls:
         response.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
 
 

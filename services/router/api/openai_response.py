@@ -26,6 +26,14 @@ class Formatter(Protocol):
     whole_object: str
     chunk_object: str
 
+    def take(self, index: int, request: Request, delta: Delta) -> None:
+        """Reads more of an output that is not streamed, as it comes."""
+        ...
+
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens of all outputs are reasoning, so far; None where there is no reasoning."""
+        ...
+
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
         """One choice of a response that is not streamed. Its long lists may be iterators."""
         ...
@@ -62,7 +70,9 @@ class CompletionResponse:
 
         The body is encoded while it is sent, so a large one is never in memory as a whole.
         """
-        outputs = await self._dispatcher.collect(self._requests)
+        outputs = await self._dispatcher.collect(
+            self._requests, lambda index, delta: self._formatter.take(index, self._requests[index], delta)
+        )
         for index, delta in enumerate(outputs):
             self._record_cached(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
@@ -134,9 +144,12 @@ class CompletionResponse:
                 prompt += len(request.prompt_ids)
                 cached, least = cached + least, found
             least = min(least, found)
+        reasoning = self._formatter.reasoning_tokens()
+        details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached + least},
+            **details,
         }

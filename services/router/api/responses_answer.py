@@ -43,7 +43,9 @@ class ResponsesAnswer:
 
     async def whole(self, send: Send) -> None:
         """Sends one body once the output has ended; raises the request's error."""
-        (delta,) = await self._dispatcher.collect([self._request])
+        (delta,) = await self._dispatcher.collect(
+            [self._request], lambda _, delta: self._documents.take(delta)
+        )
         traces = [delta.trace] if delta.trace is not None else []
         document = self._documents.whole(delta, int(time.time()))
         self._ended(document)

@@ -45,6 +45,8 @@ _LONG_STOPS = 1024
 _GENERATE = "/baton.v1.RouterService/Generate"
 # Tokens at the end of a prompt that show whether it has opened reasoning.
 _PROMPT_END = 12
+# Bytes of a tool's schema, about.
+_TOOL_BYTES = 1024
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -200,7 +202,7 @@ class Admission:
 
     async def _outputs(self, parsed: ParsedRequest, arrival: _Arrival) -> list[Request]:
         """A request for each output of one prompt."""
-        parsed = self._with_forced_calls(parsed)
+        parsed = await self._with_forced_calls(parsed)
         fields = validate.check_fields(parsed, self.model.limits())
         if (stop_chars := sum(map(len, fields.stop))) > _LONG_STOPS:
             await self.tokenizer.run(lambda: automaton_of(fields.stop), stop_chars)
@@ -232,12 +234,13 @@ class Admission:
             for choice in range(fields.choices)
         ]
 
-    def _with_forced_calls(self, parsed: ParsedRequest) -> ParsedRequest:
+    async def _with_forced_calls(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request, guided to the calls that it must make."""
-        self._format.check(parsed.tools)
-        forced = self._format.grammar(parsed.tools)
-        if forced is None:
+        use = parsed.tools
+        self._format.check(use)
+        if use is None or not use.forced:
             return parsed
+        forced = await self.tokenizer.run(lambda: self._format.grammar(use), _TOOL_BYTES * len(use.forced))
         if parsed.grammar is not None:
             field = parsed.api_name("grammar")
             raise FieldError(f"{field} and a tool_choice that forces a call cannot be combined", param=field)
@@ -245,11 +248,16 @@ class Admission:
         return dataclasses.replace(parsed, grammar=forced, api_names=names)
 
     async def _structure(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> OutputStructure | None:
-        """What to look for in the outputs of a conversation."""
-        end, limits = "", self.model.limits()
+        """What to look for in the outputs of a conversation. The tools' schemas are read in a thread."""
+        end, limits, use = "", self.model.limits(), parsed.tools
         if self._format.reasoning:
             end = await self.tokenizer.decode(prompt_ids[-_PROMPT_END:], limits, skip_special_tokens=False)
-        return self._format.structure(parsed.tools, end, guided=parsed.grammar is not None)
+        guided = parsed.grammar is not None
+        if use is None:
+            return self._format.structure(None, end, guided=guided)
+        return await self.tokenizer.run(
+            lambda: self._format.structure(use, end, guided=guided), _TOOL_BYTES * len(use.tools)
+        )
 
     async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
         """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 from baton.errors import BatonError, ErrorKind
@@ -102,13 +102,18 @@ class Dispatcher:
                 raise
             yield permit
 
-    async def collect(self, requests: Sequence[Request]) -> list[Delta]:
+    async def collect(
+        self, requests: Sequence[Request], take: Callable[[int, Delta], None] | None = None
+    ) -> list[Delta]:
         """Runs all requests to their ends. Returns each whole output as one delta, which is compact: ids and
-        offsets take four bytes each, logprobs stay serialised."""
+        offsets take four bytes each, logprobs stay serialised. `take` is given each delta as it comes, with
+        the index of its request."""
         outputs = [Delta(0, token_ids=array("I"), offsets=array("I"), opening=True) for _ in requests]
         texts: list[list[str]] = [[] for _ in requests]
         async with self.stream(requests) as deltas:
             async for index, delta in deltas:
+                if take is not None:
+                    take(index, delta)
                 whole = outputs[index]
                 whole.token_ids.extend(delta.token_ids)
                 whole.offsets.extend(delta.offsets)

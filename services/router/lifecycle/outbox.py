@@ -24,7 +24,9 @@ class Outbox:
     `available` is set whenever something is put; the outboxes of one call share it.
     """
 
-    def __init__(self, available: asyncio.Event, unread: UnreadBudget) -> None:
+    def __init__(self, available: asyncio.Event, unread: UnreadBudget, *, offsets: bool = False) -> None:
+        """`offsets`: of tokens without logprobs, too, it is reported where their text begins."""
+        self._offsets = offsets
         self._available = available
         self._budget = unread
         # Approximate bytes that are not taken. Written by `UnreadBudget`.
@@ -42,7 +44,7 @@ class Outbox:
             self._budget.add(self, sum(map(len, logprobs)) + _OBJECT_BYTES * len(logprobs))
 
     def put(self, token_id: int, text: str, offset: int = 0, logprobs: bytes | None = None) -> None:
-        """Adds one token and the text that it completed; with logprobs also where its text begins."""
+        """Adds one token, the text that it completed, and where its text begins."""
         if self._closed:
             return
         size = _OBJECT_BYTES + len(text)
@@ -52,6 +54,9 @@ class Outbox:
             self._delta.logprobs.append(logprobs)
             self._delta.offsets.append(offset)
             size += len(logprobs) + 2 * _OBJECT_BYTES
+        elif self._offsets:
+            self._delta.offsets.append(offset)
+            size += _OBJECT_BYTES
         self._budget.add(self, size)
         self._available.set()
 

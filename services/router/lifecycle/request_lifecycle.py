@@ -73,7 +73,8 @@ class RequestLifecycle:
         self._deps = deps
         self._request = request
         self._timeline = RequestTimeline(request)
-        self.outbox = Outbox(available, deps.unread)
+        counts_reasoning = request.structure is not None and request.structure.reasoning
+        self.outbox = Outbox(available, deps.unread, offsets=counts_reasoning)
         self._output = OutputState(
             request, deps.output_text(request), self.outbox, self._timeline, deps.observations
         )

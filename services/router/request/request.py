@@ -245,8 +245,9 @@ class Delta:
     first_number: int
     token_ids: MutableSequence[int] = field(default_factory=list)
     text: str = ""
-    # With logprobs, for each token: its serialised `Logprobs`, and where its text begins in the output.
+    # With logprobs, for each token: its serialised `Logprobs`.
     logprobs: list[bytes] = field(default_factory=list)
+    # With logprobs, or where reasoning is counted: where the text of each token begins in the output.
     offsets: MutableSequence[int] = field(default_factory=list)
     # In the first delta, if asked for: logprobs of the prompt's tokens from the second on.
     prompt_logprobs: list[bytes] = field(default_factory=list)

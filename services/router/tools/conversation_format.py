@@ -55,12 +55,18 @@ class ConversationFormat:
         return self.family.grammar(use, self.special_ids)
 
     def structure(self, use: ToolUse | None, prompt_end: str, *, guided: bool) -> OutputStructure | None:
-        """What to look for in an output; None: it is text. `guided`: a grammar leaves no room for
-        reasoning."""
+        """What to look for in an output; None: it is text. `guided`: a grammar leaves no room for reasoning.
+        Raises FieldError where the tools' schemas lead to too many others."""
         family = self.family if use is not None else None
         reasoning = self.reasoning and not guided
         if family is None and not reasoning:
             return None
-        tools = {tool.name: tool.parameters for tool in use.tools} if use is not None else {}
         within = reasoning and begins_within(prompt_end)
-        return OutputStructure(family, tools, reasoning, within, frozenset(self.special_ids.values()))
+        return OutputStructure(
+            family,
+            {} if use is None or family is None else family.parameter_types(use),
+            reasoning,
+            within,
+            frozenset(self.special_ids.values()),
+            only_one=use is not None and use.only_one,
+        )

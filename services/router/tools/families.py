@@ -19,9 +19,10 @@ from enum import Enum, auto
 
 from baton.v1.types_pb2 import Grammar
 from services.common.grammar_text import literal, schema_text
-from services.router.tools.named_scanner import ARGUMENTS, CALL_ID
+from services.router.tools.named_call import ARGUMENTS, CALL_ID
+from services.router.tools.parameter_types import ParameterTypes, types_of_tools
+from services.router.tools.tagged_call import FUNCTION
 from services.router.tools.tool_use import Tool, ToolUse
-from services.router.tools.xml_scanner import FUNCTION
 
 
 class Syntax(Enum):
@@ -50,7 +51,7 @@ class ToolFamily:
     syntax: Syntax = Syntax.JSON
     # Whether chat templates take ids of nine letters and digits only.
     short_ids: bool = False
-    # How earlier models of the family write calls behind the same opening, which later ones do now and then.
+    # How else calls are written behind the same opening: by earlier models, or where they are forced.
     older: ToolFamily | None = None
 
     @property
@@ -59,6 +60,12 @@ class ToolFamily:
         within = (ARGUMENTS, CALL_ID) if self.syntax is Syntax.NAMED else ()
         texts = (self.opening, self.closing, self.ignored, *within)
         return tuple(text.strip() for text in texts if text.strip())
+
+    def parameter_types(self, use: ToolUse) -> dict[str, ParameterTypes]:
+        """The tools, with the types of their parameters where calls do not say them. Raises FieldError."""
+        if self.syntax is Syntax.TAGS:
+            return types_of_tools({tool.name: tool.parameters for tool in use.tools})
+        return {tool.name: {} for tool in use.tools}
 
     def grammar(self, use: ToolUse, special_ids: Mapping[str, int]) -> Grammar:
         """What an output must match that calls the tools of `use.forced`, at least one and at most
@@ -90,7 +97,7 @@ MISTRAL = ToolFamily("mistral", "[TOOL_CALLS][", "]", ", ", "arguments", short_i
 MISTRAL_V11 = ToolFamily(
     "mistral_v11", "[TOOL_CALLS]", "", "", "", each=True, syntax=Syntax.NAMED, short_ids=True, older=MISTRAL
 )
-QWEN3_CODER = replace(HERMES, name="qwen3_coder", syntax=Syntax.TAGS)
+QWEN3_CODER = replace(HERMES, name="qwen3_coder", syntax=Syntax.TAGS, older=HERMES)
 FAMILIES = {family.name: family for family in (HERMES, LLAMA3, MISTRAL, MISTRAL_V11, QWEN3_CODER)}
 
 

@@ -20,9 +20,14 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`forced`: those of which at least one must be called; empty: the model may choose. `most_calls`: so
-    many calls at most, where some are forced."""
+    """`forced`: those of which at least one must be called; empty: the model may choose. `only_one`: an
+    output has one call at most."""
 
     tools: tuple[Tool, ...]
     forced: tuple[Tool, ...] = ()
-    most_calls: int = MOST_CALLS
+    only_one: bool = False
+
+    @property
+    def most_calls(self) -> int:
+        """How many calls an output may have that is forced to have some."""
+        return 1 if self.only_one else MOST_CALLS

@@ -28,7 +28,7 @@ from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
 from services.router.tools.families import HERMES, LLAMA3, MISTRAL
 from services.router.tools.output_parser import OutputStructure
-from services.router.tools.scanner import Tools
+from services.router.tools.call_reader import Tools
 from tests.router.conftest import MODEL, byte_tokenizer
 
 FOLDER = Path(__file__).parent / "golden"

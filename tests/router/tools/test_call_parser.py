@@ -20,8 +20,8 @@ from services.router.tools.families import (
     detect,
 )
 from services.router.tools.output_parser import OutputParser, OutputStructure
-from services.router.tools.pieces import CallArguments, CallBegin, Content, Reasoning
-from services.router.tools.scanner import Tools
+from services.router.tools.parameter_types import types_of_tools
+from services.router.tools.pieces import CallArguments, CallBegin, CallEnd, Content, Reasoning
 
 SCHEMA = {
     "type": "object",
@@ -35,7 +35,7 @@ SCHEMA = {
     },
     "$defs": {"unit": {"enum": ["°C }\n", "K"]}},
 }
-TOOLS: Tools = {"f": SCHEMA, "g.h-1": SCHEMA}
+TOOLS = types_of_tools({"f": SCHEMA, "g.h-1": SCHEMA})
 ARGUMENTS: dict[str, object] = {
     "city": 'Zü"rich{[\\',
     "days": [1, 2, {"a": None}],
@@ -52,6 +52,7 @@ class Found:
         self.content = self.reasoning = ""
         self.calls: list[tuple[str, str]] = []
         self.ids: list[str] = []
+        self.closed: list[int] = []
         parser = OutputParser(structure)
         for number, part in enumerate(parts):
             for piece in parser.push(part, last=number == len(parts) - 1):
@@ -68,7 +69,14 @@ class Found:
                         name, before = self.calls[index]
                         assert index == len(self.calls) - 1, "arguments of an earlier call"
                         self.calls[index] = name, before + text
-        assert parser.calls == len(self.calls)
+                    case CallEnd(index):
+                        self.closed.append(index)
+        assert parser.closed_calls == len(self.closed)
+
+    @property
+    def all(self) -> tuple[object, ...]:
+        """Everything that an answer says of it."""
+        return self.content, self.reasoning, self.calls, self.closed
 
 
 def found(family: ToolFamily | None, text: str, *, reasoning: bool = False, within: bool = False) -> Found:
@@ -83,7 +91,7 @@ def found(family: ToolFamily | None, text: str, *, reasoning: bool = False, with
             parts.append(rest[:count])
             rest = rest[count:]
         cut = Found(structure, parts or [""])
-        assert (cut.content, cut.reasoning, cut.calls) == (whole.content, whole.reasoning, whole.calls), most
+        assert cut.all == whole.all, most
     return whole
 
 
@@ -206,11 +214,11 @@ def test_a_name_and_an_object() -> None:
         one = found(MISTRAL_V11, f'So:\n[TOOL_CALLS]f{between}{{"a": "}}"}}[TOOL_CALLS]g.h-1{between}{{}}\n')
         assert (one.content, one.calls) == ("So:", [("f", '{"a": "}"}'), ("g.h-1", "{}")])
     assert found(MISTRAL_V11, '[TOOL_CALLS]f[ARGS]{"a": [').calls == [("f", '{"a": [')]
-    one = found(MISTRAL_V11, "[TOOL_CALLS]f[ARGS] none")
-    assert (one.content, one.calls) == ("none", [("f", "")])
-    one = found(MISTRAL_V11, f"[TOOL_CALLS]f[CALL_ID]{'x' * 200}")
-    assert one.calls == [("f", "")]
-    assert one.content.startswith("[CALL_ID]xxx")
+    for text in ("[TOOL_CALLS]f[ARGS] none", f"[TOOL_CALLS]f[CALL_ID]{'x' * 200}", "[TOOL_CALLS]f[ARGS]"):
+        one = found(MISTRAL_V11, text)
+        assert (one.content, one.calls) == (text, [])
+    one = found(MISTRAL_V11, "[TOOL_CALLS]f[ARGS]null[TOOL_CALLS]f[ARGS][TOOL_CALLS]g.h-1[ARGS] null")
+    assert one.calls == [("f", "{}"), ("f", "{}"), ("g.h-1", "{}")]
 
 
 def test_the_later_mistral_family_accepts_the_earlier_form() -> None:
@@ -224,7 +232,7 @@ def test_the_later_mistral_family_accepts_the_earlier_form() -> None:
     both = written(MISTRAL, ("f", {"a": 1})) + written(MISTRAL_V11, ("g.h-1", {"a": 2}), ("f", {"a": 3}))
     assert found(MISTRAL_V11, both).calls == [("f", '{"a": 1}'), ("g.h-1", '{"a": 2}'), ("f", '{"a": 3}')]
     one = found(MISTRAL_V11, '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "other"}]')
-    assert (one.content, one.calls) == ('{"name": "other"}]', [("f", "{}")])
+    assert (one.content, one.calls) == (', {"name": "other"}', [("f", "{}")])
 
 
 def test_arguments_of_the_earlier_form_are_streamed() -> None:
@@ -233,11 +241,11 @@ def test_arguments_of_the_earlier_form_are_streamed() -> None:
     assert isinstance(begin, CallBegin)
     assert (begin.name, rest) == ("f", [CallArguments(0, '{"city": "Zü')])
     assert parser.push("rich", last=False) == [CallArguments(0, "rich")]
-    assert parser.push('"}}]', last=True) == [CallArguments(0, '"}')]
+    assert parser.push('"}}]', last=True) == [CallArguments(0, '"}'), CallEnd(0)]
 
 
 def test_tags_of_a_function_and_its_parameters() -> None:
-    code = 'if a < b:\n\n    print("</parameter")\n</function>\n'
+    code = 'if a < b:\n\n    print("</parameter", "</functions>")\n\n'
     body = f"<function=f><parameter=city>\n{code}\n</parameter><parameter=a>7</parameter>\n</function>"
     for text in (f"Look.\n<tool_call>{body}</tool_call>", f"Look.\n{body}", f"Look. {body}\n</tool_call>\n"):
         one = found(QWEN3_CODER, text)
@@ -248,7 +256,7 @@ def test_tags_of_a_function_and_its_parameters() -> None:
     # A call that was forced.
     assert found(QWEN3_CODER, written(HERMES, ("f", {"a": 1}))).calls == [("f", '{"a": 1}')]
     one = found(QWEN3_CODER, "<function=f><parameter=a>1</parameter> or so")
-    assert (one.content, one.calls) == ("or so", [("f", '{"a": 1')])
+    assert (one.content, one.calls, one.closed) == (" or so", [("f", '{"a": 1')], [])
     one = found(QWEN3_CODER, "<function=f><parameter=city>\nZürich\n</para")
     assert (one.content, one.calls) == ("", [("f", '{"city": "Zürich')])
 
@@ -263,9 +271,14 @@ def test_a_call_that_is_cut_off() -> None:
     one = found(HERMES, '<tool_call>\n{"name": "f", "arguments": {"city": "Zür')
     assert one.calls == [("f", '{"city": "Zür')]
     assert one.content == ""
-    one = found(HERMES, '<tool_call>{"name": "f" "arguments": {}}')
-    assert (one.calls, one.content) == ([("f", "")], '"arguments": {}}')
-    assert found(HERMES, '<tool_call>\n{"na').content == '<tool_call>{"na'
+    assert one.closed == []
+    for text in (
+        '<tool_call>{"name": "f" "arguments": {}}',
+        '<tool_call>\n{"na',
+        '<tool_call>\n{"name": "f"',
+    ):
+        one = found(HERMES, text)
+        assert (one.calls, one.content) == ([], text)
 
 
 def test_reasoning_before_text_and_calls() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.router.tools.parameter_types import json_text, types_of
+from baton.errors import FieldError
+from services.router.tools.parameter_types import MOST_VISITS, ParameterValue, types_of_tools
 
 SCHEMA: dict[str, Any] = {
     "$ref": "#/$defs/all",
@@ -54,8 +55,9 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_types_of_a_parameter(name: str, types: str) -> None:
-    assert types_of(SCHEMA, name) == frozenset(types.split())
-    assert types_of({}, name) == types_of({"properties": []}, name) == frozenset()
+    found = types_of_tools({"f": SCHEMA, "g": {}, "h": {"properties": []}})
+    assert found["f"].get(name, frozenset()) == frozenset(types.split())
+    assert found["g"] == found["h"] == {}
 
 
 @pytest.mark.parametrize(
@@ -90,5 +92,42 @@ def test_types_of_a_parameter(name: str, types: str) -> None:
     ],
 )
 def test_a_text_as_json(text: str, types: str, value: object) -> None:
-    read = json.loads(json_text(text, frozenset(types.split())))
-    assert (read, type(read)) == (value, type(value))
+    for size in (1, 7, 1 << 20):
+        parameter = ParameterValue(frozenset(types.split()))
+        for start in range(0, len(text), size if len(text) < 10_000 else 1 << 20):
+            parameter.add(text[start : start + size] if len(text) < 10_000 else text)
+        read = json.loads(parameter.json())
+        assert (read, type(read)) == (value, type(value))
+
+
+def ring(count: int) -> dict[str, Any]:
+    """A schema whose parameters lead to one another, and to themselves, in all ways."""
+    parameters = [f"p{number}" for number in range(count)]
+    everyone = [{"$ref": f"#/properties/{name}"} for name in parameters]
+    return {"type": "object", "properties": {name: {"anyOf": everyone} for name in parameters}}
+
+
+def test_schemas_that_refer_to_themselves_are_visited_once() -> None:
+    alone = {"properties": {"p": {"anyOf": [{"$ref": "#/properties/p"}] * 50 + [{"type": "null"}]}}}
+    assert types_of_tools({"f": alone}) == {"f": {"p": frozenset({"null"})}}
+    assert set(types_of_tools({"f": ring(30)})["f"].values()) == {frozenset()}
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [
+        {"f": ring(300)},
+        {f"f{number}": ring(50) for number in range(100)},
+        {"f": {"properties": {f"p{number}": {"$ref": "#" + "/a" * 1000} for number in range(100)}}},
+        {
+            "f": {
+                "properties": {f"p{number}": {"$ref": "#/one"} for number in range(1000)},
+                "one": {"enum": [1] * 1000},
+            }
+        },
+    ],
+    ids=["all to all", "many tools", "long references", "long lists"],
+)
+def test_schemas_that_lead_to_too_many_are_refused(schemas: dict[str, Any]) -> None:
+    with pytest.raises(FieldError, match=f"more than {MOST_VISITS} schemas"):
+        types_of_tools(schemas)

@@ -110,13 +110,23 @@ class ChatFormatter:
         # By index, of outputs with structure.
         self._structured: dict[int, StructuredChoice] = {}
 
+    def take(self, index: int, request: Request, delta: Delta) -> None:
+        """Reads more of an output that is sent as a whole."""
+        if (structured := self._of(index, request)) is not None:
+            structured.take(delta)
+
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens of all outputs are reasoning, so far; None where there is no reasoning."""
+        counts = [count for one in self._structured.values() if (count := one.reasoning_tokens) is not None]
+        return sum(counts) if counts else None
+
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
         """One choice of a response that is not streamed."""
         structured = self._of(index, request)
         if structured is None:
             message = {"role": "assistant", "content": delta.text, "refusal": None}
             return self._choice(index, request, delta, message=message)
-        choice = self._choice(index, request, delta, message=structured.message(delta.text))
+        choice = self._choice(index, request, delta, message=structured.message())
         if delta.finish is not None:
             choice["finish_reason"] = structured.reason(delta.finish)
         return choice
@@ -150,7 +160,7 @@ class ChatFormatter:
         self, index: int, request: Request, delta: Delta, structured: StructuredChoice
     ) -> list[dict[str, object]]:
         """A chunk for each piece; the tokens are those of the first one."""
-        deltas = structured.deltas(delta.text, last=delta.finish is not None)
+        deltas = structured.deltas(delta)
         if not deltas and delta.token_ids and (request.wants_logprobs or self._with_ids):
             deltas = [{"content": ""}]
         chunks: list[dict[str, object]] = []

@@ -61,6 +61,12 @@ class CompletionFormatter:
         self._with_ids = body.return_token_ids is True
         self._texts = texts
 
+    def take(self, index: int, request: Request, delta: Delta) -> None:
+        """Does nothing: a text is formatted once it is whole."""
+
+    def reasoning_tokens(self) -> None:
+        """A completion has no reasoning."""
+
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
         """One choice of a response or of a chunk."""
         text = delta.text

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from baton.errors import FieldError
 from services.router.formats.openai.fields import Part
-from services.router.tools.tool_use import MOST_CALLS, Tool, ToolUse
+from services.router.tools.tool_use import Tool, ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -56,7 +56,7 @@ def tool_use(
         return None
     forced = _forced(found, choice)
     named = isinstance(choice, dict)
-    return ToolUse(tuple(found.values()), forced, MOST_CALLS if parallel and not named else 1)
+    return ToolUse(tuple(found.values()), forced, only_one=named or not parallel)
 
 
 def calls_sent_back(number: int, calls: Sequence[object]) -> tuple[dict[str, Any], ...]:

@@ -43,10 +43,14 @@ class ResponseDocuments:
         self._items = OutputItems(token)
         self._parser = OutputParser(request.structure or OutputStructure())
 
-    def whole(self, delta: Delta, completed: int) -> Document:
-        """The response to a request that is not streamed, without logprobs (see `with_logprobs`)."""
+    def take(self, delta: Delta) -> None:
+        """Reads more of an output that is not streamed, as it comes."""
         for _ in self._pieces(delta, with_logprobs=False):
             pass
+
+    def whole(self, delta: Delta, completed: int) -> Document:
+        """The response to a request that is not streamed, once `take` had all of it, without logprobs (see
+        `with_logprobs`)."""
         assert delta.finish is not None
         status = _status(delta.finish)
         for _ in self._items.close(status):
@@ -102,7 +106,8 @@ class ResponseDocuments:
     def _pieces(self, delta: Delta, *, with_logprobs: bool) -> Iterator[Event]:
         """The events of a delta's pieces. Its logprobs come with its first text."""
         logprobs = self._logprobs(delta) if with_logprobs and delta.token_ids else ()
-        for piece in self._parser.push(delta.text, last=delta.finish is not None):
+        last = delta.finish is not None
+        for piece in self._parser.push(delta.text, last=last, offsets=delta.offsets):
             if isinstance(piece, Content):
                 yield from self._items.push(piece, logprobs)
                 logprobs = ()
@@ -170,7 +175,7 @@ class ResponseDocuments:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": count,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._parser.reasoning_tokens or 0},
             "total_tokens": prompt + count,
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from services.router.tools.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
+from services.router.tools.pieces import CallArguments, CallBegin, CallEnd, Content, Piece, Reasoning
 
 Document = dict[str, Any]
 # The type of an event and its fields.
@@ -24,6 +24,8 @@ class OutputItems:
         self.items: list[Document] = []
         self._token = token
         self._texts: list[str] = []
+        # Whether the arguments of the last call are complete.
+        self._call_ended = False
 
     def push(self, piece: Piece, logprobs: object = ()) -> Iterator[Event]:
         """The events of one piece. `logprobs`: of its tokens, for text."""
@@ -34,19 +36,24 @@ class OutputItems:
                 yield from self._continue("reasoning", text, ())
             case CallBegin():
                 yield from self.close("completed")
+                self._call_ended = False
                 yield from self._begin(_call(self._new_id("fc"), piece))
             case CallArguments(_, text):
                 self._texts.append(text)
                 yield "response.function_call_arguments.delta", {**self._place(), "delta": text}
+            case CallEnd():
+                self._call_ended = True
 
     def close(self, status: str) -> Iterator[Event]:
-        """Ends the item that is open, if there is one, with this status."""
+        """Ends the item that is open, if there is one, with this status; a call is completed if its arguments
+        are."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return
         item, text = self.items[-1], "".join(self._texts)
         self._texts.clear()
         item["status"] = status
         if item["type"] == "function_call":
+            item["status"] = "completed" if self._call_ended else "incomplete"
             item["arguments"] = text
             fields = {**self._place(), "name": item["name"], "arguments": text}
             yield "response.function_call_arguments.done", fields
