@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from baton.errors import BatonError, ErrorKind
@@ -26,9 +26,9 @@ from services.router.formats.responses.body import ResponsesBody
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.request.request import Delta, Finish, Request
 from services.router.text.token_texts import TokenTexts
+from services.router.tools.call_reader import Tools
 from services.router.tools.families import HERMES, LLAMA3, MISTRAL
 from services.router.tools.output_parser import OutputStructure
-from services.router.tools.call_reader import Tools
 from tests.router.conftest import MODEL, byte_tokenizer
 
 FOLDER = Path(__file__).parent / "golden"
@@ -41,10 +41,10 @@ CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 Script = Sequence[tuple[int, Delta]]
 
 
-class ScriptedDispatcher:
+class ScriptedDispatcher(Dispatcher):
     """Yields a script's deltas; then raises its error, if it has one."""
 
-    def __init__(self, script: Script, error: BatonError | None) -> None:
+    def __init__(self, script: Script, error: Exception | None) -> None:
         self._script = script
         self._error = error
 
@@ -161,7 +161,7 @@ def stream_of(name: str) -> bytes:
     """The whole body of a case's stream."""
     path, fields, script, error = CASES[name]
     texts = TokenTexts(byte_tokenizer())
-    dispatcher = cast("Dispatcher", ScriptedDispatcher(script, error))
+    dispatcher = ScriptedDispatcher(script, error)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -175,13 +175,15 @@ def stream_of(name: str) -> bytes:
         answer: CompletionResponse | ResponsesAnswer
         if path == "responses":
             body = ResponsesBody.parse({"model": MODEL, "input": "hi", **fields})
-            request = dataclasses.replace(_request(0, body.wants_logprobs), structure=STRUCTURES.get(name))
+            request = dataclasses.replace(
+                request_of(0, logprobs=body.wants_logprobs), structure=STRUCTURES.get(name)
+            )
             answer = ResponsesAnswer(dispatcher, body, request, texts)
         elif path == "chat":
             chat = ChatBody.parse({"model": MODEL, "messages": MESSAGES, **fields})
             structure = STRUCTURES.get(name)
             requests = [
-                dataclasses.replace(_request(choice, chat.logprobs is True), structure=structure)
+                dataclasses.replace(request_of(choice, logprobs=chat.logprobs is True), structure=structure)
                 for choice in range(chat.n or 1)
             ]
             answer = CompletionResponse(
@@ -189,7 +191,9 @@ def stream_of(name: str) -> bytes:
             )
         else:
             plain = CompletionBody.parse({"model": MODEL, "prompt": "hi", **fields})
-            requests = [_request(choice, plain.logprobs is not None) for choice in range(plain.n or 1)]
+            requests = [
+                request_of(choice, logprobs=plain.logprobs is not None) for choice in range(plain.n or 1)
+            ]
             formatter = CompletionFormatter(plain, texts)
             answer = CompletionResponse(dispatcher, MODEL, requests, formatter, plain.stream_options)
         asyncio.run(answer.stream(send))
@@ -204,7 +208,8 @@ def _now() -> float:
     return CREATED + 0.5
 
 
-def _request(choice: int, logprobs: bool) -> Request:
+def request_of(choice: int = 0, *, logprobs: bool = False) -> Request:
+    """An admitted request."""
     sampling = Sampling(logprobs=2) if logprobs else Sampling()
     return Request(
         id=bytes(16),
