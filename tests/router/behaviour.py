@@ -25,6 +25,10 @@ class Behaviour:
     handoff_s: float = 0.0
     reserve_s: float = 0.0
     step_s: float = 0.001
+    # The output of requests that are committed from now on, of which a step makes `script_step` tokens;
+    # empty: the model's.
+    script: tuple[int, ...] = ()
+    script_step: int = 1
     # No step before so many sequences run at once.
     steps_from: int = 0
     # Gives a sequence back once it has this many tokens, `moves` times.

@@ -177,6 +177,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         ticket.max_tokens = request.limits.max_tokens
         ticket.stop_ids = frozenset(request.limits.stop_token_ids)
         ticket.sampling = request.sampling
+        ticket.script = self._behaviour.script
         ticket.state = TicketState.TICKET_STATE_ACTIVE
         return True
 
@@ -211,7 +212,11 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
             self._behaviour.forgets -= 1
             del self.tickets[ticket.attempt.request_id]
             return
-        ticket.ids.append(next_token(ticket.ids))
+        if ticket.script:
+            made = len(ticket.ids) - ticket.prompt_length
+            ticket.ids += ticket.script[made : made + self._behaviour.script_step]
+        else:
+            ticket.ids.append(next_token(ticket.ids))
         ending = ending_of(ticket.emitted, ticket.max_tokens, ticket.stop_ids)
         if ending:
             self._end(ticket, ending)

@@ -99,8 +99,9 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
             for response in prompt_reports:
                 yield response
             return
-        first = next_token(request.token_ids)
+        script = self._behaviour.script
         number = len(request.token_ids) - request.prompt_length
+        first = script[number] if script else next_token(request.token_ids)
         output = [*request.token_ids[request.prompt_length :], first]
         ending = ending_of(output, request.limits.max_tokens, frozenset(request.limits.stop_token_ids))
         if ending and self._behaviour.cancelled_first:

@@ -21,6 +21,8 @@ class Ticketed:
     max_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
+    # Its whole output, where that is not the model's.
+    script: tuple[int, ...] = ()
     # Number of the first token that the router has not been sent.
     watermark: int = 0
     ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED

@@ -59,7 +59,7 @@ class TaggedCall:
         return True
 
     def _next_tag(self) -> Reading[tuple[str, str]]:
-        """The tag behind white space: one that ends the call, or a parameter's, which is read, with its key."""
+        """The next tag, and the key of a parameter's, which is read; the others end the call."""
         held = self._held
         while True:
             yield from next_character(held)

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
@@ -47,6 +48,7 @@ class Beating:
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
     record: Path
+    worker: FakeWorker
 
     def longest_delay_s(self, since: float) -> float:
         """The longest delay that ended since that monotonic time."""
@@ -68,7 +70,7 @@ class Beating:
 
 
 @contextlib.asynccontextmanager
-async def beating(folder: Path) -> AsyncIterator[Beating]:
+async def beating(folder: Path, **settings: Any) -> AsyncIterator[Beating]:
     """A router for the demo model's tokenizer with a context of a million tokens, and running streams."""
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(DEMO / name, folder)
@@ -86,7 +88,11 @@ async def beating(folder: Path) -> AsyncIterator[Beating]:
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(worker.serving())
         process = await start(
-            config(folder, [worker.address]), sys.executable, "-m", "tests.router.beating_router", str(record)
+            config(folder, [worker.address], **settings),
+            sys.executable,
+            "-m",
+            "tests.router.beating_router",
+            str(record),
         )
         stack.push_async_callback(_end, process)
         addresses = await ready(process)
@@ -98,7 +104,7 @@ async def beating(folder: Path) -> AsyncIterator[Beating]:
         streams = [asyncio.create_task(_stream(channel)) for _ in range(STREAMS)]
         for stream in streams:
             stack.callback(stream.cancel)
-        yield Beating(http, channel, record)
+        yield Beating(http, channel, record, worker)
         assert not any(stream.done() for stream in streams), "a stream ended"
 
 
@@ -139,6 +145,76 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, **fields}, separators=(",", ":")).encode()
 
 
+TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+END_ID: int = TOKENIZER.encode("<|end|>", add_special_tokens=False).ids[0]
+# Around a value that is a string, and one that is a list.
+CALLS = {
+    "hermes": ('<tool_call>\n{"name": "f", "arguments": {"KEY": ', "}}\n</tool_call>"),
+    "llama3": ('{"name": "f", "parameters": {"KEY": ', "}}"),
+    "mistral": ('[TOOL_CALLS][{"name": "f", "arguments": {"KEY": ', "}}]"),
+    "mistral_v11": ('[TOOL_CALLS]f[ARGS]{"KEY": ', "}"),
+    "qwen3_coder": ("<tool_call>\n<function=f>\n<parameter=KEY>\n", "\n</function>\n</tool_call>"),
+}
+TYPES = {"text": {"type": "string"}, "list": {"type": "array"}}
+# Parameters that lead to themselves, and to one another.
+ITSELF = {"p": {"anyOf": [{"$ref": "#/properties/p"}] * 50}}
+ONE_ANOTHER = {
+    f"p{number}": {"anyOf": [{"$ref": f"#/properties/p{other}"} for other in range(50)]}
+    for number in range(50)
+}
+
+
+def with_tool(properties: dict[str, Any], **fields: Any) -> bytes:
+    """The body of a chat with a tool."""
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    return body(messages=[{"role": "user", "content": "a"}], tools=[tool], **fields)
+
+
+def repeated(unit: str, size: int) -> str:
+    """A text of this size, of a unit."""
+    return unit * (size // len(unit))
+
+
+def writes(
+    here: Beating, text: str, most: int, *, calls: int, properties: dict[str, Any] = TYPES
+) -> Callable[[], Awaitable[None]]:
+    """A job: the model writes a text, of which at most so many tokens; the chat has so many calls, whole and
+    streamed. `properties`: the tool's."""
+
+    async def job() -> None:
+        ids = (*TOKENIZER.encode(text, add_special_tokens=False).ids[:most], END_ID)
+        behaviour = here.worker.behaviour
+        behaviour.script, behaviour.script_step = ids, 32
+        for stream in (False, True):
+            content = with_tool(properties, max_tokens=len(ids) + 1, stream=stream)
+            response = await here.http.post(
+                "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 200, response.text[:500]
+            assert response.text.count('"name":"f"') == calls, response.text[-500:]
+            reason = "tool_calls" if calls else "stop"
+            assert f'"finish_reason":"{reason}"' in response.text
+        behaviour.script = ()
+
+    return job
+
+
+def outputs(here: Beating, family: str, size: int) -> dict[str, Callable[[], Awaitable[None]]]:
+    """Outputs that are long in ways that parsers of calls may find hard."""
+    before, after = CALLS[family]
+    quote = "" if family == "qwen3_coder" else '"'
+    text = f"{before.replace('KEY', 'text')}{quote}{repeated(' decode temperature', size)}{quote}{after}"
+    numbers = f"{before.replace('KEY', 'list')}[{repeated('1, ', size // 8)}1]{after}"
+    blanks = repeated(" ", size)
+    return {
+        f"{family}: a long string": writes(here, text, size, calls=1),
+        f"{family}: a long list": writes(here, numbers, size, calls=1),
+        f"{family}: blanks": writes(here, "x" + blanks, size // 25, calls=0),
+        f"{family}: blanks where a call begins": writes(here, before[:12] + blanks, size // 25, calls=0),
+    }
+
+
 async def assert_no_delay(here: Beating, jobs: dict[str, Callable[[], Awaitable[None]]]) -> None:
     delays = {name: await here.delay_of(job) for name, job in jobs.items()}
     print({name: f"{delay * 1e3:.1f} ms" for name, delay in delays.items()})
@@ -149,10 +225,17 @@ async def assert_no_delay(here: Beating, jobs: dict[str, Callable[[], Awaitable[
 async def test_large_requests_do_not_delay_the_loop(tmp_path: Path) -> None:
     message = {"role": "user", "content": ""}
     refused = grpc.StatusCode.INVALID_ARGUMENT
-    async with beating(tmp_path) as here:
+    async with beating(tmp_path, tool_calls="qwen3_coder") as here:
         await assert_no_delay(
             here,
             {
+                **outputs(here, "qwen3_coder", 10_000),
+                "a parameter that leads to itself": writes(
+                    here, "<function=f><parameter=p>1</function>", 100, calls=1, properties=ITSELF
+                ),
+                "parameters that lead to one another": post(
+                    here, "/v1/chat/completions", with_tool(ONE_ANOTHER, max_tokens=1), 400
+                ),
                 "1 MB without a space": post(here, "/v1/completions", body(prompt="x" * 1_000_000), 400),
                 "250 KB of words": post(here, "/v1/completions", body(prompt="word " * 50_000), 400),
                 "100 KB without a space": post(here, "/v1/completions", body(prompt="x" * 100_000), 200),
@@ -229,3 +312,10 @@ async def test_the_largest_requests_do_not_delay_the_loop(tmp_path: Path) -> Non
                 ),
             },
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CALLS)
+async def test_the_longest_outputs_do_not_delay_the_loop(tmp_path: Path, family: str) -> None:
+    async with beating(tmp_path, tool_calls=family, reasoning="think") as here:
+        await assert_no_delay(here, outputs(here, family, 400_000))
