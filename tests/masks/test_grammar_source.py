@@ -106,7 +106,7 @@ def test_tools_may_have_any_character_wherever_there_is_a_text(
             "additionalProperties": False,
         }
         tool = Tool("f", parameters)
-        grammar = family.grammar(ToolUse((tool,), (tool,), 1), {})
+        grammar = family.grammar(ToolUse((tool,), (tool,), only_one=True), {})
         arguments = f"{{{key_of(text)}: {value_of(text)}}}"
         named = f"f[ARGS]{arguments}"
         call = f'{{"name": "f", "{family.arguments}": {arguments}}}'
@@ -142,7 +142,7 @@ def test_annotations_constrain_nothing_wherever_they_stand(
         check_writes(matchers, Grammar(json_schema=json.dumps(schema)), json.dumps(document))
         tool = Tool("f", {"type": "object", "properties": {"a": schema}, "required": ["a"]})
         if "$ref" not in json.dumps(schema):  # which is relative to the whole document
-            grammar = FAMILIES["hermes"].grammar(ToolUse((tool,), (tool,), 1), {})
+            grammar = FAMILIES["hermes"].grammar(ToolUse((tool,), (tool,), only_one=True), {})
             call = json.dumps({"name": "f", "arguments": {"a": document}})
             check_writes(matchers, grammar, f"<tool_call>\n{call}\n</tool_call>")
         assert tool.parameters["properties"]["a"] == schema, "the prompt shows tools as they are"
