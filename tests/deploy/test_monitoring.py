@@ -62,6 +62,7 @@ def _expressions() -> list[str]:
         for name in ("scaling", "scaling-node")
         for scaled in case(name).of_kind("ScaledObject").values()
         for trigger in scaled["spec"]["triggers"]
+        if trigger["type"] == "prometheus"
     ]
     return [*drawn, *(rule["expr"] for rule in _rules()), *triggers]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.deploy.chart import case, render, render_with
+from tests.deploy.chart import Object, case, render, render_with
 
 
 def test_budgets_of_routers_and_decode_by_default() -> None:
@@ -34,28 +34,42 @@ def test_routers_scale_by_cpu() -> None:
     assert "replicas" not in rendered.one("Deployment", "demo-baton-router")["spec"]
 
 
-def test_prefill_scales_by_queue_and_decode_by_slots() -> None:
-    rendered = case("scaling")
-    prefill = rendered.one("ScaledObject", "demo-baton-prefill")["spec"]
-    decode = rendered.one("ScaledObject", "demo-baton-decode")["spec"]
-    (queue,), (slots,) = prefill["triggers"], decode["triggers"]
-    assert "baton_worker_queued_prefill_tokens" in queue["metadata"]["query"]
-    assert queue["metadata"]["threshold"] == "0.25"
-    assert "baton_worker_free_slots" in slots["metadata"]["query"]
-    assert slots["metadata"]["threshold"] == "0.75"
-    for role, spec in (("prefill", prefill), ("decode", decode)):
+def _triggers(name: str, component: str) -> dict[str, Object]:
+    triggers = case(name).one("ScaledObject", f"demo-baton-{component}")["spec"]["triggers"]
+    return {trigger.get("name", trigger["type"]): trigger for trigger in triggers}
+
+
+def test_prefill_scales_by_what_is_asked_and_decode_by_what_is_scarce() -> None:
+    prefill, decode = _triggers("scaling", "prefill"), _triggers("scaling", "decode")
+    assert set(prefill) == {"prefill-demand", "prefill-held", "cron"}
+    assert set(decode) == {"decode-demand", "decode-held"}
+    assert "baton_router_demand_prefill_seconds" in prefill["prefill-demand"]["metadata"]["query"]
+    assert prefill["prefill-demand"]["metadata"]["threshold"] == "0.6"
+    asked = decode["decode-demand"]["metadata"]["query"]
+    for metric in ("free_slots", "free_blocks"):
+        assert f"baton_worker_{metric}" in asked
+    assert "baton_router_unserved_requests" in asked
+    assert decode["decode-demand"]["metadata"]["threshold"] == "0.75"
+    for role, triggers in (("prefill", prefill), ("decode", decode)):
+        spec = case("scaling").one("ScaledObject", f"demo-baton-{role}")["spec"]
         assert spec["scaleTargetRef"]["name"] == f"demo-baton-{role}"
-        assert spec["triggers"][0]["metadata"]["serverAddress"] == "https://prometheus.example.com"
-        assert spec["triggers"][0]["authenticationRef"] == {"name": "prometheus"}
-        assert f'role="{role}"' in spec["triggers"][0]["metadata"]["query"]
-        assert 'model="baton-demo"' in spec["triggers"][0]["metadata"]["query"]
-        assert "replicas" not in rendered.one("Deployment", f"demo-baton-{role}")["spec"]
+        assert "replicas" not in case("scaling").one("Deployment", f"demo-baton-{role}")["spec"]
+        held = triggers[f"{role}-held"]["metadata"]
+        assert f'role="{role}"' in held["query"]
+        assert held["threshold"] == "1"
+        for trigger in (triggers[f"{role}-demand"], triggers[f"{role}-held"]):
+            assert trigger["metadata"]["serverAddress"] == "https://prometheus.example.com"
+            assert trigger["authenticationRef"] == {"name": "prometheus"}
+            assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert case("scaling").one("ScaledObject", "demo-baton-prefill")["spec"]["fallback"]["replicas"] == 4
 
 
 def test_groups_scale_by_both_and_count_their_workers() -> None:
     spec = case("scaling-node").one("ScaledObject", "demo-baton-workers")["spec"]
     assert [(trigger["name"], trigger["metadata"]["threshold"]) for trigger in spec["triggers"]] == [
-        ("prefill-queue-seconds", "0.5"),
-        ("decode-slots", "2.4"),
+        ("prefill-demand", "0.7"),
+        ("prefill-held", "1"),
+        ("decode-demand", "2.4"),
+        ("decode-held", "3"),
     ]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 6)

@@ -103,6 +103,18 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
     ({"workerGroup.autoscaling.enabled": True, "workerGroup.autoscaling.minReplicas": 9}, "minReplicas"),
     ({"ray.enabled": True, "workerGroup.autoscaling.enabled": True}, "workerGroup.autoscaling.enabled"),
     ({"router.autoscaling.enabled": True, "router.autoscaling.minReplicas": 9}, "router.autoscaling"),
+    (
+        {"router.autoscaling.enabled": True, "router.resources.requests.cpu": "2"},
+        "router.config.processes 1 use no more than 1",
+    ),
+    (
+        {
+            "router.autoscaling.enabled": True,
+            "router.resources.requests.cpu": "3500m",
+            "router.config.processes": 2,
+        },
+        "it would never add a pod",
+    ),
     ({"rdma.ipcLock": True}, "rdma.ipcLock"),
     ({"redis.url": "redis://r:1", "redis.existingSecret": "r"}, "redis.existingSecret and redis.url"),
     ({"redis.bundled.enabled": False}, "no Redis"),

@@ -68,6 +68,13 @@ workerGroup.gpu.count is {{ $gpus }} for {{ $workers }} workers: give each one, 
 {{- if and .enabled (gt (.minReplicas | int) (.maxReplicas | int)) }}
 router.autoscaling.minReplicas is above maxReplicas
 {{- end }}
+{{- $processes := int (default 1 $values.router.config.processes) }}
+{{- $cpu := dig "requests" "cpu" "1" $values.router.resources | toString }}
+{{- $cores := hasSuffix "m" $cpu | ternary (divf (trimSuffix "m" $cpu | float64) 1000) (float64 $cpu) }}
+{{- $aimed := divf (mulf $cores .targetCPUUtilization) 100 }}
+{{- if and .enabled (gt (mulf $aimed 1.1) (float64 $processes)) }}
+router.autoscaling.targetCPUUtilization {{ .targetCPUUtilization }} of router.resources.requests.cpu {{ $cpu }} is {{ $aimed }} cores, and router.config.processes {{ $processes }} use no more than {{ $processes }}: it would never add a pod
+{{- end }}
 {{- end }}
 {{- if and $values.rdma.ipcLock (not $values.rdma.enabled) }}
 rdma.ipcLock is for rdma.enabled
