@@ -28,11 +28,11 @@ _SHOWN = 12000
 
 
 @functools.cache
-def why_not() -> str | None:
-    """What this machine lacks; None: nothing."""
+def why_not(attempt: str = _ATTEMPT) -> str | None:
+    """What this machine lacks for `attempt`, a script of the shell; None: nothing."""
     try:
         done = subprocess.run(
-            ["unshare", *_NEW, "sh", "-ec", _ATTEMPT], capture_output=True, text=True, timeout=30, check=False
+            ["unshare", *_NEW, "sh", "-ec", attempt], capture_output=True, text=True, timeout=30, check=False
         )
     except FileNotFoundError as error:
         return f"no command {error.filename}"
