@@ -13,6 +13,9 @@ from baton.errors import FieldError
 
 # List items encoded at once. With 20 logprobs each that takes about 1 ms.
 _BATCH = 32
+# Levels of objects and lists. What is parsed is walked again where the stack is deeper: by templates, and by
+# encoders. Each must have room for it, so the bound is far below that of Python's parser.
+MOST_LEVELS = 256
 # A part of a body is sent once it has so many bytes.
 _PART_BYTES = 32 * 1024
 
@@ -41,12 +44,27 @@ def parse_json(body: bytes | bytearray) -> object:
 
 
 def parse_text(text: str, decode: Callable[[str], object] = json.loads) -> object:
-    """Parses JSON that is a text of a body; ValueError or RecursionError if it is not JSON, or has half a
-    surrogate pair, which JSON can escape and no later step could encode."""
+    """Parses JSON that is a text of a body; ValueError or RecursionError if it is not JSON, is nested deeper
+    than `MOST_LEVELS`, or has half a surrogate pair, which JSON can escape and no later step could encode."""
     document = decode(text)
+    if text.count("{") + text.count("[") > MOST_LEVELS and _levels_exceed(document, MOST_LEVELS):
+        raise ValueError("nested too deeply")
     if "\\ud" in text or "\\uD" in text:
         encode(document).encode()
     return document
+
+
+def _levels_exceed(document: object, most: int) -> bool:
+    """Whether objects and lists are nested deeper than `most`."""
+    level = [document]
+    for _ in range(most + 1):
+        inner = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        ]
+        if not inner:
+            return False
+        level = [one for values in inner for one in values]
+    return True
 
 
 def _no_constant(name: str) -> float:

@@ -33,6 +33,8 @@ class Outbox:
         self.unread_bytes = 0
         self._closed = False
         self._delta = Delta(first_number=0, opening=True)
+        # The delta's text, joined when it is taken: adding to a long text would copy it each time.
+        self._texts: list[str] = []
         self._error: BatonError | None = None
         # The journal's, if there is one: each delta reports whether the request is recorded.
         self.receipt: Receipt | None = None
@@ -49,7 +51,7 @@ class Outbox:
             return
         size = _OBJECT_BYTES + len(text)
         self._delta.token_ids.append(token_id)
-        self._delta.text += text
+        self._texts.append(text)
         if logprobs is not None:
             self._delta.logprobs.append(logprobs)
             self._delta.offsets.append(offset)
@@ -64,7 +66,7 @@ class Outbox:
         """Adds the rest of the text and ends the output."""
         if self._closed:
             return
-        self._delta.text += text
+        self._texts.append(text)
         self._delta.finish, self._delta.usage, self._delta.trace = finish, usage, trace
         self._available.set()
 
@@ -76,6 +78,7 @@ class Outbox:
     def overflow(self) -> None:
         """Drops what was not taken and fails: the client reads too slowly."""
         self._delta = Delta(self._delta.first_number)
+        self._texts.clear()
         self._closed = True
         self.fail(BatonError(ErrorKind.OVERLOADED, "the client does not read its output"))
 
@@ -89,6 +92,8 @@ class Outbox:
         delta = self._delta
         if delta.token_ids or delta.finish is not None:
             delta.resumable = self.receipt is not None and self.receipt.acknowledged
+            delta.text = "".join(self._texts)
+            self._texts.clear()
             self._delta = Delta(delta.first_number + len(delta.token_ids))
             self._budget.release(self)
             return delta

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 
 from services.router.api.openai_response import CompletionResponse
@@ -22,7 +23,7 @@ from services.router.tools.families import FAMILIES, HERMES, ToolFamily
 from services.router.tools.output_parser import OutputStructure
 from services.router.tools.tool_use import ToolUse
 from tests.router.api.golden_streams import MESSAGES, ScriptedDispatcher, deltas, request_of
-from tests.router.conftest import MODEL, byte_tokenizer
+from tests.router.conftest import MODEL, SiteMaker, byte_tokenizer
 from tests.router.tools.model_outputs import USE, cuts_of, outputs_of
 
 TEXTS = TokenTexts(byte_tokenizer())
@@ -214,3 +215,21 @@ async def test_a_stream_that_fails_ends_with_an_error() -> None:
     for whole in (asked.chat, asked.response):
         with pytest.raises(TypeError):
             await whole(stream=False)
+
+
+async def test_tokens_of_reasoning_are_counted_by_a_router(site: SiteMaker) -> None:
+    """All of the output, since the prompt ends with the opening mark and the model never closes it."""
+    fields = {"model": MODEL, "temperature": 0, "ignore_eos": True}
+    thinking = [{"role": "user", "content": "x<think>"}]
+    chat = {**fields, "messages": thinking, "add_generation_prompt": False, "max_tokens": 30}
+    async with (
+        site(reasoning="think") as here,
+        httpx.AsyncClient(base_url=f"http://{here.addresses['http']}") as http,
+    ):
+        whole = (await http.post("/v1/chat/completions", json=chat)).json()
+        asked = {**chat, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = events_of((await http.post("/v1/chat/completions", json=asked)).content)
+    assert whole["choices"][0]["message"]["reasoning_content"]
+    count = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < count <= 30
+    assert streamed[-1]["usage"] == whole["usage"]
