@@ -38,8 +38,7 @@ def test_ingresses() -> None:
     assert http["spec"]["ingressClassName"] == grpc["spec"]["ingressClassName"] == "nginx"
     assert http["spec"]["tls"] == [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}]
     assert "tls" not in grpc["spec"]
-    assert grpc["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
-    assert "annotations" not in http["metadata"]
+    assert grpc["metadata"]["annotations"]["nginx.ingress.kubernetes.io/limit-rps"] == "50"
     backends = [
         ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["port"]["number"]
         for ingress in (http, grpc)
@@ -82,7 +81,7 @@ def test_helm_test_makes_a_generation() -> None:
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["containers"][0]["command"] == ["baton", "check", "--config", "/etc/baton/test.yaml"]
     assert rendered.config("test") == {
-        "http": "https://demo-baton:80",
+        "http": "https://demo-baton:443",
         "grpc": "demo-baton:50051",
         "model": "baton-demo",
         "timeout_s": 120,

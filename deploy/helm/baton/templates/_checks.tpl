@@ -14,14 +14,14 @@ model.hostPath.path is empty, and model.source is hostPath
 {{- if and (eq $model.source "hub") (not $model.hub.id) }}
 model.hub.id is empty, and model.source is hub
 {{- end }}
-{{- if and (eq $model.source "hub") (eq $model.hub.cache "pvc") (not $model.hub.claimName) }}
-model.hub.claimName is empty, and model.hub.cache is pvc
+{{- if and (eq $model.source "hub") (eq $model.hub.cache "pvc") (not $model.hub.claimName) (not $model.hub.claimSize) }}
+model.hub.claimName is empty, and model.hub.cache is pvc; or set model.hub.claimSize
 {{- end }}
 {{- if and (eq $model.source "image") (not $model.image.reference) }}
 model.image.reference is empty, and model.source is image
 {{- end }}
-{{- if and (eq .Values.kernelCache.type "pvc") (not .Values.kernelCache.claimName) }}
-kernelCache.claimName is empty, and kernelCache.type is pvc
+{{- if and (eq .Values.kernelCache.type "pvc") (not .Values.kernelCache.claimName) (not .Values.kernelCache.claimSize) }}
+kernelCache.claimName is empty, and kernelCache.type is pvc; or set kernelCache.claimSize
 {{- end }}
 {{- end -}}
 
@@ -86,6 +86,15 @@ rdma.ipcLock is for rdma.enabled
 {{- $tls := $values.tls -}}
 {{- if and $values.redis.existingSecret $values.redis.url }}
 redis.existingSecret and redis.url are both set
+{{- end }}
+{{- if not $values.secrets.draw }}
+{{- $given := $values.secrets.values }}
+{{- if and (not $values.secrets.existingSecret) (not (and $given.clusterSecret $given.prefixSecret $given.journalKey)) }}
+secrets.draw is false: set secrets.existingSecret
+{{- end }}
+{{- if and (include "baton.bundledRedis" .) (not $given.redisPassword) }}
+secrets.draw is false: set redis.existingSecret, or secrets.values.redisPassword for the bundled Valkey
+{{- end }}
 {{- end }}
 {{- if and (not $values.redis.bundled.enabled) (not $values.redis.existingSecret) (not $values.redis.url) }}
 no Redis: set redis.existingSecret, redis.url or redis.bundled.enabled
@@ -167,11 +176,24 @@ kuberay.gcsFaultTolerance.redisAddress is empty: Ray cannot use the bundled Valk
 {{- if and $values.monitoring.serviceMonitor.enabled $values.monitoring.podMonitor.enabled }}
 monitoring.serviceMonitor.enabled and monitoring.podMonitor.enabled would count all twice
 {{- end }}
-{{- if eq ($values.router.service.httpPort | int) ($values.router.service.grpcPort | int) }}
-router.service.httpPort and router.service.grpcPort are both {{ $values.router.service.httpPort }}
+{{- $http := include "baton.httpPort" . | int }}
+{{- if eq $http ($values.router.service.grpcPort | int) }}
+router.service.httpPort and router.service.grpcPort are both {{ $http }}
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
 ingress.hosts is empty, and ingress.enabled is true
+{{- end }}
+{{- range $host := $values.ingress.enabled | ternary $values.ingress.hosts list }}
+{{- if and $values.ingress.grpc.enabled (has $host $values.ingress.grpc.hosts) }}
+ingress.hosts and ingress.grpc.hosts both have {{ $host }}: gRPC needs a host of its own
+{{- end }}
+{{- end }}
+{{- $routes := or $values.gateway.httpRoute.enabled $values.gateway.grpcRoute.enabled }}
+{{- if and $routes $values.tls.public.enabled (not $values.gateway.backendTLSPolicy.enabled) }}
+gateway.backendTLSPolicy.enabled is false, and tls.public.enabled is true: a gateway would speak plaintext to routers
+{{- end }}
+{{- if and $values.gateway.backendTLSPolicy.enabled (not (and $routes $values.tls.public.enabled)) }}
+gateway.backendTLSPolicy.enabled is for a route and tls.public.enabled
 {{- end }}
 {{- if and $values.ingress.grpc.enabled (not $values.ingress.grpc.hosts) }}
 ingress.grpc.hosts is empty, and ingress.grpc.enabled is true
@@ -209,6 +231,9 @@ security.strict: auth.enabled is false
 {{- $collector := $values.tracing.endpoint }}
 {{- if and (hasPrefix "http://" $collector) (not (regexMatch "^http://(localhost|127\\.0\\.0\\.1|\\[::1\\])([:/]|$)" $collector)) }}
 security.strict: tracing.endpoint is without TLS: https://host:port
+{{- end }}
+{{- if and (eq $values.model.source "hub") (not (regexMatch "^[0-9a-f]{40}$" $values.model.hub.revision)) }}
+security.strict: model.hub.revision {{ $values.model.hub.revision }} moves: name a commit, all 40 digits of it
 {{- end }}
 {{- if not $values.networkPolicy.enabled }}
 security.strict: networkPolicy.enabled is false

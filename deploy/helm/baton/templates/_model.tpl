@@ -1,5 +1,13 @@
 {{/* Where the model is, and how it comes there. */}}
 
+{{/* Claims of the download and of compiled kernels: named ones, or those that the chart makes. */}}
+{{- define "baton.modelClaim" -}}
+{{- default (printf "%s-models" (include "baton.fullname" .)) .Values.model.hub.claimName -}}
+{{- end -}}
+{{- define "baton.kernelClaim" -}}
+{{- default (printf "%s-kernels" (include "baton.fullname" .)) .Values.kernelCache.claimName -}}
+{{- end -}}
+
 {{- define "baton.servedName" -}}
 {{- default "baton-demo" .Values.model.servedName -}}
 {{- end -}}
@@ -39,7 +47,7 @@ demo
 {{- else if eq $model.source "hub" }}
 - name: model
   {{- if eq $model.hub.cache "pvc" }}
-  persistentVolumeClaim: {claimName: {{ $model.hub.claimName | quote }}}
+  persistentVolumeClaim: {claimName: {{ include "baton.modelClaim" .root | quote }}}
   {{- else if and (eq $model.hub.cache "hostPath") (ne .component "router") }}
   hostPath: {path: {{ $model.hub.hostPath | quote }}, type: Directory}
   {{- else }}

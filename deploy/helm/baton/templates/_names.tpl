@@ -114,6 +114,11 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{/* Port of HTTP of the public Service. */}}
+{{- define "baton.httpPort" -}}
+{{ default (ternary 443 80 .Values.tls.public.enabled) (.Values.router.service.httpPort | int) }}
+{{- end -}}
+
 {{- define "baton.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "baton.fullname" .) .Values.serviceAccount.name -}}
@@ -147,6 +152,11 @@ components: {{ ternary (list "workers") (list "prefill" "decode") (eq .Values.to
 {{- range list "extraEnv" "extraEnvFrom" "extraVolumes" "extraVolumeMounts" "hostAliases" -}}
 {{- $_ := set $settings . (concat (index $values.pod .) (index $own . | default list)) -}}
 {{- end -}}
+{{- $variables := list -}}
+{{- range $settings.extraEnv -}}
+{{- $variables = append $variables (hasKey . "value" | ternary (merge (dict "value" (toString .value)) .) .) -}}
+{{- end -}}
+{{- $_ := set $settings "extraEnv" $variables -}}
 {{- toYaml $settings -}}
 {{- end -}}
 

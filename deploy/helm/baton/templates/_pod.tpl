@@ -155,6 +155,30 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* Seconds that a stopping worker has, and a stopping router. */}}
+{{- define "baton.workerGrace" -}}
+{{ add .Values.lifecycle.longestGenerationSeconds .Values.lifecycle.marginSeconds }}
+{{- end -}}
+{{- define "baton.routerGrace" -}}
+{{ add .Values.lifecycle.drainSeconds (include "baton.workerGrace" . | int) }}
+{{- end -}}
+
+{{/* Seconds until a rollout counts as failed, where an old pod ends before the new one loads: (root, stops). */}}
+{{- define "baton.progressSeconds" -}}
+{{ add .root.Values.modelLoadTimeout (.stops | int) 600 }}
+{{- end -}}
+
+{{/* Seconds that `helm --wait` may need: one worker after the other ends and loads, routers too. */}}
+{{- define "baton.waitSeconds" -}}
+{{- $one := add .Values.modelLoadTimeout (include "baton.workerGrace" . | int) 60 -}}
+{{- $pods := list 1 -}}
+{{- range $component := (include "baton.workerComponents" . | fromYaml).components -}}
+{{- $role := include "baton.settings" (dict "root" $ "component" $component) | fromYaml -}}
+{{- $pods = append $pods (int $role.replicas) -}}
+{{- end -}}
+{{ mul $one (max (first $pods) (index $pods 1) (last $pods)) }}
+{{- end -}}
+
 {{/* Variables of every process of Baton's. */}}
 {{- define "baton.env" -}}
 - {name: BATON_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
@@ -170,6 +194,10 @@ metadata:
   {{- include "baton.metadata" (merge (dict "name" (printf "%s-%s" (include "baton.fullname" .root) .component)) .) | nindent 2 }}
 spec:
   maxUnavailable: {{ .budget.maxUnavailable }}
+  {{- with .budget.unhealthyPodEvictionPolicy }}
+  # A pod that never becomes ready must not keep its node from being drained.
+  unhealthyPodEvictionPolicy: {{ . }}
+  {{- end }}
   selector:
     matchLabels:
       {{- include "baton.selector" . | nindent 6 }}

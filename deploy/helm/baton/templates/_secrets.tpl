@@ -116,6 +116,9 @@
     volumeAttributes:
       csi.cert-manager.io/issuer-name: {{ include "baton.internalIssuer" .root | quote }}
       csi.cert-manager.io/issuer-kind: {{ default "Issuer" $tls.internal.issuerRef.kind | quote }}
+      {{- with $tls.internal.issuerRef.group }}
+      csi.cert-manager.io/issuer-group: {{ . | quote }}
+      {{- end }}
       csi.cert-manager.io/dns-names: "${POD_NAME}.${POD_NAMESPACE}.baton.internal,{{ include "baton.internalDnsNames" . | fromYamlArray | join "," }}"
       csi.cert-manager.io/duration: {{ $tls.duration | quote }}
       csi.cert-manager.io/renew-before: {{ $tls.renewBefore | quote }}

@@ -82,7 +82,7 @@ names: {{ toJson $names }}
   emptyDir: {medium: Memory, sizeLimit: {{ .settings.shmSize | quote }}}
 - name: kernels
   {{- if eq $kernels.type "pvc" }}
-  persistentVolumeClaim: {claimName: {{ $kernels.claimName | quote }}}
+  persistentVolumeClaim: {claimName: {{ include "baton.kernelClaim" .root | quote }}}
   {{- else if eq $kernels.type "hostPath" }}
   hostPath: {path: {{ $kernels.hostPath | quote }}, type: Directory}
   {{- else }}
