@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,26 @@ def test_a_loop_with_nothing_to_do_stays_idle_while_the_disk_is_gone(tmp_path: P
     failed = behind.failed
     assert sum(case.store.poll() for _ in range(5000)) <= 2, "a try and its failure"
     assert behind.failed <= failed + 1
+
+
+def test_a_read_that_hangs_is_not_waited_for_again(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts wait for a block as long as reads usually take; one that takes longer tells so meanwhile."""
+    disk.write(1)
+    begun, ends, real = threading.Event(), threading.Event(), DiskBlockStore._read
+
+    def hangs(store: DiskBlockStore, block_hash: bytes) -> bytes | None:
+        begun.set()
+        assert ends.wait(10)
+        return real(store, block_hash)
+
+    monkeypatch.setattr(DiskBlockStore, "_read", hangs)
+    assert disk.store.seconds_each == 0
+    disk.store.request(name(1))
+    assert begun.wait(10)
+    time.sleep(0.05)
+    assert disk.store.seconds_each >= 0.05
+    ends.set()
+    assert disk.settled() == [FinishedRead(name(1), data(1))]
 
 
 def test_pauses_double_up_to_the_longest() -> None:
