@@ -17,7 +17,7 @@ from services.router.workers.other_claims import FIRST, Precedence
 
 _NOT_PLACED: PlacedNumber = sys.maxsize
 # Turn of its call, and order of arrival: lower ones go first among those of one tenant and priority.
-Position = tuple[int, int]
+Position = tuple[float, int]
 
 
 @dataclass(eq=False)

@@ -15,9 +15,14 @@ its requests that come together do not wait for a tenant that always sends too m
 A more urgent priority goes first, but for a floor: a share of what is placed while less urgent requests wait
 is theirs, each priority in turn, so that none starves.
 
-Within a flow, client calls take turns, by the same rule with a cost of one for each request: those of one
-call get successive turns, from the turn that was served last, so that a call with a thousand choices and a
-later call with one take turns. Within a turn, first come, first served. Requests that are too late for their
+Within a flow, client calls take turns: each request of a call has the turn behind that of the one before, and
+the first has the current turn. That grows by one over the number of calls that wait with each request that is
+placed, as the virtual time of weighted fair queueing does (Demers, Keshav and Shenker, "Analysis and
+simulation of a fair queueing algorithm", SIGCOMM 1989). So a call with a thousand choices and a later call
+with one take turns, and the second choice of a call waits for a request of each call that waits with it. The
+turn that was served last would not do in place of the current one: it stands still while ever new calls come,
+and all further choices would starve, whereas tenants are few, and each is charged. Within a turn,
+first come, first served. Requests that are too late for their
 first token go last, but for a part of what is placed.
 """
 
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -62,8 +68,9 @@ class _Flow:
     # Sum of their costs, and of the seconds of their prompts.
     tokens: float = 0.0
     prefill_s: float = 0.0
-    # The turn of the request that was placed last.
-    turn: int = 0
+    # The current turn, and how many requests of each call wait.
+    turn: float = 0.0
+    calls: Counter[ClientCall] = field(default_factory=Counter)
     # How many were placed while others were late, since one of those went first.
     before_late: int = 0
 
@@ -87,9 +94,15 @@ class _Priority:
         flow = self.flows.get(tenant)
         if flow is None:
             if len(self.flows) >= _MANY_FLOWS:
-                self.flows = {name: one for name, one in self.flows.items() if one.waiting}
+                self._forget_flows()
             flow = self.flows[tenant] = _Flow()
         return flow
+
+    def _forget_flows(self) -> None:
+        """Forgets half of the flows that do not wait: those that owe least."""
+        idle = [name for name, one in self.flows.items() if not one.waiting]
+        for name in sorted(idle, key=lambda one: self.flows[one].start)[: -(-len(idle) // 2)]:
+            del self.flows[name]
 
     def start_of(self, flow: _Flow) -> float:
         """The start tag of the flow's next request."""
@@ -160,6 +173,7 @@ class RequestOrder:
         flow.weight = entry.weight
         flow.tokens += entry.tokens
         flow.prefill_s += entry.prefill_s
+        flow.calls[entry.call] += 1
         self._prompts[length_of(entry.prefill_s)] += entry.prefill_s
         self._count += 1
         if len(flow.waiting) == 1:
@@ -189,7 +203,7 @@ class RequestOrder:
         priority.placed_at = now
         self._settle(priority, cost)
         priority.time = max(priority.time, flow.start)
-        flow.turn = max(flow.turn, entry.position[0])
+        flow.turn += 1 / len(flow.calls)
         self._remove(entry, priority, flow)
         self._recall_late(flow)
         if flow.waiting:
@@ -288,6 +302,9 @@ class RequestOrder:
         del flow.waiting[_index_of(entry, flow)]
         flow.tokens -= entry.tokens
         flow.prefill_s -= entry.prefill_s
+        flow.calls[entry.call] -= 1
+        if not flow.calls[entry.call]:
+            del flow.calls[entry.call]
         self._prompts[length_of(entry.prefill_s)] -= entry.prefill_s
         self._count -= 1
         if not self._count:

@@ -57,7 +57,7 @@ class ClientCall:
     # Lower ones are placed first; see `tenants.priority`.
     priority: int = 0
     # The earliest turn in the waiting queue that its next request may have.
-    next_turn: int = 0
+    next_turn: float = 0.0
     # When one of its requests was placed last, on the event loop's clock.
     placed_at: float = -math.inf
     # Limits how many of its requests are in that queue at once; made by the queue, which knows the limit.
