@@ -11,22 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
-from typing import Generic, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Generic, TypeVar, cast
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from baton.addresses import join_address
 from services.common.observability.histogram import Histogram
-from services.common.rpc.grpc_server import bind_socket
 
-_CONNECTION_S = 5.0
-_STOP_POLL_S = 0.1
 # In it a thread that waits for Python's lock gets it.
 _PAUSE_S = 0.0002
 
@@ -134,6 +128,11 @@ def _parts(registry: Collector, accept: str) -> tuple[Iterator[bytes], str]:
     return parts(), content_type
 
 
+def paced(registry: CollectorRegistry) -> CollectorRegistry:
+    """The registry for a thread that encodes it, which then pauses between two metrics."""
+    return cast(CollectorRegistry, _Paced(registry))
+
+
 class _Paced(Collector):
     """A registry whose reader pauses between two metrics. Some hundred series take 5 ms to encode, in which a
     thread would keep Python's lock, and no stream of its process would get a token."""
@@ -146,39 +145,3 @@ class _Paced(Collector):
         for metric in self._registry.collect():
             yield metric
             time.sleep(_PAUSE_S)
-
-
-class MetricsServer:
-    """A small HTTP endpoint beside a process's real work; one scrape at a time, on a thread."""
-
-    def __init__(self) -> None:
-        self._server: WSGIServer | None = None
-
-    def start(self, registry: CollectorRegistry, host: str, port: int) -> str:
-        """Serves the registry; returns `host:port`. BatonError(INVALID) where the port is taken."""
-        bound = bind_socket(host, port)
-        server = WSGIServer((host, port), _Handler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = bound
-        server.server_address = bound.getsockname()
-        server.server_name, server.server_port = host, bound.getsockname()[1]
-        server.setup_environ()
-        server.server_activate()
-        server.set_app(make_wsgi_app(_Paced(registry)))
-        self._server = server
-        Thread(target=server.serve_forever, args=(_STOP_POLL_S,), name="metrics", daemon=True).start()
-        return join_address(host, server.server_port)
-
-    async def stop(self) -> None:
-        """Ends the thread and closes the port."""
-        if self._server is not None:
-            await asyncio.to_thread(self._server.shutdown)
-            self._server.server_close()
-
-
-class _Handler(WSGIRequestHandler):
-    # The longest that a client that neither sends nor reads can delay others.
-    timeout = _CONNECTION_S
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not logged."""

@@ -34,7 +34,7 @@ from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
-from services.common.observability.metrics import MetricsServer
+from services.common.observability.metrics_server import MetricsServer
 from services.common.observability.tracing.configured import configured_recorder
 from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.child_protocol import (
@@ -266,7 +266,7 @@ class _Front:
             await self._probes.canary.run()
 
     async def _start_server(self, server: GrpcServer, ready: ReadyEvent, admin: str) -> None:
-        metrics = self._start_metrics() or admin
+        metrics = await self._start_metrics() or admin
         if self._masks is not None:
             ready.limits.output_formats.extend(OUTPUT_FORMATS)
         servicer = WorkerServicer(
@@ -292,7 +292,7 @@ class _Front:
             await servicer.update_load()
             self._registration.register(self._config.served_name, servicer, addresses)
 
-    def _start_metrics(self) -> str:
+    async def _start_metrics(self) -> str:
         """Registers the metrics and opens their own endpoint; its address, or "" where none is configured."""
         config = self._config
         metrics = WorkerMetrics(
@@ -308,7 +308,7 @@ class _Front:
         metrics.register(self._registry, self._handle.process.pid)
         if config.metrics_port is None:
             return ""
-        return self._metrics.start(self._registry, config.host, config.metrics_port)
+        return await self._metrics.start(self._registry, config.host, config.metrics_port)
 
     async def _audit(self) -> Audit:
         return await audit_of(self._engine)

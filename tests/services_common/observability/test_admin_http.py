@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.addresses import split_address
-from services.common.observability import admin_http
+from services.common.observability import small_http
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.metrics import ScrapedCollector, process_metrics
 
@@ -81,7 +81,7 @@ async def test_metrics_and_404_for_the_rest() -> None:
         for path in ("/", "/metrics/", "/Health", "/debug", "*"):
             assert (await get(address, path))[0] == 404, path
         for method in (b"POST", b"HEAD", b"DELETE"):
-            answer = await send(address, method + b" /health HTTP/1.1\r\n\r\n")
+            answer = await send(address, method + b" /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n"), method
 
 
@@ -110,17 +110,26 @@ async def test_what_is_no_request_is_refused(request_: bytes) -> None:
 
 
 async def test_silent_connections_are_bounded_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_http, "_MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(admin_http, "_CONNECTION_S", 0.5)
+    """The oldest is closed for a new one, the others soon."""
+    monkeypatch.setattr(small_http, "MOST_WAITING", 3)
+    monkeypatch.setattr(small_http, "HEAD_S", 0.5)
     async with served() as (_, address):
         silent = [await asyncio.open_connection(*split_address(address)) for _ in range(3)]
-        assert await send(address, b"GET /health HTTP/1.1\r\n\r\n") == b"", "one too many"
+        assert (await get(address, "/health"))[0] == 200
         for reader, writer in silent:
             async with asyncio.timeout(5):
                 with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                     await reader.readexactly(1)
             writer.close()
-        assert (await get(address, "/health"))[0] == 200
+
+
+@pytest.mark.parametrize("hosts", ["", "host: a\r\nhost: a\r\n"])
+async def test_a_request_has_one_host(hosts: str) -> None:
+    async with served() as (_, address):
+        answer = await send(address, f"GET /health HTTP/1.1\r\n{hosts}\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 400")
+        answer = await send(address, b"GET /health HTTP/1.0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
 
 
 async def test_its_port_is_free_again_after_a_stop() -> None:

@@ -17,12 +17,12 @@ from baton.errors import BatonError, ErrorKind
 from services.common.observability.histogram import Histogram
 from services.common.observability.metrics import (
     Metric,
-    MetricsServer,
     ScrapedCollector,
     collect,
     render,
     render_on_loop,
 )
+from services.common.observability.metrics_server import MetricsServer
 
 TABLE: tuple[Metric[Histogram], ...] = (
     Metric("baton_test_things_total", "Things.", lambda took: [(("a",), 2), (("b",), 3)], ("kind",)),
@@ -48,7 +48,7 @@ async def scrape(address: str) -> httpx.Response:
 
 async def test_it_serves_metrics_and_frees_its_port() -> None:
     server = MetricsServer()
-    address = server.start(registry_of(), "127.0.0.1", 0)
+    address = await server.start(registry_of(), "127.0.0.1", 0)
     families = {
         family.name: family for family in text_string_to_metric_families((await scrape(address)).text)
     }
@@ -63,7 +63,7 @@ async def test_it_serves_metrics_and_frees_its_port() -> None:
     assert (buckets["0.01"], buckets["0.025"], buckets["+Inf"]) == (0, 1, 1)
     await server.stop()
     again = MetricsServer()
-    assert again.start(registry_of(), "127.0.0.1", int(address.rsplit(":", 1)[1])) == address
+    assert await again.start(registry_of(), "127.0.0.1", int(address.rsplit(":", 1)[1])) == address
     await again.stop()
 
 
@@ -72,18 +72,21 @@ async def test_a_port_in_use_is_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(BatonError, match=r"cannot listen on 127\.0\.0\.1") as failed:
-            MetricsServer().start(registry_of(), "127.0.0.1", taken.getsockname()[1])
+            await MetricsServer().start(registry_of(), "127.0.0.1", taken.getsockname()[1])
     assert failed.value.kind is ErrorKind.INVALID
 
 
-async def test_a_silent_client_blocks_others_only_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.common.observability.metrics._Handler.timeout", 0.2)
+async def test_what_prometheus_may_ask_for() -> None:
     server = MetricsServer()
-    address = server.start(registry_of(), "127.0.0.1", 0)
-    host, port = address.split(":")
-    _, writer = await asyncio.open_connection(host, int(port))  # and sends nothing
-    assert (await scrape(address)).status_code == 200
-    writer.close()
+    address = await server.start(registry_of(), "127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+        plain = await client.get("/metrics", headers={"accept-encoding": "identity"})
+        packed = await client.get("/metrics", headers={"accept-encoding": "gzip"})
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.text == plain.text
+        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+        assert (await client.get("/metrics", headers=accept)).text.endswith("# EOF\n")
+        assert (await client.post("/metrics")).status_code == 405
     await server.stop()
 
 
@@ -121,7 +124,7 @@ async def test_a_thread_that_encodes_gives_way_between_two_metrics(monkeypatch: 
     paused: list[float] = []
     monkeypatch.setattr("services.common.observability.metrics.time.sleep", paused.append)
     server = MetricsServer()
-    address = server.start(registry_of(), "127.0.0.1", 0)
+    address = await server.start(registry_of(), "127.0.0.1", 0)
     try:
         answer = await scrape(address)
     finally:
