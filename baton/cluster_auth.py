@@ -83,9 +83,7 @@ class CertificateProof:
 
     def sign(self, name: str, incarnation: str, certificates: Sequence[str]) -> str:
         """The proof, in hex digits."""
-        parts = [part.encode() for part in (name, incarnation, *certificates)]
-        joined = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-        return hmac.digest(self._key, joined, "sha256").hex()
+        return hmac.digest(self._key, _joined((name, incarnation, *certificates)), "sha256").hex()
 
     def verify(self, proof: str, name: str, incarnation: str, certificates: Sequence[str]) -> bool:
         """Whether `sign` made this proof. Compares in constant time."""
@@ -94,18 +92,43 @@ class CertificateProof:
 
 
 class KeyProof:
-    """Authenticates the API keys in Redis as made by someone who has the cluster's secret."""
+    """Authenticates the API keys of one cluster in Redis as made by someone who has its secret."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, namespace: str) -> None:
         self._key = _derived(secret, b"api keys")
+        self._namespace = namespace
 
-    def sign(self, text: str) -> str:
-        """The proof, in hex digits."""
-        return hmac.digest(self._key, text.encode(), "sha256").hex()
+    def sign(self, key_id: str, text: str) -> str:
+        """The proof of one entry, in hex digits."""
+        return self._signed("entry", self._namespace, key_id, text)
 
-    def verify(self, proof: str, text: str) -> bool:
+    def verify(self, proof: str, key_id: str, text: str) -> bool:
         """Whether `sign` made this proof. Compares in constant time."""
-        return hmac.compare_digest(proof.encode(), self.sign(text).encode())
+        return hmac.compare_digest(proof.encode(), self.sign(key_id, text).encode())
+
+    def verify_alone(self, proof: str, text: str) -> bool:
+        """Whether it is the proof of an entry's text alone, as it was before clusters and ids were part of
+        it."""
+        expected = hmac.digest(self._key, text.encode(), "sha256").hex()
+        return hmac.compare_digest(proof.encode(), expected.encode())
+
+    def sign_all(self, generation: int, values: Mapping[str, str]) -> str:
+        """The proof that the entries of a generation are these, by id, and no others."""
+        parts = [part for item in sorted(values.items()) for part in item]
+        return self._signed("all", self._namespace, str(generation), *parts)
+
+    def verify_all(self, proof: str, generation: int, values: Mapping[str, str]) -> bool:
+        """Whether `sign_all` made this proof. Compares in constant time."""
+        return hmac.compare_digest(proof.encode(), self.sign_all(generation, values).encode())
+
+    def _signed(self, *parts: str) -> str:
+        return hmac.digest(self._key, _joined(parts), "sha256").hex()
+
+
+def _joined(parts: Sequence[str]) -> bytes:
+    """The parts, each behind its length, so that no two lists of parts are joined alike."""
+    encoded = [part.encode() for part in parts]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in encoded)
 
 
 def _derived(secret: str, use: bytes) -> bytes:

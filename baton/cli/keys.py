@@ -61,14 +61,18 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
     listing = commands.add_parser("list", help="list all keys, by id")
     revoking = commands.add_parser("revoke", help="remove a key; routers refuse it within a second")
     revoking.add_argument("id", metavar="ID", help="its id, as baton keys list shows it")
-    for one in (adding, listing, revoking):
+    signing = commands.add_parser(
+        "sign", help="accept the keys as `list` shows them, after Redis was restored or changed otherwise"
+    )
+    for one in (adding, listing, revoking, signing):
         config_file.add_flag(one, "YAML file of a router, of which state and cluster_secret_file are read")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises BatonError where the file or the key is invalid, the id is taken or unknown, or Redis away."""
     extras.require("state")
-    work = {"add": _adding, "list": _listing, "revoke": _revoking}[arguments.keys_command](arguments)
+    commands = {"add": _adding, "list": _listing, "revoke": _revoking, "sign": _signing}
+    work = commands[arguments.keys_command](arguments)
     file = config_file.load(arguments.config, KeysFile, {})
     secret = read_shared_secret(file.cluster_secret_file, "cluster_secret_file")
     path = file.state.redis_url_file
@@ -133,9 +137,10 @@ def _listing(_: argparse.Namespace) -> Work:
         table = plain_table()
         for heading in ("id", "tenant", "scopes", "models", "expires"):
             table.add_column(heading, no_wrap=True)
-        for key in sorted((await store.listing()).entries or (), key=lambda one: (one.tenant, one.key_id)):
+        for key in sorted(await store.unsigned_listing(), key=lambda one: (one.tenant, one.key_id)):
             table.add_row(key.key_id, key.tenant, _words(key.scopes), _words(key.models), _end(key.expires))
         console().print(table)
+        await store.listing()  # says so where these are not all that were signed last
 
     return work
 
@@ -155,5 +160,13 @@ def _revoking(arguments: argparse.Namespace) -> Work:
     async def work(store: RedisKeyStore) -> None:
         await store.revoke(arguments.id)
         notify(f"key {arguments.id} is refused within a second; what runs with it, runs on")
+
+    return work
+
+
+def _signing(_: argparse.Namespace) -> Work:
+    async def work(store: RedisKeyStore) -> None:
+        await store.sign()
+        notify("routers take the keys as `baton keys list` shows them")
 
     return work

@@ -1,7 +1,8 @@
 """The API keys in Redis, as one reader knows them.
 
-While Redis is away, or has lost its content, the last known keys stay, and their age grows: the reader of
-`age_s` decides how old they may be.
+While Redis is away, has lost its content, or has keys that nobody signed, the last known keys stay, and
+their age grows: the reader of `age_s` decides how old they may be. Redis may also go back, after a failover
+to a replica that lagged or from a backup: then the last known keys are newer, and stay until they change.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class KeyView:
         self._version = ""
         self._read_at = -math.inf
         self._away = False
+        self._generation = 0
+        # The version of an earlier set to which Redis has gone back; empty where it has not.
+        self._refused = ""
         # By SHA-256.
         self.keys: Mapping[bytes, ApiKey] = MappingProxyType({})
 
@@ -63,19 +67,34 @@ class KeyView:
         """Reads the keys if they have changed."""
         asked = self._clock()
         try:
-            listing = await self._store.listing(self._version)
+            listing = await self._store.listing(self._refused or self._version)
         except BatonError as error:
             self._not_read(error.message)
             return
         if self._version and not listing.version:
             self._not_read("Redis has lost its keys")
             return
+        if self._goes_back(listing):
+            self._read_at = asked
+            return
         if self._away:
             _log.info("api_keys_read", seconds_away=round(self.age_s, 3))
-        self._away, self._read_at = False, asked
+        self._away, self._refused, self._read_at = False, "", asked
         if listing.entries is not None and listing.version:
-            self._version = listing.version
+            self._version, self._generation = listing.version, listing.generation
             self._take({bytes.fromhex(key.sha256): key for key in listing.entries})
+
+    def _goes_back(self, listing: KeyListing) -> bool:
+        """Whether Redis has keys of an earlier generation, one of which may have been revoked since."""
+        if listing.entries is None:
+            return bool(self._refused)
+        if listing.generation >= self._generation:
+            return False
+        if not self._refused:
+            known, keys = self._generation, len(self.keys)
+            _log.error("api_keys_went_back", generation=listing.generation, known=known, keys=keys)
+        self._refused = listing.version
+        return True
 
     def _not_read(self, reason: str) -> None:
         if not self._away:

@@ -8,8 +8,8 @@ and one script can access them together.
     {NS.registry}:leases          zset    name -> when its lease ends, ms on the clock of Redis
     {NS.registry}:keepers         hash    name -> incarnation that took it from a worker that lived
     {NS.prefix}:blocks:HOLDER     set     hashes of the blocks that this incarnation has cached
-    {NS.api-keys}:entries         hash    id -> signature:API key as JSON
-    {NS.api-keys}:version         string  random, new with each change of the entries
+    {NS.api-keys}:entries         hash    id -> signature of this entry:API key as JSON
+    {NS.api-keys}:version         string  generation:signature of all entries, new with each change of them
     {NS.quotas}:routers           zset    router -> when its leases end, ms on the clock of Redis
     {NS.quotas}:tenant:NAME       hash    level and limit of each bucket, what each router holds of it; slots
     {NS.responses.TENANT}:index   zset    response id -> when it ends, ms on the clock of Redis

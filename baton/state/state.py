@@ -158,7 +158,7 @@ class State:
         """The API keys in this Redis, which are signed with a key of the cluster's secret."""
         assert self._connection is not None  # made by `at`
         assert self._keys is not None
-        return RedisKeyStore(self._connection, self._keys, KeyProof(cluster_secret))
+        return RedisKeyStore(self._connection, self._keys, KeyProof(cluster_secret, self._keys.namespace))
 
     def watch_api_keys(
         self, cluster_secret: str, on_change: Callable[[list[ApiKey], list[ApiKey]], None] | None = None

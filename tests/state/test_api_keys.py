@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import itertools
 import math
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -77,14 +81,143 @@ async def test_an_id_is_unique_and_an_unknown_one_is_an_error(store: RedisKeySto
 async def test_entries_without_the_clusters_signature_are_no_keys(store: RedisKeyStore, state: State) -> None:
     await store.add(api_key())
     stranger = state.api_keys("the secret of another one")
-    await stranger.add(api_key("sk-2"))
-    forged = (b"", b"\xff", b"00:{}", store._proof.sign("[]").encode() + b":[]")
+    with pytest.raises(BatonError, match="not those that were signed last"):
+        await stranger.add(api_key("sk-2"))
+    signed = [store._proof.sign(f"x{number}", "[]").encode() + b":[]" for number in (4, 9)]
+    forged = (b"", b"\xff", b"00:{}", *signed)
     put = "for i = 1, #ARGV do redis.call('HSET', KEYS[1], 'x' .. i, ARGV[i]) end"
     await store._connection.script(put, store._keys, forged)
     with capture_logs() as logs:
         assert (await store.listing()).entries == (api_key(),)
-    assert len([log for log in logs if log["event"] == "api_key_ignored"]) == 1 + len(forged)
+    assert len([log for log in logs if log["event"] == "api_key_ignored"]) == len(forged)
     assert "sk-" not in str(logs)
+    await store.add(api_key("sk-2"))  # which removes them
+    assert set(await entries_of(store)) == {api_key().key_id, api_key("sk-2").key_id}
+
+
+async def entries_of(store: RedisKeyStore) -> dict[str, str]:
+    """What is in Redis, as someone who has not the secret sees it."""
+    parts: Any = await store._connection.script("return redis.call('HGETALL', KEYS[1])", store._keys[:1])
+    texts = [part.decode() for part in parts]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+async def version_of(store: RedisKeyStore) -> str:
+    found: Any = await store._connection.script("return redis.call('GET', KEYS[1])", store._keys[1:])
+    return "" if found is None else str(found.decode())
+
+
+async def put(store: RedisKeyStore, entries: Mapping[str, str], version: str) -> None:
+    """Puts these in the place of what is in Redis."""
+    script = """
+    redis.call('DEL', KEYS[1])
+    for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+    redis.call('SET', KEYS[2], ARGV[1])
+    """
+    await store._connection.script(
+        script, store._keys, [version, *(x for item in entries.items() for x in item)]
+    )
+
+
+async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
+    store: RedisKeyStore, state: State
+) -> None:
+    """However entries and versions of different times are combined; what is new is taken up again."""
+    seen: list[tuple[dict[str, str], str]] = []
+
+    async def remember() -> None:
+        seen.append((await entries_of(store), await version_of(store)))
+
+    for key_id in ("stolen", "stays"):
+        await store.add(api_key(key_id, id=key_id))
+        await remember()
+    view = KeyView(store)
+    await view.poll()
+    assert len(view.keys) == 2
+    await store.revoke("stolen")
+    await remember()
+    await view.poll()
+    now, version = seen[-1]
+    stolen = seen[0][0]["stolen"]
+    sets = [one for one, _ in seen] + [
+        {**now, "stolen": stolen},
+        {"stays": stolen},
+        {"stolen": now["stays"]},
+        {},
+    ]
+    versions = [one for _, one in seen] + [
+        "anything",
+        "",
+        "f" * 32,
+        "1:",
+        f"9{version}",
+        version[:-1],
+        "9" * 400,
+    ]
+    for entries, other in itertools.product(sets, versions):
+        await put(store, entries, other)
+        await view.poll()
+        assert [key.id for key in view.keys.values()] == ["stays"], (entries, other)
+        with contextlib.suppress(BatonError):  # nor can a change of an operator bring it back
+            await store.add(api_key("sk-3", id="new"))
+            await view.poll()
+            assert "stolen" not in [key.id for key in view.keys.values()] or entries in sets[:2]
+        view = KeyView(store)
+        await put(store, *seen[-2])
+        await view.poll()
+        await put(store, *seen[-1])
+        await view.poll()
+    with capture_logs() as logs:
+        for _ in range(3):
+            await put(store, *seen[1])
+            await view.poll()
+            assert view.age_s < 1
+    assert [log["event"] for log in logs] == ["api_keys_went_back"]
+    # Who starts now cannot know; an operator who has looked signs what is there.
+    started = KeyView(store)
+    await started.poll()
+    assert len(started.keys) == 2
+    await store.revoke("stolen")
+    await view.poll()
+    assert [key.id for key in view.keys.values()] == ["stays"]
+    await put(store, {**now, "stolen": stolen}, version)
+    with pytest.raises(BatonError, match="baton keys sign"):
+        await store.add(api_key("sk-4"))
+    assert len(await store.unsigned_listing()) == 2
+    await store.sign()
+    await view.poll()
+    assert len(view.keys) == 2
+
+
+async def test_entries_of_another_cluster_are_no_keys(store: RedisKeyStore, url: str) -> None:
+    """Which has the same secret."""
+    await store.add(api_key())
+    other = await open_state(url, namespace=uuid.uuid4().hex)
+    theirs = other.api_keys(SECRET)
+    await put(theirs, await entries_of(store), await version_of(store))
+    view = KeyView(theirs)
+    await view.poll()
+    assert dict(view.keys) == {}
+    await other.close()
+
+
+async def test_keys_that_were_signed_one_by_one(store: RedisKeyStore) -> None:
+    """As before versions were signed: they are valid, and signed with the next change."""
+    text = api_key(id="old").model_dump_json(exclude_defaults=True)
+    proof = hmac.digest(store._proof._key, text.encode(), "sha256").hex()
+    await put(store, {"old": f"{proof}:{text}"}, uuid.uuid4().hex)
+    view = KeyView(store)
+    await view.poll()
+    assert [key.id for key in view.keys.values()] == ["old"]
+    before = await entries_of(store), await version_of(store)
+    await store.add(api_key("sk-2", id="new"))
+    await view.poll()
+    assert {key.id for key in view.keys.values()} == {"old", "new"}
+    await store.revoke("old")
+    await view.poll()
+    await put(store, *before)
+    await view.poll()
+    assert [key.id for key in view.keys.values()] == ["new"]
 
 
 async def test_no_key_is_in_redis(redis_url: str) -> None:

@@ -68,12 +68,15 @@ async def test_a_process_that_ends_is_replaced_in_time(model_folder: Path) -> No
         process = await start_router(config(model_folder, [worker.address], processes=2))
         addresses = await ready(process, _START_S)
         for which in (0, 1, 0):
-            os.kill(_routers(process.pid)[which], signal.SIGKILL)
+            killed = _routers(process.pid)[which]
+            os.kill(killed, signal.SIGKILL)
             began = time.monotonic()
             async with asyncio.timeout(_START_S):
                 while (await _answer(addresses["admin_http"], "/health"))[0] != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 moved_s = time.monotonic() - began
+                while killed in (pids := _routers(process.pid)) or len(pids) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
                 while await _status_of(addresses["admin_http"], "/ready") != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             print(f"admin ports after {moved_s:.2f} s, all processes after {time.monotonic() - began:.2f} s")
