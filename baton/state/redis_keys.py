@@ -3,7 +3,8 @@
 Each entry is signed for its cluster and its id with a key of the cluster's secret, and the version signs
 which entries there are and the set's generation, which grows. So who can write to Redis can neither make a
 key, nor bring one back that was revoked, nor remove one unnoticed. They can bring back a whole earlier set:
-`KeyView` refuses what is older than it has seen, and nobody who starts then can know.
+`KeyView` refuses what is older than it has seen, and nobody who starts then can know. What else they can do
+stands in docs/deployment.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from baton.state.response_seal import ResponseSeal
 # Of a Redis with `maxmemory`, the share up to which responses are stored: registry and journal need the rest.
 _MOST_MEMORY = 0.8
 
-# `forget(ids)` removes a tenant's records; those that have expired are removed from the index alone.
+# `forget(ids)` removes a tenant's records; those that have expired are removed from the index alone. For so
+# long an empty string stands in the place of a record that was deleted: a write of it that had seemed to
+# fail may be tried again.
+TOMBSTONE_S = 60.0
+
 _FORGET = (
     NOW
     + """
@@ -42,6 +46,7 @@ end
 """
     + """
 local body, ttl_ms, most = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+if redis.call('GET', record) == '' then return 1 end
 redis.call('SET', record, body, 'PX', ttl_ms)
 local before = tonumber(redis.call('HGET', sizes, id) or 0)
 redis.call('ZADD', index, now + ttl_ms, id)
@@ -63,9 +68,11 @@ return 1
 _DELETE = (
     _FORGET
     + """
-local found = redis.call('EXISTS', record)
+local found = redis.call('STRLEN', record)
+if found == 0 then return 0 end
 forget({id})
-return found
+redis.call('SET', record, '', 'PX', ARGV[2])
+return 1
 """
 )
 
@@ -87,8 +94,8 @@ class RedisResponses:
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         key = self._keys.responses(tenant, response_id)[-1]
         body = await self._connection.script("return redis.call('GET', KEYS[1])", [key])
-        return self._seal.open(tenant, response_id, body) if isinstance(body, bytes) else None
+        return self._seal.open(tenant, response_id, body) if isinstance(body, bytes) and body else None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         keys = self._keys.responses(tenant, response_id)
-        return await self._connection.script(_DELETE, keys, [response_id]) == 1
+        return await self._connection.script(_DELETE, keys, [response_id, round(TOMBSTONE_S * 1000)]) == 1

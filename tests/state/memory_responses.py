@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
+from baton.state.redis_responses import TOMBSTONE_S
 
 
 class MemoryResponses:
@@ -19,6 +20,8 @@ class MemoryResponses:
 
     async def put(self, tenant: str, response_id: str, record: bytes, ttl_s: float, most_bytes: int) -> None:
         records = self._live()
+        if records.get((tenant, response_id), (None, 0.0))[0] == b"":
+            return
         records.pop((tenant, response_id), None)
         records[tenant, response_id] = (record, self._clock() + ttl_s)
         own = sorted((one for one in records if one[0] == tenant), key=lambda one: records[one][1])
@@ -30,10 +33,14 @@ class MemoryResponses:
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         record, _ = self._live().get((tenant, response_id), (None, 0.0))
-        return record
+        return record or None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        return self._live().pop((tenant, response_id), None) is not None
+        records = self._live()
+        if not records.get((tenant, response_id), (b"", 0.0))[0]:
+            return False
+        records[tenant, response_id] = (b"", self._clock() + TOMBSTONE_S)
+        return True
 
     def _live(self) -> dict[tuple[str, str], tuple[bytes, float]]:
         if self.unavailable:

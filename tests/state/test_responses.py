@@ -55,6 +55,17 @@ async def test_a_record_belongs_to_its_tenant(store: ResponseStore) -> None:
     assert await store.get("", "resp_1") == b"of no tenant"
 
 
+async def test_a_late_write_brings_no_deleted_record_back(store: ResponseStore) -> None:
+    """A router tries a write again that had been done, while another one deletes the record."""
+    await store.put("acme", "resp_1", b"one", LONG_S, MOST)
+    assert await store.delete("acme", "resp_1")
+    await store.put("acme", "resp_1", b"one", LONG_S, MOST)
+    assert await store.get("acme", "resp_1") is None
+    assert not await store.delete("acme", "resp_1")
+    await store.put("acme", "resp_2", b"a" * 600, LONG_S, MOST)
+    assert await store.get("acme", "resp_2") == b"a" * 600
+
+
 async def test_a_record_may_be_written_again(store: ResponseStore) -> None:
     """As after an answer that was lost on its way."""
     for record in (b"a" * 600, b"b" * 600, b"c" * 600):

@@ -190,7 +190,7 @@ class RouterSettings(StrictModel):
     ui: bool = Field(
         True,
         description="web page at / of the admin HTTP port; where other machines reach that port, only "
-        "with auth, and not with require_tls",
+        "with API keys, and not with require_tls",
     )
     stored_responses: ResponseStorage = ResponseStorage()
     audit_log: Path | None = Field(
@@ -260,10 +260,10 @@ class RouterConfig(RouterSettings):
     @property
     def serves_ui(self) -> bool:
         """Whether the web page is served. It runs prompts, and its port is plaintext: other machines may
-        reach it only where `auth` states who may, and TLS is not required."""
+        reach it only where it needs a key, and TLS is not required."""
         if is_loopback(self.bound_admin_http_host):
             return self.ui
-        return self.ui and self.auth is not None and not self.require_tls
+        return self.ui and self.auth is not None and not self.auth.none and not self.require_tls
 
 
 def check_public_access(host: str, auth: Auth | None) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from starlette.types import Send
 
 from services.router.api.event_stream import EventStream
+from services.router.conversations.record import stored_document
 from services.router.formats.answer_headers import answer_headers
-from services.router.formats.json_bodies import encode, send_json, utf8
+from services.router.formats.json_bodies import send_json
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.documents import ResponseDocuments
 from services.router.formats.responses.items import Document
@@ -87,7 +88,7 @@ class ResponsesAnswer:
     def _ended(self, document: Document) -> None:
         """Has the response stored while its end is sent: the client may refer to it at once."""
         if self._keep is not None:
-            self._keep(self._documents.id, utf8(encode(document)))
+            self._keep(self._documents.id, stored_document(document))
 
 
 async def _send(events: EventStream, document: Document) -> None:

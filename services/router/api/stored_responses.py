@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -14,15 +12,19 @@ from starlette.routing import Route
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.common.observability.audit_chain import AuditRecord
 from services.common.observability.audit_log import AuditLog
-from services.router.conversations.record import StoredResponse
+from services.router.conversations.record import Item, StoredResponse, id_of, json_of
 from services.router.conversations.stored_responses import StoredResponses
+from services.router.formats.json_bodies import encode, utf8
 from services.router.formats.responses.body import LOGPROBS
-from services.router.tenants.current import check_model, current_caller
+from services.router.tenants.account import CallCost
+from services.router.tenants.current import check_model, current_caller, current_tenant
 
 _PATH = "/v1/responses/{response_id}"
 _ITEMS_PATH = f"{_PATH}/input_items"
 # Items of one page.
 DEFAULT_ITEMS, MOST_ITEMS = 20, 100
+# Of a call's limits it takes one of `requests_per_minute`.
+_COST = CallCost(prompt_tokens=0, output_tokens=0, outputs=0)
 _ORDERS = ("asc", "desc")
 
 
@@ -74,31 +76,25 @@ class StoredResponsesApi:
         limit, order = _limit(query), query.get("order", "desc")
         if order not in _ORDERS:
             raise FieldError("order is asc or desc", param="order")
-        items: list[dict[str, Any]] = json.loads((await self._found(request)).items)
+        items = (await self._found(request)).each_item()
         if order == "desc":
             items.reverse()
         after = query.get("after")
         if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
+            ids = [id_of(item) for item in items]
+            if (wanted := utf8(encode(after))) not in ids:
                 raise FieldError("the response has no item with this id", param="after")
-            items = items[ids.index(after) + 1 :]
-        page = items[:limit]
-        listed = {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
-        }
-        return JSONResponse(listed)
+            items = items[ids.index(wanted) + 1 :]
+        return Response(_listed(items[:limit], more=len(items) > limit), media_type="application/json")
 
     @contextlib.contextmanager
     def _recorded(self, request: HttpRequest, outcome: str, route: str) -> Iterator[None]:
-        """Records what is done within, and whether it fails. A response that is not found has no id: what the
-        client sent as one may be anything."""
+        """Counts a call of the tenant's, and records what is done within, and whether it fails. A response
+        that is not found has no id: what the client sent as one may be anything."""
+        tenant = current_tenant()
         try:
-            yield
+            with contextlib.nullcontext() if tenant is None else tenant.admit(_COST):
+                yield
         except BatonError as error:
             self._record(error.kind.name.lower(), route)
             raise
@@ -117,6 +113,18 @@ class StoredResponsesApi:
         if self._stored is None:
             raise BatonError(ErrorKind.NOT_FOUND, "this router stores no responses")
         return self._stored
+
+
+def _listed(page: list[Item], *, more: bool) -> bytes:
+    """The answer with these items."""
+    first, last = (id_of(page[0]), id_of(page[-1])) if page else (b"null", b"null")
+    has_more = b"true" if more else b"false"
+    return b'{"object":"list","data":[%b],"first_id":%b,"last_id":%b,"has_more":%b}' % (
+        b",".join(map(json_of, page)),
+        first,
+        last,
+        has_more,
+    )
 
 
 def _check_query(query: list[tuple[str, str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from starlette.types import Send
 
@@ -25,6 +25,15 @@ encode_with_lists = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
 ).encode
 """Encodes iterators as lists."""
+
+# Between the items of a list by `encode_lines`.
+LINE = ",\n"
+
+
+def encode_lines(items: Iterable[object]) -> bytes:
+    """Encodes a list with each item on a line of its own: no other byte of it is a line's end, so that items
+    are found without parsing them."""
+    return utf8(f"[{LINE.join(map(encode, items))}]")
 
 
 def utf8(text: str) -> bytes:

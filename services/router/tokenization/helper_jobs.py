@@ -15,7 +15,7 @@ from typing import Any
 from baton.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
-from services.router.formats.json_bodies import encode, parse_json
+from services.router.formats.json_bodies import encode_lines, parse_json
 from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody, MessageBody
 from services.router.formats.openai.completions import CompletionBody
@@ -87,7 +87,7 @@ def response(
     if earlier_id is not None:
         parsed = continued(parsed, earlier, limits.max_context_tokens)
     prompt = _prompt(tokenizer, limits, parsed.parsed_request())
-    stored = encode(stored_items(parsed)).encode() if stores and parsed.is_to_be_stored else b""
+    stored = encode_lines(stored_items(parsed)) if stores and parsed.is_to_be_stored else b""
     return [rest, *prompt, stored]
 
 

@@ -13,7 +13,7 @@ from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc import peek
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.ignored_fields import IgnoredFields
-from services.router.formats.json_bodies import encode, parse_json
+from services.router.formats.json_bodies import encode_lines, parse_json
 from services.router.formats.json_counts import check_counts
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
@@ -101,7 +101,7 @@ class RequestReader:
             if not earlier:
                 request = small.parsed_request()
                 stored = conversation is not None and small.is_to_be_stored
-                return small, request, encode(stored_items(small)).encode() if stored else b""
+                return small, request, encode_lines(stored_items(small)) if stored else b""
         body = self._counted(body)
         if conversation is not None and earlier_id is None and (earlier_id := _previous_id(body)):
             try:

@@ -204,7 +204,8 @@ async def test_keys(site: SiteMaker, tmp_path: Path) -> None:
         ({}, True),
         ({"ui": False}, False),
         ({"admin_http_host": "0.0.0.0"}, False),
-        ({"admin_http_host": "0.0.0.0", "auth": "none"}, True),
+        ({"admin_http_host": "0.0.0.0", "auth": "none"}, False),
+        ({"admin_http_host": "0.0.0.0", "auth": {"api_keys_file": "keys"}}, True),
         ({"admin_http_host": "0.0.0.0", "auth": "none", "ui": False}, False),
         ({"admin_http_host": "0.0.0.0", "auth": "none", "require_tls": True}, False),
     ],
@@ -212,7 +213,7 @@ async def test_keys(site: SiteMaker, tmp_path: Path) -> None:
 async def test_where_it_is_served(site: SiteMaker, settings: dict[str, Any], served: bool) -> None:
     config = RouterConfig(model="m", served_model_name="m", **settings)
     assert config.serves_ui is served
-    if "require_tls" in settings:
+    if "require_tls" in settings or isinstance(settings.get("auth"), dict):
         return
     async with site(prefill=0, decode=0, **settings) as here:
         port = here.addresses["admin_http"].rpartition(":")[2]
