@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -18,7 +18,7 @@ from baton.client import AsyncClient
 from baton.v1.admin_pb2 import AdminServiceGetStatusResponse, WorkerState
 from models.demo_training.evaluate import DEMO_MODEL
 from tests.e2e.support.cluster import leaks
-from tests.hosts.addresses import addresses_of, over_ipv6
+from tests.hosts.addresses import addresses_of
 from tests.hosts.host import Host
 from tests.hosts.network import Network
 from tests.hosts.page import Block, read_blocks
@@ -206,9 +206,9 @@ class Site:
             if one.state == WorkerState.WORKER_STATE_READY
         }
 
-    async def _until(self, true: Callable[[], object], why: str | Callable[[], str]) -> None:
+    async def _until(self, true: Callable[[], Awaitable[bool]], why: str | Callable[[], str]) -> None:
         deadline = time.monotonic() + READY_S
-        while not await true():  # type: ignore[misc]
+        while not await true():
             shown = why if isinstance(why, str) else why()
             assert time.monotonic() < deadline, f"{shown}\n{self.logs()}"
             await asyncio.sleep(0.2)
@@ -240,6 +240,3 @@ async def site(folder: Path, text: Callable[[str], str] = str) -> AsyncIterator[
     finally:
         await running.shut_down()
         network.close()
-
-
-__all__ = ["CLIENT", "Site", "over_ipv6", "site"]

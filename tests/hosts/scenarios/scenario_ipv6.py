@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.hosts.addresses import over_ipv6
 from tests.hosts.load import streaming
-from tests.hosts.site import Site, over_ipv6, site
+from tests.hosts.site import Site, site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _CUT_S = 10.0
