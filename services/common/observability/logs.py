@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import traceback
 from collections.abc import MutableMapping
 from types import TracebackType
@@ -82,6 +83,24 @@ def configure_logs(level: str, *, exception_texts: bool = False, **bound: str) -
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Forward()], force=True)
     for name in _PACKAGES:
         logging.getLogger(name).setLevel(threshold)
+    if not exception_texts:
+        _log_uncaught()
+
+
+def _log_uncaught() -> None:
+    """Logs exceptions that Python would write to stderr itself, with their texts."""
+    log = get_log("python")
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        log.error("thread_failed", exc_info=args.exc_value)
+
+    def of_process(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        log.error("process_failed", exc_info=error)
+
+    def ignored(args: sys.UnraisableHookArgs) -> None:
+        log.error("exception_ignored", exc_info=args.exc_value)
+
+    threading.excepthook, sys.excepthook, sys.unraisablehook = of_thread, of_process, ignored
 
 
 def _without_text(exc_info: tuple[type[BaseException], BaseException, TracebackType | None]) -> str:
