@@ -159,7 +159,8 @@ def _sampling(parsed: ParsedRequest, vocab_size: int) -> Sampling:
         frequency_penalty=_number("frequency_penalty", parsed.frequency_penalty),
         logit_bias=_logit_bias(parsed, vocab_size),
         logprobs=_logprobs(parsed),
-        seed=_whole("seed", parsed.seed, secrets.randbits(64)),
+        # Those of signed and of unsigned integers are the same bits.
+        seed=_whole("seed", parsed.seed, secrets.randbits(64)) % 2**64,
     )
     repetition = _number("repetition_penalty", parsed.repetition_penalty)
     if repetition != 1:
@@ -236,10 +237,13 @@ def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
 
 
 def _max_tokens(parsed: ParsedRequest) -> int:
-    name = parsed.api_name("max_tokens")
     if parsed.max_tokens is None:
         return _default_max_tokens(parsed)
-    return _integer(name, parsed.max_tokens, 0 if parsed.echo else 1, U32)
+    tokens = _whole("max_tokens", parsed.max_tokens, 0, parsed.api_name("max_tokens"))
+    if parsed.structured and not tokens:
+        name = parsed.api_name("max_tokens")
+        raise FieldError(f"{name} must be at least 1", param=name)
+    return tokens
 
 
 def _min_tokens(parsed: ParsedRequest) -> int:
@@ -304,20 +308,17 @@ def _number(name: str, value: float | None) -> float:
 
 
 def _within(name: str, value: float) -> float:
+    """The number that workers use, rounded to float32, as protobuf carries it."""
     bounds = NUMBERS[name]
-    narrow = _finite(name, value)
-    if bounds.above and not bounds.least < narrow <= bounds.most:
-        raise FieldError(f"{name} must be above {bounds.least:g} and at most {bounds.most:g}", param=name)
-    if not _float32(bounds.least) <= narrow <= bounds.most:
-        raise FieldError(f"{name} must be from {bounds.least:g} to {bounds.most:g}", param=name)
-    return narrow
-
-
-def _finite(name: str, value: float) -> float:
-    """The number rounded to float32, as protobuf carries it; FieldError if that is not finite."""
-    narrow = _float32(value)
-    if not math.isfinite(narrow):
+    narrow = _float32(bounds.nearest(value))
+    if not math.isfinite(narrow) or not math.isfinite(value):
         raise FieldError(f"{name} must be a finite number", param=name)
+    if bounds.above and value <= bounds.least:
+        raise FieldError(f"{name} must be above {bounds.least:g}", param=name)
+    if value < bounds.least and math.isinf(bounds.most):
+        raise FieldError(f"{name} must be at least {bounds.least:g}", param=name)
+    if not bounds.least <= (narrow if bounds.used is None else value) <= bounds.most:
+        raise FieldError(f"{name} must be from {bounds.least:g} to {bounds.most:g}", param=name)
     return narrow
 
 
@@ -331,16 +332,12 @@ def _float32(value: float) -> float:
 
 def _whole(name: str, value: int | None, default: int, api_name: str | None = None) -> int:
     """The integer, or the default. `api_name`: the API's name of the field, where it differs."""
-    bounds = NUMBERS[name]
-    return (
-        default if value is None else _integer(api_name or name, value, int(bounds.least), int(bounds.most))
-    )
-
-
-def _integer(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise FieldError(f"{name} must be from {least} to {most}", param=name)
-    return value
+    if value is None:
+        return default
+    bounds, name = NUMBERS[name], api_name or name
+    if not bounds.least <= value <= bounds.most:
+        raise FieldError(f"{name} must be from {int(bounds.least)} to {int(bounds.most)}", param=name)
+    return int(bounds.nearest(value))
 
 
 def _shorten(text: str) -> str:

@@ -175,4 +175,4 @@ async def test_the_page_lists_every_endpoint_and_loads_nothing(site: SiteMaker) 
         assert {link.removeprefix("#") for link in page.links} - {"openapi.json"} == set(page.ids)
         for path in openapi_document()["paths"]:
             assert path in page.text
-        assert "number, from 0, to 100, default 1" in page.text
+        assert "number, from 0, to 1, default 1" in page.text

@@ -39,7 +39,7 @@ async def test_counts_and_latencies_of_requests(site: SiteMaker) -> None:
         for length in (3, 8):
             await here.generate(ids_request([1, 2, 3], length))
         async with http(here) as client:
-            assert (await complete(client, max_tokens=0)).status_code == 400
+            assert (await complete(client, max_tokens=-1)).status_code == 400
         await here.quiet()
         seen = await scrape(here)
         assert value(seen, "requests_total", outcome="length") == 2

@@ -12,7 +12,7 @@ from services.router.request import validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
 
-CONTEXT, U32 = 100, 2**32 - 1
+CONTEXT, U32, I64 = 100, 2**32 - 1, 2**63 - 1
 PARSED = ParsedRequest(model="fake", text="a")
 # The API's names of fields.
 NAMES = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
@@ -36,6 +36,8 @@ LIMITS: list[tuple[dict[str, Any], int, int]] = [
     ({"max_tokens": 2}, 99, 1),
     ({"max_tokens": U32}, 1, 99),
     ({"max_tokens": 7, "fills_context": True}, 1, 7),
+    ({"max_tokens": 2**63 - 1}, 1, 99),
+    ({"max_tokens": 0}, 1, 0),
     ({"max_tokens": 0, "echo": True}, 1, 0),
     ({"max_tokens": 0, "echo": True}, 100, 0),
 ]
@@ -53,9 +55,9 @@ NO_OUTPUT: list[tuple[dict[str, Any], int, str, str, str | None]] = [
     ({}, 0, "prompt", "the prompt is empty", None),
     ({}, 100, "prompt", TOO_LONG.format(100), "context_length_exceeded"),
     ({"max_tokens": 0, "echo": True}, 101, "prompt", TOO_LONG.format(101), "context_length_exceeded"),
-    ({"max_tokens": 0}, 1, "max_tokens", f"max_tokens must be from 1 to {U32}", None),
-    ({"max_tokens": -1, "echo": True}, 1, "max_tokens", f"max_tokens must be from 0 to {U32}", None),
-    ({"max_tokens": 2**32}, 1, "max_tokens", f"max_tokens must be from 1 to {U32}", None),
+    ({"max_tokens": 0, "structured": True}, 1, "max_tokens", "max_tokens must be at least 1", None),
+    ({"max_tokens": -1, "echo": True}, 1, "max_tokens", f"max_tokens must be from 0 to {I64}", None),
+    ({"max_tokens": 2**63}, 1, "max_tokens", f"max_tokens must be from 0 to {I64}", None),
 ]
 
 
@@ -96,7 +98,7 @@ def test_min_tokens_are_at_most_the_limit(fields: dict[str, Any], prompt: int, l
             {"min_tokens": 2**32, "fills_context": True},
             f"min_tokens must not exceed max_completion_tokens, which is {U32}",
         ),
-        ({"min_tokens": -1}, f"min_tokens must be from 0 to {U32}"),
+        ({"min_tokens": -1}, f"min_tokens must be from 0 to {I64}"),
     ],
 )
 def test_min_tokens_above_max_tokens_are_refused(fields: dict[str, Any], message: str) -> None:

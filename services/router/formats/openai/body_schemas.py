@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from services.router.formats.field_table import Treatment
 from services.router.formats.openai.fields import Body
-from services.router.request.bounds import LENGTHS, MAX_MODEL_CHARS, MAX_STOP_STRING_CHARS, NUMBERS, Bounds
+from services.router.request.bounds import (
+    LENGTHS,
+    MAX_MODEL_CHARS,
+    MAX_STOP_STRING_CHARS,
+    NUMBERS,
+    Bounds,
+)
 from services.router.request.sizes import MAX_PROMPTS
 
 Schema = dict[str, Any]
@@ -20,6 +27,8 @@ _BOUNDS_OF = {
 }
 _CHARS = {"model": MAX_MODEL_CHARS, "stop": MAX_STOP_STRING_CHARS}
 REFERENCES = "#/components/schemas/"
+# By whether the bound itself is excluded.
+_LEAST = {False: "minimum", True: "exclusiveMinimum"}
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _PARTS: Schema = {
@@ -57,8 +66,8 @@ def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
             for one in field.get("anyOf", [field]):
                 one |= {"minItems": 1} if one["type"] == "array" else {}
         _bound(name, field)
-        if name == "max_tokens" and "echo" in schema["properties"]:
-            field["anyOf"][0]["minimum"] = 0  # the echo alone
+        if _BOUNDS_OF.get(name, name) == "max_tokens" and "echo" not in schema["properties"]:
+            field["anyOf"][0]["minimum"] = 1  # a prompt alone may be run without output
     no_effect = (name for name, field in body.table.items() if field.treatment is Treatment.NO_EFFECT)
     schema["properties"] |= {name: {"description": "accepted, no effect"} for name in sorted(no_effect)}
     schema.pop("additionalProperties", None)
@@ -106,4 +115,5 @@ def _bound(name: str, field: Schema) -> None:
 
 
 def _numeric(bounds: Bounds) -> Schema:
-    return {"exclusiveMinimum" if bounds.above else "minimum": bounds.least, "maximum": bounds.most}
+    least = {_LEAST[bounds.above]: bounds.least} if bounds.least > -math.inf else {}
+    return {**least, "maximum": bounds.most} if bounds.most < math.inf else least

@@ -11,7 +11,7 @@ from pydantic import BaseModel, FailFast, Field, JsonValue
 from baton.errors import FieldError
 from services.router.formats.field_table import CHAT, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import Body, Part, SamplingBody
+from services.router.formats.openai.fields import Body, Integer, Part, SamplingBody
 from services.router.formats.openai.logprobs import chat_logprobs
 from services.router.formats.openai.structured_choice import StructuredChoice
 from services.router.formats.openai.tools import ToolBody, calls_sent_back, tool_use
@@ -23,7 +23,7 @@ _ROLES: list[JsonValue] = [*sorted(ROLES)]
 
 
 class MessageBody(Part):
-    """One message. Fields that assistant messages of a response have may be sent back empty."""
+    """One message. What assistant messages of a response have may be sent back."""
 
     # Validation checks it, for both APIs (`validate.ROLES`).
     role: str = Field(json_schema_extra={"enum": [*_ROLES]})
@@ -34,7 +34,10 @@ class MessageBody(Part):
     tool_calls: list[Any] | None = None
     function_call: None = None
     reasoning_content: str | None = None
-    refusal: None = None
+    # vLLM's name of it.
+    reasoning: str | None = None
+    # What the model answered in place of a content.
+    refusal: str | None = None
     audio: None = None
     annotations: list[Any] | None = None
 
@@ -71,9 +74,9 @@ class ChatBody(SamplingBody, ChatFields):
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {**SamplingBody.nested, **ChatFields.nested}
 
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
 
     def parsed_request(self) -> ParsedRequest:
         """Converts the body. An unset max_tokens means the rest of the context."""
@@ -200,20 +203,23 @@ def _turn(number: int, message: MessageBody) -> ChatTurn:
     calls = calls_sent_back(number, message.tool_calls) if message.tool_calls else None
     content = message.content
     if content is None and message.role == "assistant":
-        content = ""
+        content = message.refusal or ""
     if isinstance(content, list):
-        content = "\n".join(_part(number, part) for part in content)
+        refuses = message.role == "assistant"
+        content = "\n".join(_part(number, part, refuses=refuses) for part in content)
     if not isinstance(content, str):
         raise FieldError(
             f"messages[{number}].content must be a string or a list of text parts", param="messages"
         )
-    return ChatTurn(
-        message.role, content, message.name, message.tool_call_id, message.reasoning_content, calls
-    )
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return ChatTurn(message.role, content, message.name, message.tool_call_id, reasoning, calls)
 
 
-def _part(number: int, part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+def _part(number: int, part: object, *, refuses: bool) -> str:
+    """The text of a part. `refuses`: it may be a refusal."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    known = kind == "text" or (kind == "refusal" and refuses)
+    text = part.get(kind) if isinstance(part, dict) and known else None
     if not isinstance(text, str):
         raise FieldError(f"messages[{number}].content: only text parts are supported", param="messages")
     return text

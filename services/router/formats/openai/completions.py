@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from baton.errors import FieldError
 from services.router.formats.field_table import COMPLETIONS, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import SamplingBody, are_token_ids
+from services.router.formats.openai.fields import Integer, SamplingBody, are_token_ids, whole_numbers
 from services.router.formats.openai.logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
@@ -27,8 +27,8 @@ class CompletionBody(SamplingBody):
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: Integer | None = None
+    best_of: Integer | None = None
     add_special_tokens: bool | None = None
 
     def parsed_requests(self) -> list[ParsedRequest]:
@@ -91,12 +91,13 @@ class CompletionFormatter:
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, str):
         return [prompt]
-    if are_token_ids(prompt):  # an empty list too: `check_fields` refuses it
+    if are_token_ids(prompt := whole_numbers(prompt)):  # an empty list too: `check_fields` refuses it
         return [tuple(prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise FieldError(f"at most {MAX_PROMPTS} prompts in one request; got {len(prompt)}", param="prompt")
     if all(isinstance(item, str) for item in prompt):
         return list(prompt)
-    if all(isinstance(item, list) and are_token_ids(item) for item in prompt):
-        return [tuple(item) for item in prompt]
+    lists = [whole_numbers(item) for item in prompt if isinstance(item, list)]
+    if len(lists) == len(prompt) and all(map(are_token_ids, lists)):
+        return [tuple(item) for item in lists]
     raise FieldError("prompt must be a text, token ids, or a list of either", param="prompt")

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.types_pb2 import Grammar
@@ -18,6 +18,19 @@ from services.router.formats.ignored_fields import unknown_keys
 from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
 
 Stop = str | list[str]
+
+
+def _integer(value: object) -> object:
+    """A number without a fraction as an integer: JSON has one kind of numbers, and clients write 10.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole_numbers(values: list[Any]) -> list[Any]:
+    """A list in which numbers without a fraction are integers."""
+    return [_integer(value) for value in values] if float in set(map(type, values)) else values
+
+
+Integer = Annotated[int, BeforeValidator(_integer)]
 
 
 class Body(BaseModel):
@@ -82,24 +95,24 @@ class GenerationBody(Body):
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {"stream_options": StreamOptions}
 
     model: str
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Integer] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: Integer | None = None
 
     def sampling(self) -> ParsedRequest:
         """Converts these fields; the caller adds the prompt and the fields of its API."""
@@ -125,8 +138,8 @@ class GenerationBody(Body):
 class SamplingBody(GenerationBody):
     """The fields that both kinds of completion have besides."""
 
-    max_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Integer | None = None
+    n: Integer | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None

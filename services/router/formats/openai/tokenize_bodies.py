@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from baton.errors import FieldError
 from services.router.formats.field_table import DETOKENIZE, TOKENIZE, FieldTable
 from services.router.formats.json_bodies import encode
 from services.router.formats.openai.chat import ChatFields, Messages
-from services.router.formats.openai.fields import Body
+from services.router.formats.openai.fields import Body, whole_numbers
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -35,13 +35,17 @@ class TokenizeBody(ChatFields):
         return self
 
 
+def _whole(tokens: object) -> object:
+    return whole_numbers(tokens) if isinstance(tokens, list) else tokens
+
+
 class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     table: ClassVar[FieldTable] = DETOKENIZE
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], BeforeValidator(_whole)]
 
 
 def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:

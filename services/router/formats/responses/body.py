@@ -12,7 +12,7 @@ from baton.errors import FieldError
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format
-from services.router.formats.openai.fields import GenerationBody, Part
+from services.router.formats.openai.fields import GenerationBody, Integer, Part
 from services.router.formats.openai.tools import FunctionBody, ToolBody, tool_use
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
@@ -101,10 +101,10 @@ class ResponsesBody(GenerationBody):
 
     input: str | Items
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Integer | None = None
     include: list[Literal["message.output_text.logprobs"] | _EMPTY] | None = None
     text: TextConfig | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -202,7 +202,7 @@ def _turns(items: Sequence[InputItem]) -> list[ChatTurn]:
 def _message(number: int, item: InputItem) -> ChatTurn:
     if item.role is None:
         raise FieldError(f"input[{number}].role is required", param="input")
-    return ChatTurn(item.role, _text(number, "content", item.content))
+    return ChatTurn(item.role, _text(number, "content", item.content, refuses=item.role == "assistant"))
 
 
 def _call(number: int, item: InputItem) -> dict[str, Any]:
@@ -213,16 +213,19 @@ def _call(number: int, item: InputItem) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _text(number: int, name: str, content: object) -> str:
+def _text(number: int, name: str, content: object, *, refuses: bool = False) -> str:
+    """The text of a message or result. `refuses`: its parts may be refusals."""
     if isinstance(content, list):
-        content = "\n".join(_part(number, part) for part in content)
+        content = "\n".join(_part(number, part, refuses=refuses) for part in content)
     if not isinstance(content, str):
         raise FieldError(f"input[{number}].{name} must be a string or a list of text parts", param="input")
     return content
 
 
-def _part(number: int, part: object) -> str:
+def _part(number: int, part: object, *, refuses: bool) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else None
+    if refuses and isinstance(part, dict) and part.get("type") == "refusal":
+        text = part.get("refusal")
     if not isinstance(text, str):
         raise FieldError(f"input[{number}].content: only text parts are supported", param="input")
     return text

@@ -78,8 +78,13 @@ def _stored(item: InputItem, token: str) -> Document:
 
 
 def _parts(content: object, kind: str) -> list[Document]:
-    """The text parts of a content, which may be a string."""
+    """The parts of a content, which may be a string: texts, and refusals of the model."""
     given: list[Any] = content if isinstance(content, list) else [{"text": content}]
-    texts = [part["text"] for part in given if isinstance(part, dict) and isinstance(part.get("text"), str)]
     more: Document = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return [{"type": kind, "text": text, **more} for text in texts]
+    parts: list[Document] = []
+    for part in given:
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            parts.append({"type": kind, "text": part["text"], **more})
+        elif isinstance(part, dict) and isinstance(part.get("refusal"), str):
+            parts.append({"type": "refusal", "refusal": part["refusal"]})
+    return parts
