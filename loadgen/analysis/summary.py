@@ -27,6 +27,8 @@ from loadgen.common.record import NO_FAILURE, Outcome, Record
 from loadgen.common.settings import JudgeSettings, Settings
 
 STAGES = ("admission", "queue", "prefill", "transfer", "decode")
+# Of prompts that share nothing by design. The chat template's own tokens are a part of each.
+_MOST_CACHED = 0.25
 # What can make a process of the generator late; its reports have percentiles of each in milliseconds.
 _LAGS = ("loop_lag", "cpu_wait", "throttled")
 _BUSY = "more processes, or a less busy machine"
@@ -41,11 +43,12 @@ FORMULAS = {
 
 
 class ReasonKind(StrEnum):
-    """The kind of a problem: the first three concern the generator, the others the server or the load."""
+    """The kind of a problem: the first four concern the generator, the others the server or the load."""
 
     LAG = "lag"
     NOT_SENT = "not sent"
     MISMATCH = "mismatch"
+    UNCOUNTED = "uncounted"
     WINDOW = "window"
     ERRORS = "errors"
     NOTHING = "nothing"
@@ -98,6 +101,10 @@ class Summary:
     cancelled: int
     failed: dict[str, int]
     mismatches: dict[str, int]
+    # Requests whose output began before its first counted token, by the field that had it.
+    uncounted: dict[str, int]
+    # Of the prompt tokens of those that succeeded; None where the server does not report it.
+    cached_share: float | None
     rates: Rates
     attainment: Attainment | None
     classes: dict[str, Attainment]
@@ -132,7 +139,7 @@ def summarize(
     bootstrap = bootstrap_of(good_ones, settings.load.seed) if len(good_ones) > 1 else None
     summary = Summary(
         invalid=[],
-        cautions=_cautions(window, settings, stopped=stopped),
+        cautions=_cautions(window, settings, _cached_share(good_ones), stopped=stopped),
         window=window,
         planned=len(records),
         due=len(inside),
@@ -140,6 +147,8 @@ def summarize(
         cancelled=int(inside.cancelled.sum()),
         failed=dict(Counter(r.outcome for r in inside.records if r.outcome not in NO_FAILURE)),
         mismatches=_mismatches(good_ones),
+        uncounted=dict(Counter(record.uncounted for record in good_ones if record.uncounted)),
+        cached_share=_cached_share(good_ones),
         rates=_rates(whole, inside, window),
         attainment=_attainment(inside, settings, settings.judge.goodput),
         classes=_by_class(inside, settings),
@@ -199,6 +208,13 @@ def _mismatches(records: Sequence[Record]) -> dict[str, int]:
     return dict(counts)
 
 
+def _cached_share(records: Sequence[Record]) -> float | None:
+    """The share of the prompts' tokens that came from a cache of the server."""
+    known = [(r.usage_cached, r.usage_input) for r in records if r.usage_cached is not None and r.usage_input]
+    prompts = sum(tokens for _, tokens in known)
+    return sum(cached for cached, _ in known) / prompts if prompts else None
+
+
 def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
     seconds = max(1e-9, window.seconds)
     tokens = sum(
@@ -247,8 +263,13 @@ def _by_class(columns: Columns, settings: Settings) -> dict[str, Attainment]:
     return found
 
 
-def _cautions(window: Window, settings: Settings, *, stopped: bool) -> list[str]:
+def _cautions(window: Window, settings: Settings, cached_share: float | None, *, stopped: bool) -> list[str]:
     cautions: list[str] = []
+    if cached_share is not None and cached_share > _MOST_CACHED and not settings.shares_prefixes:
+        cautions.append(
+            f"{cached_share:.0%} of the prompt tokens were in the server's prefix cache: it had seen these "
+            "prompts, or parts of them, and latencies are those of a warm cache"
+        )
     if stopped:
         cautions.append("the run was stopped before its end")
     if not settings.load.stationary:
@@ -299,6 +320,10 @@ def _of_the_generator(summary: Summary, limits: JudgeSettings) -> list[Reason]:
     if mismatched > limits.max_mismatch_share * max(1, summary.ok):
         text = f"{mismatched} of {summary.ok} requests had token counts other than requested or reported"
         reasons.append(Reason(ReasonKind.MISMATCH, text))
+    if summary.uncounted:
+        fields = ", ".join(f"{count} with {name!r}" for name, count in summary.uncounted.items())
+        text = f"output began before its first counted token ({fields}): TTFT is too long, and TPOT too short"
+        reasons.append(Reason(ReasonKind.UNCOUNTED, text))
     return reasons
 
 

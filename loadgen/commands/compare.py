@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
+from loadgen.analysis.run_folder import Run
 from loadgen.common.errors import LoadgenError
 from loadgen.common.formatting import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
@@ -51,6 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
         document = {
             "first": str(runs[0].path),
             "formula": DIFFERENCE_FORMULA,
+            "caution": other_prompts(runs),
             "valid": {str(run.path): run.summary.valid for run in runs},
             "differences": {
                 path: [dataclasses.asdict(one) | {"certain": one.certain} for one in differences]
@@ -65,10 +68,21 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(
             Text(f"{run.path}: {load_words(run.settings.load)}{verdict}", style="" if not verdict else "red")
         )
+    if note := other_prompts(runs):
+        console.print(Text(f"caution  {note}", style="yellow"))
     for path, differences in compared.items():
         console.print(Text(f"\n{runs[0].path} → {path}", style="bold"), table(differences), sep="\n")
     console.print(Text(f"*: significant, the interval excludes zero. {DIFFERENCE_FORMULA}", style="dim"))
     return 0
+
+
+def other_prompts(runs: Sequence[Run]) -> str:
+    """A word of caution where the runs sent different prompts; empty if all sent the same."""
+    seeds = {run.settings.load.seed for run in runs}
+    if len(seeds) == 1:
+        return ""
+    first = runs[0].settings.load.seed
+    return f"the runs sent different prompts and arrivals: with --seed {first} a run sends those of the first"
 
 
 def table(differences: list[Difference]) -> Table:

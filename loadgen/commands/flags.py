@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from loadgen.reports.write import need_pyarrow
 _DISTRIBUTIONS = ("input_len", "output_len", "turns", "think_time", "cancel_after")
 # Defaults of a conversation.
 _CHAT = {"turns": "uniform:2-6", "think_time": "exp:2"}
+_SEED_BITS = 32
 # The fields of a class in `--class chat weight:3 tenant:acme priority:1 input-len:200 ttft:300 tpot:30`.
 _CLASS_FIELDS: dict[str, Callable[[str], Any]] = {
     "weight": float,
@@ -112,7 +114,10 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the load; times and durations are each command's own."""
     group = parser.add_argument_group("load")
-    _add(group, LoadSettings, burstiness="B", seed="K")
+    _add(group, LoadSettings, burstiness="B")
+    group.add_argument(
+        "--seed", type=int, metavar="K", help="seed of arrivals and prompts (default: drawn for each run)"
+    )
     group.add_argument(
         "--class",
         dest="classes",
@@ -183,6 +188,8 @@ def settings_of(arguments: argparse.Namespace, load: Mapping[str, Any]) -> Setti
     """Builds the settings from flags and `load`. Raises LoadgenError for the first invalid one."""
     if arguments.parquet:
         need_pyarrow()
+    if arguments.seed is None:  # no server has these prompts in its cache
+        arguments.seed = secrets.randbits(_SEED_BITS)
     chat = _CHAT if arguments.dataset == "chat" else {}
     try:
         classes = tuple(parse_class(words) for words in arguments.classes) or (RequestClass(),)

@@ -66,6 +66,10 @@ class Record:
     # The server's own token counts; None where it reports none.
     usage_input: int | None = None
     usage_output: int | None = None
+    # Prompt tokens that the server had in a cache.
+    usage_cached: int | None = None
+    # The field of a message that may have had output before the first token that was counted.
+    uncounted: str = ""
     # Reported by the server: seconds of each stage, and the workers.
     stages: dict[str, float] | None = None
     workers: str = ""

@@ -134,7 +134,9 @@ class LoadSettings(Strict):
     trace: TraceSettings | None = None
     num_requests: int | None = Field(None, ge=1)
     duration_s: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0, lt=2**64, description="seed of arrivals and prompts")
+    seed: int = Field(
+        0, ge=0, lt=2**64, description="seed of arrivals and prompts; commands draw one if it is unset"
+    )
     classes: tuple[RequestClass, ...] = (RequestClass(),)
     cancel_share: float = Field(0.0, ge=0, le=1, description="share of requests that their client cancels")
     cancel_after: str = Field("1", description="seconds until they are cancelled")
@@ -200,3 +202,10 @@ class Settings(Strict):
     prompts: PromptSettings = PromptSettings()
     judge: JudgeSettings = JudgeSettings()
     generator: GeneratorSettings = GeneratorSettings()
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts share prefixes by design, so that a server has parts of them in its cache."""
+        prompts = self.prompts
+        shared = prompts.prefix_len or prompts.system_len or prompts.turns != "1"
+        return bool(shared) or prompts.dataset != "random" or self.load.trace is not None

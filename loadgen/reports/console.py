@@ -15,7 +15,7 @@ from loadgen.analysis.summary import Attainment, Summary
 from loadgen.common.formatting import counts, interval, limits, number, percent
 from loadgen.goodput.curve import Curve, Point
 from loadgen.goodput.probe import Verdict
-from loadgen.reports.descriptions import leak_words
+from loadgen.reports.descriptions import cache_words, leak_words
 
 # Style of a passed leak check, and of any other.
 _LEAK_STYLES = {True: "dim", False: "yellow"}
@@ -44,6 +44,7 @@ def _parts(summary: Summary, width: int) -> list[RenderableType]:
         parts.append(Text(f"caution  {caution}", style="yellow"))
     parts.append(Text(_counts_line(summary)))
     parts.append(Text(_rates_line(summary)))
+    parts.append(Text(cache_words(summary)))
     parts.append(Text(_window_line(summary), style="dim"))
     parts += [Text(line) for line in attainment_lines(summary)]
     parts.append(_percentiles(summary, wide=width >= 110))

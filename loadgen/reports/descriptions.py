@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from loadgen.analysis.summary import Summary
 from loadgen.common.formatting import limits, number
 from loadgen.common.settings import LoadSettings, PromptSettings, Settings
 
@@ -23,6 +24,7 @@ def load_words(load: LoadSettings) -> str:
         words.append(f"{load.num_requests} requests")
     if load.duration_s is not None:
         words.append(f"{load.duration_s:g} s")
+    words.append(f"seed {load.seed}")
     if load.cancel_share:
         words.append(f"{load.cancel_share:.0%} leave after {load.cancel_after} s")
     return ", ".join(words)
@@ -37,6 +39,13 @@ def prompt_words(settings: Settings) -> str:
         return f"prompts of {prompts.file.rpartition('/')[2]}, outputs of {prompts.output_len} tokens"
     words = f"{prompts.dataset} prompts of {prompts.input_len} tokens, outputs of {prompts.output_len}"
     return words + _sharing(prompts)
+
+
+def cache_words(summary: Summary) -> str:
+    """How much of the prompts was cached."""
+    if summary.cached_share is None:
+        return "prompt tokens in the server's prefix cache: not reported"
+    return f"prompt tokens in the server's prefix cache: {summary.cached_share:.1%}"
 
 
 def limit_words(settings: Settings) -> str:

@@ -79,6 +79,8 @@ def _tiles(summary: Summary) -> list[Tile]:
         some.append(Tile(f"{quantity.title} p50 / p99", value, "ms"))
     some.append(Tile("output tokens a second", number(summary.rates.output_tokens)))
     some.append(Tile("failed", str(sum(summary.failed.values())), counts(summary.failed)))
+    if summary.cached_share is not None:
+        some.append(Tile("prompt tokens cached", percent(summary.cached_share)))
     own = summary.generator
     sent, read = (summary.quantities[name].at("99") for name in ("lag", "read_lag"))
     # Without read lag, the lag of the event loop is the best estimate.

@@ -9,7 +9,7 @@ from loadgen.analysis.run_folder import Run
 from loadgen.common.formatting import counts, interval, number, percent
 from loadgen.goodput.curve import Curve
 from loadgen.reports.console import attainment_lines, goodput_line
-from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
+from loadgen.reports.descriptions import cache_words, leak_words, limit_words, load_words, prompt_words
 
 
 def run_markdown(run: Run) -> str:
@@ -29,6 +29,7 @@ def run_markdown(run: Run) -> str:
         f"({window.steadiness}); failed: {counts(summary.failed)}",
         f"- per second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} succeeded, "
         f"{number(summary.rates.output_tokens)} output tokens",
+        f"- {cache_words(summary)}",
         f"- {leak_words(run.about)}",
         "",
     ]

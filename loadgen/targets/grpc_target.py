@@ -143,6 +143,7 @@ def _note_end(record: Record, response: GenerateResponse) -> None:
     if response.HasField("usage"):
         record.usage_input = response.usage.prompt_tokens
         record.usage_output = response.usage.completion_tokens
+        record.usage_cached = response.usage.cached_tokens
     if response.HasField("trace"):
         trace = response.trace
         record.stages = _spans({one.stage: one.offset_ns for one in trace.stages})

@@ -14,6 +14,13 @@ from loadgen.targets.sse import EventReader
 from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 
 _LONGEST_ERROR = 64 * 1024
+# Fields of a delta that carry output as text; servers differ in the name of reasoning.
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+# Those that carry calls of functions, which are output as well.
+_CALLS = ("tool_calls", "function_call")
+_LONGEST_NAME = 40
+# Those that carry no output. Whatever else a delta has may be some that is not counted.
+_OTHERS = frozenset({"role", "name", "id", "index", "type", "obfuscation"})
 
 
 class HttpTarget:
@@ -82,7 +89,7 @@ class StreamListener:
         self._record = record
         self._answer = answer
         self._clock = clock
-        self._content = "delta" if chat else "text"
+        self._chat = chat
         self._status = 0
         self._events = EventReader()
         self._error = bytearray()
@@ -126,10 +133,12 @@ class StreamListener:
         for choice in chunk["choices"]:
             text = self._text(choice)
             ids = choice.get("token_ids")
-            # Without ids a chunk with text counts as one token, until usage reports the number.
-            count = len(ids) if ids is not None else bool(text)
+            # Without ids a chunk with output counts as one token, until usage reports the number.
+            count = len(ids) if ids is not None else bool(text) or self._calls(choice)
             if count:
                 record.note_tokens(count, now, late)
+            elif self._chat and not record.token_times and not record.uncounted:
+                record.uncounted = _uncounted(choice["delta"])
             if ids:
                 self._has_ids = True
                 self._answer.ids.extend(ids)
@@ -139,13 +148,24 @@ class StreamListener:
         if usage := chunk.get("usage"):
             record.usage_input = int(usage["prompt_tokens"])
             record.usage_output = int(usage["completion_tokens"])
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            record.usage_cached = None if cached is None else int(cached)
 
     def _text(self, choice: dict[str, Any]) -> str:
         """A role alone is no token, although some tools count it."""
-        if self._content == "text":
+        if not self._chat:
             return choice.get("text") or ""
         delta = choice["delta"]
-        return delta.get("content") or delta.get("reasoning_content") or ""
+        return next((text for name in _TEXTS if (text := delta.get(name))), "")
+
+    def _calls(self, choice: dict[str, Any]) -> bool:
+        """Whether the delta has a part of a call."""
+        return self._chat and any(choice["delta"].get(name) for name in _CALLS)
+
+
+def _uncounted(delta: dict[str, Any]) -> str:
+    """The first field of a delta that may carry output of another kind; empty if there is none."""
+    return next((name for name, value in delta.items() if value and name not in _OTHERS), "")[:_LONGEST_NAME]
 
 
 def spread(times: list[float], count: int) -> list[float]:

@@ -59,6 +59,10 @@ class Behaviour:
     faults: tuple[str, ...] = ("ok",)
     seed: int = 0
     usage_off_by: int = 0
+    # What carries each token of a chat, in turn; the last one all further ones.
+    deltas: tuple[str, ...] = ("content",)
+    # Of each prompt so many tokens are reported as cached; None: nothing is reported.
+    cached: int | None = None
     # Whether the HTTP protocol knows fields that OpenAI's does not.
     extensions: bool = True
     # Tokens of a text: a word costs so many, and every prompt some more.
@@ -194,6 +198,7 @@ class GrpcServer:
             usage=Usage(
                 prompt_tokens=self._server.count(request.text or list(request.token_ids.ids)),
                 completion_tokens=number,
+                cached_tokens=self._server.behaviour.cached or 0,
             ),
             trace=RequestTrace(
                 prefill_worker="p0",
@@ -205,6 +210,15 @@ class GrpcServer:
 
 def _serialized(message: GenerateResponse | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _delta(field: str, text: str) -> dict[str, Any]:
+    """A delta that carries text in this field."""
+    if field == "tool_calls":
+        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+    if field == "function_call":
+        return {"content": None, "function_call": {"arguments": text}}
+    return {field: text}
 
 
 class HttpConnection(asyncio.Protocol):
@@ -285,7 +299,9 @@ class HttpConnection(asyncio.Protocol):
             finish["delta" if chat else "text"] = {} if chat else ""
             self._event({"choices": [finish]})
             prompt = body.get("prompt") or "".join(one["content"] for one in body.get("messages", []))
-            usage = {"prompt_tokens": server.count(prompt), "completion_tokens": number}
+            usage: dict[str, Any] = {"prompt_tokens": server.count(prompt), "completion_tokens": number}
+            if server.behaviour.cached is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": server.behaviour.cached}
             self._event({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
         self._write(b"0\r\n\r\n")
@@ -294,7 +310,10 @@ class HttpConnection(asyncio.Protocol):
     def _choice(self, number: int, tokens: int, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
         text = "".join(f" w{n}" for n in range(number, number + tokens))
         choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        choice |= {"delta": {"content": text}} if chat else {"text": text}
+        deltas = self._server.behaviour.deltas
+        choice |= {"delta": _delta(deltas[min(number, len(deltas) - 1)], text)} if chat else {"text": text}
+        if chat and self._server.behaviour.deltas != ("content",):
+            return choice
         if body.get("return_token_ids"):
             choice["token_ids"] = list(range(number, number + tokens))
         return choice

@@ -249,6 +249,33 @@ def test_invalid_counts_do_not_agree(wrong: dict[str, int]) -> None:
     assert summary_of(steady_run(**right)).valid
 
 
+def test_invalid_output_began_before_what_was_counted() -> None:
+    summary = summary_of([*steady_run(299), record(29.9, conversation=299, uncounted="thoughts")])
+    assert kinds(summary) == [ReasonKind.UNCOUNTED]
+    assert summary.uncounted == {"thoughts": 1}
+    assert "1 with 'thoughts'" in summary.invalid[0].text
+
+
+@pytest.mark.parametrize(
+    ("cached", "prompts", "cautions"),
+    [
+        (None, {}, 0),
+        (0, {}, 0),
+        (1, {}, 0),
+        (3, {}, 1),
+        (3, {"file": "prompts.jsonl"}, 1),
+        (3, {"prefix_len": 3}, 0),
+        (3, {"turns": "3"}, 0),
+        (3, {"dataset": "document"}, 0),
+    ],
+)
+def test_prompts_from_a_cache(cached: int | None, prompts: dict[str, Any], cautions: int) -> None:
+    summary = summary_of(steady_run(usage_input=4, usage_cached=cached), prompts=prompts)
+    assert summary.valid
+    assert summary.cached_share == (None if cached is None else cached / 4)
+    assert sum("prefix cache" in caution for caution in summary.cautions) == cautions
+
+
 def test_outputs_that_may_end_by_themselves_may_be_short() -> None:
     assert summary_of(steady_run(asked_output=50, exact_output=False)).valid
 

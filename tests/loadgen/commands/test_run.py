@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -10,12 +11,16 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from loadgen.analysis import run_folder
 from loadgen.cli import main
+from loadgen.commands import flags, run, search, sweep
 from loadgen.generator.worker import Assignment, pin_to_cpu
+from loadgen.load.sources import workload_of
+from loadgen.reports.descriptions import load_words
 from tests.loadgen.builders import settings
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
@@ -53,6 +58,24 @@ def test_a_run(serve: Serve, protocol: str, tmp_path: Path) -> None:
     # The folder says the same again.
     again = json.loads(json.dumps(run_folder.load(out).as_dict()))
     assert again == report
+
+
+@pytest.mark.parametrize(("command", "needed"), [(run, []), (search, []), (sweep, ["--rates", "1"])])
+def test_each_run_has_prompts_of_its_own(command: ModuleType, needed: list[str]) -> None:
+    """Unless a seed is given, which the settings, and so the report, have."""
+    parser = argparse.ArgumentParser()
+    command.add(parser)
+    sent = []
+    for more in ([], [], ["--seed", "7"], ["--seed", "7"]):
+        arguments = parser.parse_args(["grpc://127.0.0.1:1", *needed, *more])
+        wanted = flags.settings_of(arguments, {"rate": 1.0, "duration_s": 1.0})
+        conversation = workload_of(wanted).conversation(0)
+        assert conversation is not None
+        sent.append((wanted.load.seed, tuple(conversation.turns[0].content)))
+        assert f"seed {wanted.load.seed}" in load_words(wanted.load)
+    assert sent[0] != sent[1]
+    assert sent[2] == sent[3]
+    assert sent[2][0] == 7
 
 
 def test_exit_codes(serve: Serve, tmp_path: Path) -> None:

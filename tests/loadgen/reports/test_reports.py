@@ -19,7 +19,7 @@ from rich.console import Console
 
 from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import Difference, compare
-from loadgen.analysis.run_folder import Run
+from loadgen.analysis.run_folder import SETTINGS, Run
 from loadgen.analysis.steady import Steadiness
 from loadgen.cli import main
 from loadgen.common.formatting import number
@@ -192,6 +192,22 @@ def test_a_difference_that_is_not_there_is_hardly_ever_certain(tmp_path: Path) -
         other = make_run(tmp_path / str(seed), seed=seed)
         certain += by_name(compare(base, other))["TTFT p50"].certain
     assert certain <= 2
+
+
+def test_runs_with_different_prompts_are_compared_with_a_word_of_caution(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for folder, seed in zip(folders, (3, 4, 3), strict=True):
+        make_run(folder)
+        document = json.loads((folder / SETTINGS).read_text())
+        document["load"]["seed"] = seed
+        (folder / SETTINGS).write_text(json.dumps(document))
+    for other, cautioned in ((folders[1], True), (folders[2], False)):
+        assert main(["compare", str(folders[0]), str(other)]) == 0
+        assert ("--seed 3" in capsys.readouterr().out) == cautioned
+        assert main(["compare", str(folders[0]), str(other), "--json"]) == 0
+        assert ("--seed 3" in json.loads(capsys.readouterr().out)["caution"]) == cautioned
 
 
 def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,40 @@ async def test_http_counts_from_the_first_content_and_not_from_the_role() -> Non
     assert "".join(answer.text).split() == ["w0", "w1", "w2", "w3", "w4"]
 
 
+COUNTED = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
+
+
+@pytest.mark.parametrize("field", COUNTED)
+async def test_every_delta_with_output_counts(field: str) -> None:
+    """Whatever carries the first tokens, they are the first ones."""
+    async with serving(Behaviour(deltas=(field, field, field, "content"), gap_s=0.02)) as (server, _, url):
+        (record,), _, (failure,) = await ask(url, (Message("user", "hello"),), form="chat")
+        emitted = server.emitted[0]["emitted"]
+    assert failure is None
+    assert record.uncounted == ""
+    assert len(record.token_times) == 5
+    for seen, sent in zip(record.token_times, emitted, strict=True):
+        assert 0.0 <= seen - sent < 1.0
+    assert record.token_times == sorted(set(record.token_times))
+
+
+@pytest.mark.parametrize("field", ["thoughts", "audio", "reasoning_details"])
+async def test_output_in_other_fields_is_noted_before_the_first_token(field: str) -> None:
+    async with serving(Behaviour(deltas=(field, "content", field))) as (_, _grpc, url):
+        (record,), _, _ = await ask(url, (Message("user", "hello"),), form="chat")
+    assert record.uncounted == field
+    async with serving(Behaviour(deltas=("content", field))) as (_, _grpc, url):
+        (record,), _, _ = await ask(url, (Message("user", "hello"),), form="chat")
+    assert record.uncounted == ""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_cached_prompt_tokens(protocol: str) -> None:
+    async with serving(Behaviour(cached=2)) as served:
+        (record,), _, _ = await ask(url_of(protocol, served))
+    assert (record.usage_input, record.usage_cached) == (3, 2)
+
+
 async def test_http_request_as_it_travels() -> None:
     klass = RequestClass(name="a", tenant="acme", priority=3, goodput={"ttft": 200.0, "tpot": 20.0})
     async with serving(Behaviour()) as (server, _, url):
