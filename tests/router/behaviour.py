@@ -57,6 +57,8 @@ class Behaviour:
     # Handoffs to the decode workers of these names fail, since the links do.
     broken_links: set[str] = field(default_factory=set)
     broken_cause: FailureCause | None = FailureCause.LINK
+    # How often it was asked for more than its limits allow, which a router must not do.
+    beyond_limits: int = 0
     # Refuses so many prompts, since its queue is full.
     full_prefills: int = 0
     # Cached tokens of each prompt that prefill reports.

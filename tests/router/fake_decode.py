@@ -70,6 +70,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         end = request.token_count - request.first_number + request.max_tokens
         if not self._limits.decodes(Needs(request.token_count, end, None, kind_of(request.grammar))):
+            self._behaviour.beyond_limits += 1
             await abort(context, BatonError(ErrorKind.CONFLICT, "beyond a limit of this worker"))
         capacity = self._behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens

@@ -82,6 +82,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         if not self._limits.prefills(needs_of(request)):
+            self._behaviour.beyond_limits += 1
             await abort(context, BatonError(ErrorKind.CONFLICT, "beyond a limit of this worker"))
         if self._behaviour.full_prefills > 0:
             self._behaviour.full_prefills -= 1
