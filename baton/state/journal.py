@@ -8,6 +8,7 @@ beyond the bound new entries are dropped and counted.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -79,6 +80,8 @@ class Journal:
         self._clock = clock
         self._max_pending = max_pending
         self._pending: dict[bytes, _Pending] = {}
+        # Changes that were dropped and not logged yet, by the reason.
+        self._dropped: Counter[str] = Counter()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,7 +96,7 @@ class Journal:
         receipt = Receipt()
         # The other half is reserved for marks and closes.
         if len(self._pending) >= self._max_pending // 2:
-            self._drop(receipt)
+            self._drop("full", receipt)
         else:
             self._put(record.request_id, _Pending(record, receipt, self._clock() + ttl_s, record.attempt))
         return receipt
@@ -128,9 +131,11 @@ class Journal:
         while True:
             await self._wake.wait()
             await asyncio.sleep(_BATCH_DELAY_S)
+            self._report_dropped()
             if not await self._write_batch():
                 await asyncio.sleep(_RETRY_S)
             elif not self._pending:
+                self._report_dropped()
                 self._wake.clear()
                 self._idle.set()
 
@@ -141,17 +146,27 @@ class Journal:
         elif len(self._pending) < self._max_pending:
             self._put(request_id, change)
         else:
-            self._counters.journal_dropped += 1
+            self._drop("full")
 
     def _put(self, request_id: bytes, change: _Pending) -> None:
         self._pending[request_id] = change
         self._idle.clear()
         self._wake.set()
 
-    def _drop(self, receipt: Receipt | None) -> None:
+    def _drop(self, why: str, receipt: Receipt | None = None) -> None:
+        """Counts a change that will not be written; `_report_dropped` logs it."""
         self._counters.journal_dropped += 1
+        self._dropped[why] += 1
+        self._wake.set()
         if receipt is not None:
             receipt.dropped = True
+
+    def _report_dropped(self) -> None:
+        """Logs what was dropped since the last line: `full`: more waited than are kept; `expired`: the
+        request's deadline had passed before Redis took it."""
+        if self._dropped:
+            _log.warning("journal_entries_dropped", **self._dropped)
+            self._dropped.clear()
 
     def _take_batch(self) -> dict[bytes, _Pending]:
         """The next batch: first closes alone, since a Redis with full memory accepts nothing else."""
@@ -203,7 +218,7 @@ class Journal:
             elif record is None:
                 writes.append(JournalWrite(request_id, "attempt", pending.attempt))
             elif pending.expires_at <= now:
-                self._drop(pending.receipt)
+                self._drop("expired", pending.receipt)
             else:
                 body = self._seal.seal(request_id, record.tenant, record.token_ids, record.details)
                 ttl_s = pending.expires_at - now

@@ -29,6 +29,8 @@ from baton.errors import BatonError, ErrorKind
 # A lease is renewed every RENEW_S and lapses after LEASE_S without.
 RENEW_S = 1.0
 LEASE_S = 5.0
+# No lease of a member is longer.
+MOST_LEASE_S = 120.0
 # Poll interval of readers of the registry and of API keys.
 POLL_S = 0.5
 # A lapsed member is removed after this; until then a newer incarnation outranks an older one.

@@ -12,6 +12,9 @@ from baton.state.records import QuotaAsk, QuotaGrant, Settlement
 from baton.state.stores import MAX_SETTLED
 
 _BUCKETS = 3
+# A lease that ends later than one that begins now is of a clock that has gone back, and over: its router, if
+# it lives, gets another with its next call. Since a time that is still to come nothing has passed.
+#
 # Arguments of one tenant: limit, balance and wanted amount of each bucket; limit, running and wanted slots.
 _SETTLE = (
     NOW
@@ -19,6 +22,7 @@ _SETTLE = (
 local router, lease_ms, known = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 redis.call('ZADD', KEYS[1], now + lease_ms, router)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. now + lease_ms, '+inf')
 redis.call('PEXPIRE', KEYS[1], lease_ms)
 local live, routers = {}, redis.call('ZRANGE', KEYS[1], 0, -1)
 for _, name in ipairs(routers) do live[name] = true end
@@ -52,7 +56,7 @@ for k = 2, #KEYS do
   local key, stored = KEYS[k], {}
   local flat = redis.call('HGETALL', key)
   for i = 1, #flat, 2 do stored[flat[i]] = flat[i + 1] end
-  local passed, ttl_ms = now - (tonumber(stored.at) or now), 120000
+  local passed, ttl_ms = math.max(0, now - (tonumber(stored.at) or now)), 120000
   redis.call('HSET', key, 'at', now)
   for b = 1, 3 do
     local limit, balance, wanted = argument(), argument(), argument()

@@ -11,7 +11,7 @@ from baton.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.client.connect import Argument, Reply
 from baton.state.client.connection import NOW, Connection
 from baton.state.client.counters import Counters
-from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, Keys
+from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, MOST_LEASE_S, Keys
 from baton.state.records import Kept, Listed, Listing, Member
 from baton.structured_logs import structlog
 
@@ -25,14 +25,21 @@ _TAKEN = b"taken:"
 #
 # Whether the holder of a name keeps it: its lease is live, it does not drain, and the worker that it took the
 # name from has learnt of that (which writes the keeper). JSON escapes quotes within values.
-_KEEPS = """
+#
+# A lease that ends later than any that begins now is of a clock that has gone back, and over: a worker that
+# lives has another within a second.
+_KEEPS = (
+    f"local longest = {round(1000 * MOST_LEASE_S)}"
+    + """
 local function drains(member) return string.find(member, '"draining":true', 1, true) ~= nil end
 local function keeps(name, held)
   local lease_end = redis.call('ZSCORE', KEYS[3], name)
-  local kept = held and lease_end and tonumber(lease_end) > now and not drains(held)
+  local kept = held and lease_end and tonumber(lease_end) > now and tonumber(lease_end) <= now + longest
+    and not drains(held)
   return kept and redis.call('HGET', KEYS[4], name) == string.match(held, '^%x+') and lease_end
 end
 """
+)
 
 # A first announcement takes its generation from the clock in microseconds, so that later starts are higher
 # even after a wipe. The same incarnation may announce itself repeatedly.
@@ -98,9 +105,10 @@ return lease_end and {lease_end, held} or {}
 
 _LISTING = (
     NOW
+    + f"local longest = {round(1000 * MOST_LEASE_S)}"
     + """
 local answer = {redis.call('GET', KEYS[1]) or ''}
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. now, '+inf')) do
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. now, now + longest)) do
   local held = redis.call('HGET', KEYS[2], name)
   if held then table.insert(answer, held) end
 end

@@ -126,12 +126,12 @@ class State:
         return self._connection.down_s if self._connection is not None else None
 
     async def refusal(self) -> BatonError:
-        """Returns the error if Redis refuses the credentials; never returns if it accepts them or is
-        unavailable."""
+        """Returns the error if Redis refuses the credentials; never returns if it accepts them, or cannot
+        serve for any other reason, which may end."""
         try:
             await self.check()
         except BatonError as error:
-            if error.kind is not ErrorKind.UNAVAILABLE:
+            if error.kind is ErrorKind.UNAUTHENTICATED:
                 return error
         never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
         return await never

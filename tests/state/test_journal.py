@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, new_journal_key
@@ -79,6 +81,21 @@ async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, m
     memory.unavailable = False
     assert await state.journal.flush(5)
     assert await state.journal.count_open() == MAX_PENDING // 2
+
+
+async def test_no_entry_is_dropped_without_a_line(state: State, memory: Memory) -> None:
+    """Of those that find no place and of those whose deadlines pass first, in as many lines as batches."""
+    with structlog.testing.capture_logs() as logged:
+        memory.unavailable = True
+        for number in range(MAX_PENDING // 2 + 3):
+            state.journal.append(record(number), 60.0 if number else 0.02)
+        await asyncio.sleep(0.05)
+        memory.unavailable = False
+        assert await state.journal.flush(5.0)
+    lines = [line for line in logged if line["event"] == "journal_entries_dropped"]
+    assert [sum(line.get(why, 0) for line in lines) for why in ("full", "expired")] == [3, 1]
+    assert state.counters.journal_dropped == 4
+    assert len(lines) <= 3
 
 
 async def test_redis_holds_neither_tokens_nor_tenants_in_clear(redis_url: str) -> None:

@@ -26,6 +26,9 @@ CALL_S = 2.0
 # Most calls running or waiting; further ones are refused at once.
 MAX_CALLS = 1024
 
+# Commands that the server does not take are logged once in so many seconds.
+_REFUSALS_S = 60.0
+
 # Beginning of a script that reads the clock of Redis, which all stored times refer to, since clients' clocks
 # may differ: `now` in milliseconds, `time` as Redis returns it.
 NOW = """
@@ -53,6 +56,13 @@ _REFUSED = (
     redis_errors.AuthorizationError,
     redis_errors.NoPermissionError,
 )
+# The states of a server, or of its cluster, in which it refuses commands for a while, whatever they are: an
+# outage. By the first word of the reply, which a script's error repeats; redis-py has no class for some.
+_STATES = (
+    *("MISCONF", "NOREPLICAS", "BUSY", "LOADING", "READONLY", "OOM"),
+    *("CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "UNBLOCKED", "NOGOODSLAVE"),
+)
+_FULL = "max number of clients reached"
 _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "Authentication required")
 
 
@@ -96,6 +106,7 @@ class Connection:
         self._closed = False
         self._down_since: float | None = None
         self._answered_at = -math.inf
+        self._refusal_logged_at = -math.inf
 
     @property
     def down_s(self) -> float | None:
@@ -227,12 +238,21 @@ class Connection:
             self._follow(at_once=True)
         if failure.kind is ErrorKind.UNAUTHENTICATED and call.session is not None:
             self._retire(call.session)  # its connections would not authenticate again
+        if failure.kind is ErrorKind.INTERNAL and not self._closed:
+            self._command_refused(failure)
         outage = failure.kind is not ErrorKind.INTERNAL and call.began > self._answered_at
         if outage and not self._closed and self._down_since is None:
             self._down_since = time.monotonic()
             self._counters.outages += 1
             _log.warning("redis_unavailable", redis=str(self._endpoint), reason=failure.message)
         return failure
+
+    def _command_refused(self, failure: BatonError) -> None:
+        """Logs a command that the server does not take, which is no outage; once a minute."""
+        now = time.monotonic()
+        if now - self._refusal_logged_at >= _REFUSALS_S:
+            self._refusal_logged_at = now
+            _log.warning("redis_command_refused", redis=str(self._endpoint), reason=failure.message)
 
 
 def _being_cancelled() -> bool:
@@ -257,8 +277,17 @@ def _translate(error: Exception, where: str) -> BatonError:
         return BatonError(ErrorKind.UNAUTHENTICATED, f"Redis at {where} refused the user name or password")
     if isinstance(error, redis_errors.TimeoutError):
         return BatonError(ErrorKind.UNAVAILABLE, f"Redis at {where} did not answer in time")
+    if isinstance(error, redis_errors.ResponseError) and (state := _state_in(error)):
+        return BatonError(ErrorKind.UNAVAILABLE, f"Redis at {where} refuses commands ({state})")
     if isinstance(error, _UNAVAILABLE):
         return BatonError(
             ErrorKind.UNAVAILABLE, f"Redis at {where} cannot be reached ({type(error).__name__})"
         )
     return BatonError(ErrorKind.INTERNAL, f"Redis at {where} refused a command ({type(error).__name__})")
+
+
+def _state_in(error: redis_errors.ResponseError) -> str:
+    """The state of the server that an error reply names; empty where it is about the command."""
+    words = [getattr(error, "status_code", None), *(word.lstrip("-") for word in str(error).split())]
+    found = next((word for word in words if word in _STATES), "")
+    return found or (_FULL if _FULL in str(error) else "")
