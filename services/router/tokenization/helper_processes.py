@@ -21,6 +21,7 @@ from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.parent_death import tied
+from baton.process_watch import activity
 from baton.python_module import python_module
 from services.common.observability.logs import get_log
 from services.router.request.validate import RequestLimits
@@ -34,6 +35,8 @@ _MODULE = "services.router.tokenization.helper_process"
 START_S = 30.0
 JOB_S = 10.0
 WAIT_S = 30.0
+# A job that had so much of its time as processor time was not starved.
+_OWN_SHARE = 0.8
 # Jobs in a process's queue, and their bytes. A single job may have more.
 MAX_JOBS = 64
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -74,7 +77,8 @@ class HelperProcesses:
         """Runs the job of this name, and returns the parts of its answer (see `helper_jobs`).
 
         Raises what the job raises; BatonError: OVERLOADED if too many wait, RATE_LIMITED if too many of
-        the call's tenant do, INVALID if the job takes too long, INTERNAL if the process died.
+        the call's tenant do or the process is starved, INVALID if the job itself takes too long, INTERNAL if
+        the process died.
         """
         process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._normal
         return await process.run(
@@ -131,14 +135,15 @@ class HelperProcess:
     def _exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
         """Sends a job and receives its answer. Runs in the thread."""
         peer = self._running()
+        used_s = self._cpu_s()
         deadline = time.monotonic() + self._job_s
         try:
             send_frame(peer, header, parts, deadline)
             answer, results = receive_frame(peer, deadline)
         except TimeoutError:
+            used_s = self._cpu_s() - used_s
             self._end()
-            message = f"the request takes more than {self._job_s:g} s to tokenise"
-            raise BatonError(ErrorKind.INVALID, message) from None
+            raise self._too_slow(used_s) from None
         except (EOFError, OSError):
             raise self._died("the request could not be tokenised") from None
         if "error" in answer:
@@ -172,6 +177,20 @@ class HelperProcess:
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
         return ours
+
+    def _cpu_s(self) -> float:
+        """Processor time that the process has used."""
+        seen = None if self._process is None else activity(self._process.pid)
+        return 0.0 if seen is None else seen.cpu_s
+
+    def _too_slow(self, used_s: float) -> BatonError:
+        """The error of a job that took too long and used so much processor time: only where the process had
+        nearly all of the time is it the request's."""
+        if used_s >= _OWN_SHARE * self._job_s:
+            message = f"the request takes more than {self._job_s:g} s to tokenise"
+            return BatonError(ErrorKind.INVALID, message)
+        message = f"the request was not tokenised within {self._job_s:g} s: the router's host is busy"
+        return BatonError(ErrorKind.OVERLOADED, message)
 
     def _died(self, message: str) -> BatonError:
         """Cleans up after a process that died, and logs its exit status."""

@@ -392,6 +392,35 @@ async def test_waiting_has_an_end(site: SiteMaker) -> None:
         await here.quiet()
 
 
+@pytest.mark.parametrize("others", [0, 2], ids=["reserved-early", "reserved-first"])
+async def test_a_full_queue_is_waited_for_and_is_no_failed_attempt(site: SiteMaker, others: int) -> None:
+    """Whichever worker's: prompts and reservations are refused many more times than attempts are made."""
+    async with site(prefill=1, decode=1, max_attempts=1, queue_timeout_s=60.0) as here:
+        behaviours = [here.worker(name).behaviour for name in ("prefill-0", "decode-0")]
+        behaviours[1].foreign_slots = others
+        for each in range(3):
+            behaviours[0].full_prefills, behaviours[1].refuse_reserves = 4 + each, 3
+            results = await asyncio.gather(
+                *(here.generate(ids_request([each, n, 5], 6), 60) for n in range(4))
+            )
+            for number, responses in enumerate(results):
+                assert tokens_of(responses) == expected([each, number, 5], 6)
+        assert behaviours[0].full_prefills == 0
+        assert not here.router.observations.failed_attempts
+        await here.quiet()
+
+
+async def test_a_queue_that_stays_full_is_waited_for_as_long_as_for_a_slot(site: SiteMaker) -> None:
+    """Refusals do not begin the wait anew."""
+    async with site(max_attempts=1, queue_timeout_s=0.4) as here:
+        here.worker("prefill-0").behaviour.full_prefills = 10**6
+        code, message = await failure(here)
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "no slot became free within 0.4 s" in message
+        assert here.worker("prefill-0").behaviour.full_prefills > 10**6 - 40
+        await here.quiet()
+
+
 @pytest.mark.parametrize("slow", ["reserve_s", "prefill_s", "handoff_s", "step_s"])
 async def test_the_clients_deadline_holds(site: SiteMaker, slow: str) -> None:
     async with site() as here:

@@ -19,6 +19,7 @@ import pytest
 from baton.client import AsyncClient
 from baton.errors import BatonError, ErrorKind
 from baton.process_stat import is_running
+from baton.process_watch import Activity
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
@@ -222,14 +223,30 @@ async def test_a_request_that_kills_the_process_fails_alone(model_folder: Path) 
         assert await jobs[1] == [98]
 
 
-async def test_a_request_takes_limited_time(model_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("used_s", "kind", "why"),
+    [
+        (None, ErrorKind.OVERLOADED, "host is busy"),
+        (0.1, ErrorKind.OVERLOADED, "host is busy"),
+        (0.49, ErrorKind.INVALID, "takes more than 0.5 s"),
+    ],
+    ids=["stopped", "starved", "its own"],
+)
+async def test_a_request_takes_limited_time_of_a_processor(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, used_s: float | None, kind: ErrorKind, why: str
+) -> None:
+    """What a process did that could not run is not the request's fault."""
     async with process(model_folder, job_s=0.5) as one:
         await tokenize(one, "a")
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
-        with pytest.raises(BatonError, match=r"more than 0.5 s") as caught:
+        if used_s is not None:
+            seen = iter((7.0, 7.0 + used_s))
+            monkeypatch.setattr(helper_processes, "activity", lambda pid: Activity(next(seen), wanting=True))
+        with pytest.raises(BatonError, match=why) as caught:
             await tokenize(one, "a")
-        assert caught.value.kind == ErrorKind.INVALID
+        assert caught.value.kind == kind
+        monkeypatch.undo()
         assert await tokenize(one, "a") == [97]
 
 
