@@ -100,7 +100,7 @@ def test_the_metrics_page_is_up_to_date() -> None:
 
 def test_the_fields_page_is_up_to_date() -> None:
     page = fields_page.PAGE.read_text("utf-8")
-    assert page == fields_page.with_table(page), "run make docs"
+    assert page == fields_page.with_tables(page), "run make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/masks.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x84\x01\n\x0bMaskCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.baton.v1.OpenSequenceCommandH\x00\x12/\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1e.baton.v1.CloseSequenceCommandH\x00\x42\t\n\x07\x63ommand\"\xb3\x01\n\x13OpenSequenceCommand\x12\"\n\x07grammar\x18\x01 \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12 \n\x06limits\x18\x03 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x10\n\x08position\x18\x07 \x01(\r\"8\n\x14\x43loseSequenceCommand\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\xbb\x01\n\tMaskEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x04mask\x18\x02 \x01(\x0cH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x38\n\x0fsequence_failed\x18\x04 \x01(\x0b\x32\x1d.baton.v1.SequenceFailedEventH\x00\x12*\n\x05ready\x18\x05 \x01(\x0b\x32\x19.baton.v1.MasksReadyEventH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fMasksReadyEvent\"[\n\x13SequenceFailedEvent\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failureb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/masks.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\xb1\x01\n\x0bMaskCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.baton.v1.OpenSequenceCommandH\x00\x12/\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1e.baton.v1.CloseSequenceCommandH\x00\x12+\n\x07\x63ompile\x18\x04 \x01(\x0b\x32\x18.baton.v1.CompileCommandH\x00\x42\t\n\x07\x63ommand\"4\n\x0e\x43ompileCommand\x12\"\n\x07grammar\x18\x01 \x01(\x0b\x32\x11.baton.v1.Grammar\"\xae\x01\n\x13OpenSequenceCommand\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12 \n\x06limits\x18\x03 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x10\n\x08position\x18\x07 \x01(\r\x12\x0e\n\x06source\x18\x08 \x01(\tJ\x04\x08\x01\x10\x02R\x07grammar\"8\n\x14\x43loseSequenceCommand\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\xcd\x01\n\tMaskEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x04mask\x18\x02 \x01(\x0cH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x38\n\x0fsequence_failed\x18\x04 \x01(\x0b\x32\x1d.baton.v1.SequenceFailedEventH\x00\x12*\n\x05ready\x18\x05 \x01(\x0b\x32\x19.baton.v1.MasksReadyEventH\x00\x12\x10\n\x06source\x18\x06 \x01(\tH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fMasksReadyEvent\"[\n\x13SequenceFailedEvent\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failureb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.masks_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MASKCOMMAND']._serialized_start=57
-  _globals['_MASKCOMMAND']._serialized_end=189
-  _globals['_OPENSEQUENCECOMMAND']._serialized_start=192
-  _globals['_OPENSEQUENCECOMMAND']._serialized_end=371
-  _globals['_CLOSESEQUENCECOMMAND']._serialized_start=373
-  _globals['_CLOSESEQUENCECOMMAND']._serialized_end=429
-  _globals['_MASKEVENT']._serialized_start=432
-  _globals['_MASKEVENT']._serialized_end=619
-  _globals['_MASKSREADYEVENT']._serialized_start=621
-  _globals['_MASKSREADYEVENT']._serialized_end=638
-  _globals['_SEQUENCEFAILEDEVENT']._serialized_start=640
-  _globals['_SEQUENCEFAILEDEVENT']._serialized_end=731
+  _globals['_MASKCOMMAND']._serialized_end=234
+  _globals['_COMPILECOMMAND']._serialized_start=236
+  _globals['_COMPILECOMMAND']._serialized_end=288
+  _globals['_OPENSEQUENCECOMMAND']._serialized_start=291
+  _globals['_OPENSEQUENCECOMMAND']._serialized_end=465
+  _globals['_CLOSESEQUENCECOMMAND']._serialized_start=467
+  _globals['_CLOSESEQUENCECOMMAND']._serialized_end=523
+  _globals['_MASKEVENT']._serialized_start=526
+  _globals['_MASKEVENT']._serialized_end=731
+  _globals['_MASKSREADYEVENT']._serialized_start=733
+  _globals['_MASKSREADYEVENT']._serialized_end=750
+  _globals['_SEQUENCEFAILEDEVENT']._serialized_start=752
+  _globals['_SEQUENCEFAILEDEVENT']._serialized_end=843
 # @@protoc_insertion_point(module_scope)

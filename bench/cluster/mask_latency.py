@@ -97,10 +97,11 @@ class _Worker:
         """Begins the streams."""
         grammar, limits = Grammar(json_schema=json.dumps(SCHEMA)), Limits(max_tokens=1 << 15)
         limits.stop_token_ids.append(stop_id)
-        first = np.frombuffer(await self.client.next_mask(grammar, limits, ()), dtype=np.uint32)
+        source = await self.client.source("", grammar)
+        first = np.frombuffer(await self.client.next_mask(source, limits, ()), dtype=np.uint32)
         await self.client.started()
         for slot in range(self.streams):
-            await self.client.follow((slot, _GENERATION), _FIRST_POSITION, grammar, limits, ())
+            await self.client.follow((slot, _GENERATION), _FIRST_POSITION, source, limits, ())
         self._masks = [first] * self.streams
 
     def step(self) -> list[float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from baton.byte_tokenizer import byte_tokenizer_json
 from baton.engine.rings.mask_board import Mask
-from services.masks.matcher import Matchers
+from baton.v1.types_pb2 import Grammar, Limits
+from services.masks.grammar_source import grammar_source
+from services.masks.matcher import GuidedSequence, Matchers
 
 VOCAB_SIZE = 300
 END_ID, OTHER_END_ID = 257, 290
@@ -22,6 +25,13 @@ def make_folder(folder: Path, **fields: object) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def open_grammar(
+    matchers: Matchers, grammar: Grammar, limits: Limits, output: Sequence[int]
+) -> GuidedSequence:
+    """Opens a sequence of a grammar that no other process has compiled."""
+    return matchers.open(grammar_source(grammar), limits, output)
 
 
 def make_matchers(folder: Path) -> Matchers:

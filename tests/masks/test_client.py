@@ -13,6 +13,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Grammar
 from services.masks.client import MaskClient, mask_processes
+from services.masks.grammar_source import grammar_source
 from services.masks.launch import SlotKey
 from services.masks.process_client import MaskProcessClient
 from tests.masks.model import ids_of
@@ -101,7 +102,7 @@ async def test_the_end_of_one_process_fails_its_sequences_alone_and_it_starts_ag
 
 async def test_a_grammar_that_is_refused_is_not_followed(worker: WorkerOfTwo) -> None:
     with pytest.raises(BatonError, match="cannot be used"):
-        await worker.client.follow((0, 1), 3, Grammar(regex="("), LIMITS, ())
+        await worker.client.follow((0, 1), 3, grammar_source(Grammar(regex="(")), LIMITS, ())
     assert worker.client.followed == 0
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     worker.draw(0, 1, A)

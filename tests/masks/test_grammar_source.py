@@ -14,7 +14,7 @@ from baton.v1.types_pb2 import Choices, Grammar, Limits
 from services.masks.matcher import Matchers
 from services.router.tools.families import FAMILIES, ToolFamily
 from services.router.tools.tool_use import Tool, ToolUse
-from tests.masks.model import END_ID, allowed, bytes_ids, make_matchers
+from tests.masks.model import END_ID, allowed, bytes_ids, make_matchers, open_grammar
 
 LIMITS = Limits(max_tokens=1 << 20, stop_token_ids=[END_ID])
 EVERY = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x110000))]
@@ -28,7 +28,7 @@ def matchers(tmp_path_factory: pytest.TempPathFactory) -> Matchers:
 
 def check_writes(matchers: Matchers, grammar: Grammar, text: str) -> None:
     """Raises where the grammar does not allow this text as a whole."""
-    sequence = matchers.open(grammar, LIMITS, bytes_ids(text))
+    sequence = open_grammar(matchers, grammar, LIMITS, bytes_ids(text))
     assert END_ID in allowed(sequence.mask())
 
 
@@ -194,7 +194,7 @@ BROKEN = [
 @pytest.mark.parametrize("grammar", BROKEN, ids=range(len(BROKEN)))
 def test_a_message_says_what_is_wrong_and_repeats_no_grammar(matchers: Matchers, grammar: Grammar) -> None:
     with pytest.raises(BatonError) as caught:
-        matchers.open(grammar, LIMITS, ())
+        open_grammar(matchers, grammar, LIMITS, ())
     message = caught.value.message
     assert "\n" not in message
     assert message.count(SECRET) <= 4, message

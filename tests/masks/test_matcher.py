@@ -12,7 +12,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Choices, Grammar, Limits
-from services.masks.matcher import Matchers
+from services.masks.grammar_source import grammar_source
+from services.masks.matcher import GuidedSequence, Matchers
 from tests.masks.model import (
     CHARACTER_OF,
     END_ID,
@@ -21,6 +22,7 @@ from tests.masks.model import (
     ids_of,
     make_folder,
     make_matchers,
+    open_grammar,
     text_of,
 )
 from tests.support.json_schemas import schemas, validator_of
@@ -44,7 +46,7 @@ def matchers(tmp_path: Path) -> Matchers:
 
 def walk(matchers: Matchers, grammar: Grammar, seed: int) -> str:
     """A random text of the grammar, which ends by an end-of-sequence id."""
-    draw, sequence, text = random.Random(seed), matchers.open(grammar, LIMITS, ()), ""
+    draw, sequence, text = random.Random(seed), open_grammar(matchers, grammar, LIMITS, ()), ""
     for _ in range(200):
         token = draw.choice(sorted(allowed(sequence.mask())))
         if token in ENDS:
@@ -56,7 +58,7 @@ def walk(matchers: Matchers, grammar: Grammar, seed: int) -> str:
 
 def test_choices_of_which_one_begins_another(matchers: Matchers) -> None:
     grammar = Grammar(choice=Choices(choices=["a", "ab", 'x"y']))
-    sequence = matchers.open(grammar, LIMITS, ())
+    sequence = open_grammar(matchers, grammar, LIMITS, ())
     assert allowed(sequence.mask()) == set(ids_of("ax"))
     sequence.advance(ids_of("a"))
     assert allowed(sequence.mask()) == {*ids_of("b"), *ENDS}
@@ -80,7 +82,7 @@ def test_every_walk_through_a_random_schema_is_valid(matchers: Matchers) -> None
     total = 0
     for number, schema in enumerate(schemas(300, seed=1)):
         draw = random.Random(number)
-        sequence = matchers.open(Grammar(json_schema=json.dumps(schema)), LIMITS, ())
+        sequence = open_grammar(matchers, Grammar(json_schema=json.dumps(schema)), LIMITS, ())
         ids: list[int] = []
         while (token := draw.choice(sorted(allowed(sequence.mask())))) not in ENDS:
             ids.append(token)
@@ -94,9 +96,9 @@ def test_every_walk_through_a_random_schema_is_valid(matchers: Matchers) -> None
 def test_the_state_follows_from_the_output_alone(matchers: Matchers) -> None:
     """A new attempt, at another worker, goes on where the last one was."""
     grammar, text = Grammar(json_schema=SCHEMA), '{"ok":true,"n":7}'
-    live = matchers.open(grammar, LIMITS, ())
+    live = open_grammar(matchers, grammar, LIMITS, ())
     for length, token in enumerate(ids_of(text)):
-        replayed = matchers.open(grammar, LIMITS, ids_of(text)[:length])
+        replayed = open_grammar(matchers, grammar, LIMITS, ids_of(text)[:length])
         assert allowed(replayed.mask()) == allowed(live.mask())
         live.advance((token,))
     assert allowed(live.mask()) == ENDS
@@ -104,20 +106,20 @@ def test_the_state_follows_from_the_output_alone(matchers: Matchers) -> None:
 
 def test_white_space_between_json_tokens_is_bounded(matchers: Matchers) -> None:
     blank = next(iter({token for token in range(256) if token not in CHARACTER_OF} & _blank_ids(matchers)))
-    sequence = matchers.open(Grammar(json_schema=SCHEMA), LIMITS, ids_of("{"))
+    sequence = open_grammar(matchers, Grammar(json_schema=SCHEMA), LIMITS, ids_of("{"))
     assert blank in allowed(sequence.mask())
     sequence.advance((blank,))
     assert allowed(sequence.mask()) == set(ids_of('"'))
     without = Grammar(json_schema=SCHEMA, whitespace_pattern="")
-    assert blank not in allowed(matchers.open(without, LIMITS, ids_of("{")).mask())
+    assert blank not in allowed(open_grammar(matchers, without, LIMITS, ids_of("{")).mask())
 
 
 def _blank_ids(matchers: Matchers) -> set[int]:
-    return allowed(matchers.open(Grammar(regex=" "), LIMITS, ()).mask())
+    return allowed(open_grammar(matchers, Grammar(regex=" "), LIMITS, ()).mask())
 
 
 def test_a_mask_is_written_over_what_was_there_and_of_the_vocabularys_width_only(matchers: Matchers) -> None:
-    sequence = matchers.open(Grammar(regex="(ab)+"), LIMITS, ids_of("ab"))
+    sequence = open_grammar(matchers, Grammar(regex="(ab)+"), LIMITS, ids_of("ab"))
     expected = sequence.mask()
     row = np.full_like(expected, 0xFFFFFFFF)
     sequence.write_mask(row)
@@ -129,21 +131,21 @@ def test_a_mask_is_written_over_what_was_there_and_of_the_vocabularys_width_only
 
 def test_stop_ids_wait_for_min_tokens_and_a_mask_without_any_token_is_an_error(matchers: Matchers) -> None:
     limits = Limits(max_tokens=9, min_tokens=2, stop_token_ids=sorted(ENDS))
-    sequence = matchers.open(Grammar(regex="a+"), limits, ids_of("a"))
+    sequence = open_grammar(matchers, Grammar(regex="a+"), limits, ids_of("a"))
     assert allowed(sequence.mask()) == set(ids_of("a"))
     sequence.advance(ids_of("a"))
     assert allowed(sequence.mask()) == {*ids_of("a"), *ENDS}
     with pytest.raises(BatonError, match="allows no token") as caught:
-        matchers.open(Grammar(regex="a"), limits, ids_of("a")).mask()
+        open_grammar(matchers, Grammar(regex="a"), limits, ids_of("a")).mask()
     assert caught.value.kind is ErrorKind.INVALID
 
 
 def test_a_token_outside_the_grammar_is_an_error(matchers: Matchers) -> None:
     for text in ("b", "abb", "abc"):
         with pytest.raises(BatonError, match="outside the grammar") as caught:
-            matchers.open(Grammar(regex="ab"), LIMITS, ids_of(text))
+            open_grammar(matchers, Grammar(regex="ab"), LIMITS, ids_of(text))
         assert caught.value.kind is ErrorKind.INTERNAL
-    large = matchers.open(Grammar(regex="a{1000000}"), LIMITS, ())
+    large = open_grammar(matchers, Grammar(regex="a{1000000}"), LIMITS, ())
     large.mask()
     with pytest.raises(BatonError, match="too many") as caught:
         large.advance(ids_of("a"))
@@ -171,7 +173,7 @@ def test_a_token_outside_the_grammar_is_an_error(matchers: Matchers) -> None:
 )
 def test_what_cannot_be_used_is_refused_in_one_line(matchers: Matchers, grammar: Grammar) -> None:
     with pytest.raises(BatonError) as caught:
-        matchers.open(grammar, LIMITS, ())
+        open_grammar(matchers, grammar, LIMITS, ())
     assert caught.value.kind is ErrorKind.INVALID
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
@@ -194,7 +196,7 @@ def test_hostile_grammars_end_within_their_limits(matchers: Matchers) -> None:
     refused = []
     for number, grammar in enumerate(hostile):
         try:
-            sequence = matchers.open(grammar, LIMITS, ())
+            sequence = open_grammar(matchers, grammar, LIMITS, ())
             for _ in range(30):
                 if text := allowed(sequence.mask()) - ENDS:
                     sequence.advance((min(text),))
@@ -207,7 +209,7 @@ def test_hostile_grammars_end_within_their_limits(matchers: Matchers) -> None:
 def test_an_end_of_sequence_id_that_is_spelt_like_text_only_ends(tmp_path: Path) -> None:
     (sharp,) = ids_of("#")
     matchers = Matchers.of_model(make_folder(tmp_path, eos_token_id=sharp))
-    sequence = matchers.open(Grammar(regex="a#?b"), LIMITS, ids_of("a"))
+    sequence = open_grammar(matchers, Grammar(regex="a#?b"), LIMITS, ids_of("a"))
     assert allowed(sequence.mask()) == set(ids_of("b"))
     sequence.advance(ids_of("b"))
     assert allowed(sequence.mask()) == {sharp}
@@ -223,3 +225,47 @@ def test_an_unusable_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(BatonError, match="tokenizer") as caught:
         Matchers.of_model(tmp_path)
     assert caught.value.kind is ErrorKind.INVALID
+
+
+def large_schema(number: int) -> Grammar:
+    """About 30 KB, unlike any other; about 2 MB once it is compiled."""
+    fields = {
+        f"field_{number}_{field}": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 5}}}
+        for field in range(300)
+    }
+    return Grammar(json_schema=json.dumps({"type": "object", "properties": fields}))
+
+
+def test_what_is_kept_is_bounded_in_bytes(matchers: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 4 << 20
+    monkeypatch.setattr("services.masks.matcher._KEPT_BYTES", most)
+    largest = 0
+    for number in range(10):
+        grammar = large_schema(number)
+        assert 25_000 < grammar.ByteSize() < 40_000
+        open_grammar(matchers, grammar, LIMITS, ()).mask()
+        assert matchers.keeps(grammar_source(grammar))
+        largest = max(largest, matchers.used_bytes)
+    assert largest < 2 * most
+    assert not matchers.keeps(grammar_source(large_schema(0)))
+    assert len(matchers._kept) > 1
+
+
+def test_sequences_that_take_all_memory_leave_none_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.masks.matcher._KEPT_BYTES", 2 << 20)
+    matchers = Matchers.of_model(make_folder(tmp_path), most_bytes=6 << 20)
+    running: list[GuidedSequence] = []
+
+    def run_all() -> None:
+        for number in range(64):
+            running.append(open_grammar(matchers, large_schema(number), LIMITS, ()))
+
+    with pytest.raises(BatonError, match="no memory for another") as caught:
+        run_all()
+    assert caught.value.kind is ErrorKind.CONFLICT
+    assert len(running) > 1
+    running[0].mask()
+    running.clear()
+    open_grammar(matchers, large_schema(64), LIMITS, ()).mask()

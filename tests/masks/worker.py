@@ -11,11 +11,12 @@ from baton.engine.rings.mask_board import MaskBoard
 from baton.engine.rings.output_ring import Finish
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import Grammar, Limits
+from services.masks.grammar_source import grammar_source
 from services.masks.process_client import MaskSetup
 from tests.masks.model import END_ID, OTHER_END_ID, VOCAB_SIZE, allowed, make_folder
 
 LIMITS = Limits(max_tokens=100, stop_token_ids=(END_ID, OTHER_END_ID))
-AB = Grammar(regex="(ab)+")
+AB = grammar_source(Grammar(regex="(ab)+"))
 SLOTS = 4
 WAIT_S = 20.0
 

@@ -12,6 +12,7 @@ import pytest
 from baton.v1.types_pb2 import Grammar, Limits
 from bench.cluster.vocabulary import write_tokenizer
 from services.masks.matcher import Matchers
+from tests.masks.model import open_grammar
 
 
 def test_the_vocabulary_has_every_id_once(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_the_vocabulary_has_every_id_once(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 3000, [2999])
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(3000))
-    mask = Matchers.of_model(tmp_path).open(Grammar(regex="[a-z ]+"), Limits(), ()).mask()
+    mask = open_grammar(Matchers.of_model(tmp_path), Grammar(regex="[a-z ]+"), Limits(), ()).mask()
     assert sum(int(word).bit_count() for word in mask) > 2000, "words, with a blank or without"
 
 

@@ -246,6 +246,47 @@ async def test_hostile_grammars_disturb_no_other_request(cluster: Cluster) -> No
     await assert_all_free(cluster, within_s=5)
 
 
+# Overflows the stack of whoever compiles it.
+DEEP = "start: R0\n" + "".join(f'R{n}: "a" | ("b" ("c" R{n + 1} "d")+ "e")*\n' for n in range(1990))
+CRASHING = Grammar(grammar=f'{DEEP}R1990: "a"')
+# Takes 200 MB and, with a large vocabulary, a second.
+EXPENSIVE = Grammar(regex="(a{1000}){1000}")
+
+
+async def test_a_grammar_that_breaks_its_compiler_is_its_clients_error_and_nobody_elses(
+    cluster: Cluster,
+) -> None:
+    """Refused in one attempt, again and again, while guided outputs go on as they do alone."""
+    async with cluster.stub() as stub:
+        common: dict[str, Any] = {"seed": 9, "max_tokens": 60, "grammar": Grammar(regex="[a-z ]{600}")}
+
+        async def others() -> list[Answer]:
+            return await asyncio.gather(*(cluster.generate(stub, [*PROMPT, n], **common) for n in range(3)))
+
+        alone, processes = await others(), set(mask_processes(cluster))
+        beside = asyncio.create_task(others())
+        for grammar in (CRASHING, EXPENSIVE, CRASHING):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await cluster.generate(stub, PROMPT, grammar=grammar, max_tokens=4)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+        undisturbed = await beside
+    assert [answer.token_ids for answer in undisturbed] == [answer.token_ids for answer in alone]
+    attempts = [answer.last.trace.attempts for answer in undisturbed if answer.last is not None]
+    assert attempts == [1, 1, 1]
+    assert set(mask_processes(cluster)) == processes
+    await assert_all_free(cluster, within_s=5)
+
+
+async def test_choices_of_any_character_and_schemas_with_annotations(cluster: Cluster) -> None:
+    async with cluster.http() as client:
+        for text in ("a\x7fb", "a\x01b\nc\u2028\\\"'/"):
+            answer = await complete(client, PROMPT, structured_outputs={"choice": [text]}, max_tokens=60)
+            assert answer.only.text == text
+        schema = {"type": "string", "maxLength": 3, "format": "password", "$schema": "https://example.com/s"}
+        answer = await complete(client, PROMPT, structured_outputs={"json": schema}, max_tokens=60)
+        assert isinstance(json.loads(answer.only.text), str)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": {"type": "objec"}}}, "Invalid type"),
     ({"structured_outputs": {"regex": "("}}, "unclosed group"),
