@@ -16,7 +16,7 @@ class Shape:
     config: dict[str, Any]
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of each product's weights, by the names in `baton.engine.forward.gemm`."""
+        """Rows and columns of each product's weights, by the names of `Product`."""
         c = self.config
         hidden, inner, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
         queries, keys = heads * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]

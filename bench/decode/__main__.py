@@ -153,7 +153,7 @@ def tune_missing(case: Case, rows: int, limit_s: float | None = None) -> None:
     """Measures what no table has, as a worker's start does; without a limit of time unless it is given."""
     import torch
 
-    from baton.engine.forward.gemm_table import ProductTable, tuned_file
+    from baton.engine.gemm_dispatch.table import ProductTable, tuned_file
     from baton.engine.tuning.tuner import missing, save, tune
     from bench.decode.tune_products import products_of
 

@@ -22,7 +22,7 @@ def empty_kernel_cache() -> Iterator[Path]:
 @contextmanager
 def no_tables() -> Iterator[Path]:
     """`empty_kernel_cache`, and no table from the repository, of this GPU or of another one."""
-    from baton.engine.forward import gemm_table
+    from baton.engine.gemm_dispatch import table as gemm_table
 
     shipped = gemm_table.TABLES
     with empty_kernel_cache() as folder:

@@ -6,7 +6,7 @@
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
 --buckets restrict all to products of those names and to those numbers of rows. With --write that
-table, in baton/engine/forward/gemm_tables, is completed. One JSON object for each product and number of rows
+table, in baton/engine/gemm_dispatch/tables, is completed. One JSON object for each product and number of rows
 goes to stdout, progress to stderr.
 """
 
@@ -24,7 +24,7 @@ from bench.precision import Precision
 from bench.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from baton.engine.model.modules import Product
+    from baton.engine.model.layers.linear import Product
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
     """Measures shape after shape, and writes after each."""
     import torch
 
-    from baton.engine.forward.gemm_table import TABLES, file_stem, shipped_entries
+    from baton.engine.gemm_dispatch.table import TABLES, file_stem, shipped_entries
     from baton.engine.tuning.tuner import compile_kernels, measured, save
 
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, precision.torch_dtype)
@@ -85,8 +85,8 @@ def wanted_of(
     """What is to be measured for each shape: what neither the entries `known` nor a shape before it has."""
     import torch
 
-    from baton.engine.forward.choice import Library, ProductKey
-    from baton.engine.forward.gemm_table import ProductTable, entry_of
+    from baton.engine.gemm_dispatch.choice import Library, ProductKey
+    from baton.engine.gemm_dispatch.table import ProductTable, entry_of
     from baton.engine.tuning.tuner import missing
 
     kind, entries = getattr(torch, precision.torch_dtype), list(known)

@@ -16,7 +16,8 @@ from baton.block_hash import BlockHasher
 from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.prefill.cost import PrefillCost, half_context
+from baton.engine.model.tensors import half_context
+from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds

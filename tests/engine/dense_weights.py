@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.model import weights
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.weight_reader import Progress
 
 Device = torch.device | str

@@ -11,7 +11,7 @@ from baton.engine.decode.factory import pass_options
 from baton.engine.decode.gpu_pass import DecodePass
 from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.tensors import EMBEDDING
 from tests.engine.split_reference import fill_items, split_items

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config

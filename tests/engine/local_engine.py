@@ -17,7 +17,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache

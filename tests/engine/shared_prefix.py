@@ -17,7 +17,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.gemm_dispatch.table import ProductTable
 from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config

@@ -57,7 +57,7 @@ def decode_loop(
 def pass_options(model: Model, *, exact: bool) -> PassOptions:
     """How the kernels are cut for this GPU and mode."""
     from baton.engine.decode.gpu_pass import PassOptions
-    from baton.engine.forward.gemm_table import ProductTable
+    from baton.engine.gemm_dispatch.table import ProductTable
     from baton.engine.kernels.gpu.attention.items import SplitPolicy
 
     if exact:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from baton.engine.forward.choice import ProductKey
-from baton.engine.forward.gemm import Gemm
-from baton.engine.forward.gemm_table import ProductTable
-from baton.engine.forward.layers import attention_heads, embed_rows, run_layers
+from baton.engine.forward.layer_program import attention_heads, embed_rows, run_layers
+from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.workspace import Workspace
+from baton.engine.gemm_dispatch.choice import ProductKey
+from baton.engine.gemm_dispatch.table import ProductTable
 from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.modules import Attention, Model
+from baton.engine.model.layers.attention import Attention
+from baton.engine.model.modules import Model
 
 
 @dataclass(frozen=True, slots=True)

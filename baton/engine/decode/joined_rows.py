@@ -10,7 +10,7 @@ from __future__ import annotations
 from baton.engine.decode.gpu_pass import buckets_up_to
 from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.forward.workspace import Workspace
-from baton.engine.model.modules import Attention
+from baton.engine.model.layers.attention import Attention
 
 # The smallest bucket but for one of all slots, and those that are left out: a graph is made for each bucket
 # and several numbers of prompt rows, beside which a few rows more or less make no difference.

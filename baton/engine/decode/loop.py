@@ -26,7 +26,7 @@ from baton.engine.sequence import Limits, SamplingParams
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 _NO_STOP = -1
 # The longest time after which a loop with work should be polled for its next step.

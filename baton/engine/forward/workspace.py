@@ -14,7 +14,8 @@ class Workspace:
     """Activations of up to R rows.
 
     `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attn_out` [R, heads
-    · dim] may have further rows behind them. `inner` [R, intermediate].
+    · dim] may have further rows behind them. `inner` [R, inner width of the
+    widest MLP].
     """
 
     def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0) -> None:
@@ -29,7 +30,7 @@ class Workspace:
         self.hidden = buffer(config.hidden_size)
         self.qkv = buffer(query_width + 2 * key_width, rows + more_qkv)
         self.attn_out = buffer(query_width, rows + more_attn_out)
-        self.inner = buffer(config.intermediate_size)
+        self.inner = buffer(max(layer.mlp.inner_width for layer in model.layers))
         self._rotary = [
             (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
         ]

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.cache_write import token_rows
 from baton.engine.kernels.reference.linear import linear, pad_rows
-from baton.engine.kernels.reference.paged_attention import TileBatch, paged_attention, plan_attention
-from baton.engine.kernels.reference.row_ops import apply_rope, gated, rms_norm
+from baton.engine.kernels.reference.paged_attention import plan_attention
+from baton.engine.kernels.reference.row_ops import rms_norm
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.modules import Attention, DenseMlp, Model, Product
+from baton.engine.model.layers.attention import ReferenceRows
+from baton.engine.model.layers.layer import reference_layer
+from baton.engine.model.modules import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,6 @@ class Rows:
     positions: Tensor
     query_start: list[int]
     block_tables: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What the layers share within one forward pass. `rotary`: cos and sin for each rotary embedding of the
-    model; `cache_rows`, `plans`: for each cache group."""
-
-    rotary: list[tuple[Tensor, Tensor]]
-    cache_rows: list[Tensor]
-    plans: list[list[TileBatch]]
-    rows: int
 
 
 class ReferenceModel:
@@ -67,8 +58,7 @@ class ReferenceModel:
         if model.embedding_scale != 1:
             hidden = hidden * model.embedding_scale
         for layer in model.layers:
-            hidden = hidden + self._attention(layer.attention, hidden, shared, cache)
-            hidden = hidden + self._mlp(layer.mlp, hidden)
+            hidden = reference_layer(model.config, layer, hidden, shared, cache)
             if between_layers is not None:
                 between_layers()
         return rms_norm(hidden, model.norm.gain, model.norm.eps)[:count]
@@ -78,7 +68,7 @@ class ReferenceModel:
         """hidden [M, hidden] from `forward` → [M, vocab] in the dtype of the activations."""
         return linear(hidden, self._model.head.linear.weight)
 
-    def _prepare(self, rows: Rows, cache: KVCache) -> _Pass:
+    def _prepare(self, rows: Rows, cache: KVCache) -> ReferenceRows:
         model = self._model
         starts = torch.tensor(rows.query_start, dtype=torch.int64, device=model.device)
         sequence = torch.repeat_interleave(starts.diff(), output_size=rows.token_ids.shape[0])
@@ -88,34 +78,4 @@ class ReferenceModel:
             plans.append(plan_attention(rows.query_start, rows.positions, table, tensor, group.window))
         tables = [rope.cos_sin(rows.positions) for rope in model.ropes]
         rotary = [(pad_rows(cos), pad_rows(sin)) for cos, sin in tables]
-        return _Pass(rotary, cache_rows, plans, rows.token_ids.shape[0])
-
-    def _attention(self, attention: Attention, hidden: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
-        config = self._model.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = _product(attention.qkv, hidden).view(-1, heads + 2 * kv_heads, config.head_dim)
-        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        if attention.head_norms is not None:
-            query, key = (
-                rms_norm(x, gain, config.rms_norm_eps)
-                for x, gain in zip((query, key), attention.head_norms, strict=True)
-            )
-        rotary = shared.rotary[attention.rope]
-        query, key = apply_rope(query, *rotary), apply_rope(key, *rotary)
-        number, index, count = attention.group, attention.index, shared.rows
-        group, scales = cache.groups[number], cache.scales[number]
-        cache_write(group, index, key[:count], value[:count], shared.cache_rows[number], scales)
-        attn_out = paged_attention(query, group, index, shared.plans[number], config.attention_scale, scales)
-        return _product(attention.output, attn_out.view(hidden.shape[0], -1))
-
-    def _mlp(self, mlp: DenseMlp, hidden: Tensor) -> Tensor:
-        return _product(mlp.down, gated(_product(mlp.gate_up, hidden), mlp.gate_up.epilogue))
-
-
-def _product(product: Product, x: Tensor) -> Tensor:
-    """norm(x) · Wᵀ + bias; epilogues are the caller's."""
-    if product.norm is not None:
-        x = rms_norm(x, product.norm.gain, product.norm.eps)
-    result = linear(x, product.linear.weight, product.linear.bias)
-    post = product.post_norm
-    return result if post is None else rms_norm(result, post.gain, post.eps)
+        return ReferenceRows(rotary, cache_rows, plans, rows.token_ids.shape[0])

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.model.rope_config import RopeConfig
+from baton.engine.model.config.rope_config import RopeConfig
 
 
 class RopeTable:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.layers.tensor_spec import TensorSpec
 from baton.engine.model.quantization.scheme import StoredFormat
-from baton.engine.model.tensors import EMBEDDING, HEAD, TensorSpec, in_layers, tensor_specs
+from baton.engine.model.tensors import EMBEDDING, HEAD, in_layers, tensor_specs
 from baton.errors import BatonError, ErrorKind
 
 _WEIGHT = ".weight"

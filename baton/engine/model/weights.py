@@ -16,11 +16,12 @@ from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight, dense
 from baton.engine.kernels.reference.philox import philox, seed_key
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.checkpoint import names_read, read_headers
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.layers.tensor_spec import TensorSpec
 from baton.engine.model.quantization.quantize import quantize
 from baton.engine.model.quantization.unpack import UnpackError, unpack
 from baton.engine.model.safetensors_file import StoredTensor
-from baton.engine.model.tensors import EMBEDDING, HEAD, TensorSpec, tensor_specs
+from baton.engine.model.tensors import EMBEDDING, HEAD, tensor_specs
 from baton.engine.model.weight_formats import stored_format
 from baton.engine.model.weight_reader import Progress, read_tensors
 

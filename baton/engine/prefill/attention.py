@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.device.attention_library import HALF_DTYPES, library_attention
-from baton.engine.forward.layers import attention_heads
+from baton.engine.forward.layer_program import attention_heads
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention.gather_prefix import gather_prefix
@@ -21,7 +21,8 @@ from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.kernels.gpu.attention.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.attention.prompt_items import ITEM_BEGIN, ITEM_END, ITEM_WIDTH, PromptTuning
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.modules import Attention, Model
+from baton.engine.model.layers.attention import Attention
+from baton.engine.model.modules import Model
 from baton.engine.prefill.attention_plan import (
     AttentionPlan,
     CallShape,

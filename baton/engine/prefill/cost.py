@@ -15,9 +15,6 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.tensors import layer_matrices
-
 # What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
@@ -40,18 +37,12 @@ class TimedPass(NamedTuple):
     seconds: float
 
 
-def half_context(config: ModelConfig) -> float:
-    """Tokens of context at which attention takes as long as the products."""
-    width = config.num_heads * config.head_dim
-    weights = sum(rows * columns for rows, columns in layer_matrices(config).values())
-    return weights / (2 * width * config.num_layers)
-
-
 class PrefillCost:
     """Units of chunks, and seconds a unit."""
 
     def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
-        """`least_rows`: a step of fewer takes as long, as far as is known before `begin`."""
+        """`half_context`: tokens of context at which attention takes as long as the products. `least_rows`: a
+        step of fewer takes as long, as far as is known before `begin`."""
         self._half_context = half_context
         self.least_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)

@@ -15,7 +15,7 @@ from baton.engine.prefill.loop import PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
 
 if TYPE_CHECKING:
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 
 def prompt_pass(

@@ -27,16 +27,18 @@ from baton.device.cuda_stream import compute_stream
 from baton.device.graphs import Recorder
 from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
-from baton.engine.forward.choice import Choice, Library, W8A8Library, W8A8Tuning
-from baton.engine.forward.code_products import has_w8a8
-from baton.engine.forward.gemm import Gemm
-from baton.engine.forward.layers import JoinedRows, embed_rows, row_count, run_layers
+from baton.engine.forward.layer_program import JoinedRows, embed_rows, row_count, run_layers
+from baton.engine.forward.layers.linear import Gemm
+from baton.engine.forward.products.code_products import has_w8a8
+from baton.engine.gemm_dispatch.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.modules import Attention, Model, Product
+from baton.engine.model.layers.attention import Attention
+from baton.engine.model.layers.linear import Product
+from baton.engine.model.modules import Model
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import TimedPass

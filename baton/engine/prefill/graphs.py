@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
-from baton.engine.forward.layers import JoinedRows, row_count
+from baton.engine.forward.layer_program import JoinedRows, row_count
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 
 Case = tuple[InputLayout, JoinedRows | None]

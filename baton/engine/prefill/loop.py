@@ -35,7 +35,7 @@ from baton.engine.rings.logprob_records import Logprobs
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 # Steps launched and not ended, on a GPU: one runs, one is queued.
 _AHEAD = 2

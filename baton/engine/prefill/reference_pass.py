@@ -15,7 +15,7 @@ from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep, StepChunk
 
 if TYPE_CHECKING:
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 
 class ReferencePass:

@@ -11,9 +11,16 @@ from collections.abc import Iterator
 
 import torch
 
-from baton.engine.forward.choice import Choice, DigitsTuning, Library, RowCodesTuning, W8A8Library, W8A8Tuning
-from baton.engine.forward.code_products import has_digits, has_row_codes, has_w8a8
-from baton.engine.forward.gemm import has_gemv
+from baton.engine.forward.layers.linear import has_gemv
+from baton.engine.forward.products.code_products import has_digits, has_row_codes, has_w8a8
+from baton.engine.gemm_dispatch.choice import (
+    Choice,
+    DigitsTuning,
+    Library,
+    RowCodesTuning,
+    W8A8Library,
+    W8A8Tuning,
+)
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.quantized_linear import fits
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
@@ -21,7 +28,7 @@ from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning, strea
 from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 from baton.engine.kernels.quantized_weight import QuantizedWeight
-from baton.engine.model.modules import Product
+from baton.engine.model.layers.linear import Product
 
 # Rows that are measured. Other batch sizes take the entry of the next of these. The library chooses by the
 # rows: what is best at 32 need not be good at 24.

@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
-from baton.engine.forward.choice import Choice, DigitsTuning
+from baton.engine.gemm_dispatch.choice import Choice, DigitsTuning
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
@@ -78,13 +78,13 @@ def _compile(variant: Variant, device: int) -> None:
     """Runs the kernel once on small operands."""
     import torch
 
-    from baton.engine.forward.code_products import library_sums
-    from baton.engine.forward.gemm import run_product, space_needed
-    from baton.engine.forward.scratch import Scratch
+    from baton.engine.forward.layers.linear import run_product, space_needed
+    from baton.engine.forward.products.code_products import library_sums
+    from baton.engine.forward.products.scratch import Scratch
     from baton.engine.kernels.fusion import Norm
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
-    from baton.engine.model.modules import Linear, Product
+    from baton.engine.model.layers.linear import Linear, Product
 
     torch.cuda.set_device(device)
     dtype, place = getattr(torch, variant.dtype), torch.device("cuda", device)

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from baton.engine.forward.choice import Choice
-from baton.engine.forward.code_products import library_sums
-from baton.engine.forward.gemm import run_product, space_needed
-from baton.engine.forward.scratch import Scratch
+from baton.engine.forward.layers.linear import run_product, space_needed
+from baton.engine.forward.products.code_products import library_sums
+from baton.engine.forward.products.scratch import Scratch
+from baton.engine.gemm_dispatch.choice import Choice
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
-from baton.engine.model.modules import Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.tuning.candidates import candidates
 
 # Bytes of weights that a measurement goes through: several times the second-level cache of an H200.
@@ -52,7 +52,7 @@ def measure(
         else:
             weight = QuantizedWeight.empty(weight_format, n, k, device)
             weight.randomize_()
-        return replace(product, linear=Linear(weight, bias), norm=norm, post_norm=None)
+        return replace(product, linear=Linear(weight, bias), norm=norm)
 
     rotated = [drawn() for _ in range(copies)]
     results: list[tuple[float, Choice]] = []

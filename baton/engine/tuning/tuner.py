@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from baton.engine.forward.choice import Choice, Library, ProductKey, W8A8Library, dtype_name
-from baton.engine.forward.gemm_table import ProductTable, entry_of, key_of, read_entries, tuned_file
+from baton.engine.gemm_dispatch.choice import Choice, Library, ProductKey, W8A8Library, dtype_name
+from baton.engine.gemm_dispatch.table import ProductTable, entry_of, key_of, read_entries, tuned_file
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.quantized_weight import QuantizedWeight
-from baton.engine.model.modules import Product
+from baton.engine.model.layers.linear import Product
 from baton.engine.tuning.candidates import BUCKETS, candidates
 from baton.engine.tuning.compilation import Variant, compile_all, depth_like
 from baton.engine.tuning.measurement import measure

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.engine.forward.gemm_table import shipped_entries
+from baton.engine.gemm_dispatch.table import shipped_entries
 from bench.case_output import settings_of
 from bench.decode import __main__ as bench_decode
 from bench.decode import memory, tune_products

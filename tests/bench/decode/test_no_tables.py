@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.forward.choice import Choice, ProductKey
-from baton.engine.forward.gemm_table import ProductTable, entry_of
+from baton.engine.gemm_dispatch.choice import Choice, ProductKey
+from baton.engine.gemm_dispatch.table import ProductTable, entry_of
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.tuning import tuner
 from bench.decode.__main__ import tune_missing

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.prefill.cost import TimedPass
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep

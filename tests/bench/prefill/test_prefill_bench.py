@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from baton.engine.model.modules import Attention
+from baton.engine.model.layers.attention import Attention
 from baton.engine.prefill.attention import PlannedRows, PromptAttention
 from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.precision import Precision

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.device.cuda_stream import TorchStream
 from baton.engine.decode.graph_loop import GraphDecodeLoop
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed

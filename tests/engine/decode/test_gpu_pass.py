@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
-from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.gemm_dispatch.table import ProductTable
 from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baton.engine.forward import code_products
+from baton.engine.forward.products import code_products
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.reference.row_ops import rms_norm
 from baton.engine.kernels.weight_format import FORMATS

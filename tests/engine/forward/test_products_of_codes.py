@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.forward import code_products, gemm
-from baton.engine.forward.choice import (
+from baton.engine.forward.layers import linear as gemm
+from baton.engine.forward.layers.linear import run_product, space_needed
+from baton.engine.forward.layers.mlp import run_dense_mlp
+from baton.engine.forward.products import code_products
+from baton.engine.forward.products.scratch import Scratch
+from baton.engine.gemm_dispatch.choice import (
     Choice,
     DigitsTuning,
     Library,
@@ -20,12 +24,12 @@ from baton.engine.forward.choice import (
     W8A8Library,
     W8A8Tuning,
 )
-from baton.engine.forward.gemm import run_product, space_needed
-from baton.engine.forward.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
-from baton.engine.model.modules import DenseMlp, Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
+from baton.engine.model.layers.mlp import DenseMlp
+from baton.engine.model.layers.residual import Residual
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.kernels.gpu.gemm.test_gpu_gemm import DEVICE, normal, reference
 
@@ -122,7 +126,10 @@ def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
     product = Product("head", Linear(weights[1], b), epilogue, norm)
     precision = SimpleNamespace(activations=torch.bfloat16)
     model: Any = SimpleNamespace(
-        product_kinds=lambda: [gate_up, product], device=torch.device(DEVICE), precision=precision
+        product_kinds=lambda: [gate_up, product],
+        residuals=list,
+        device=torch.device(DEVICE),
+        precision=precision,
     )
     x, out = normal(ROWS, WIDTH, seed=4).bfloat16(), normal(ROWS, many, seed=5).bfloat16()
     codes = quantize(rms_norm(x, norm.gain, norm.eps).float(), FP8).dequantized(torch.float32)
@@ -141,6 +148,7 @@ def test_a_feed_forward_block() -> None:
     mlp = DenseMlp(
         Product("gate_up", Linear(gate_up, None), Epilogue.SWIGLU, norm),
         Product("down", Linear(down, None), Epilogue.RESIDUAL),
+        Residual(),
     )
     hidden = normal(ROWS, WIDTH, seed=4).bfloat16()
     results: list[Tensor] = []
@@ -150,7 +158,7 @@ def test_a_feed_forward_block() -> None:
         products = gemm.Gemm.__new__(gemm.Gemm)
         products._choose, products.scratch = choose, scratch(mlp.gate_up, Library())
         if one:
-            products.feed_forward(mlp, found, inner)
+            run_dense_mlp(products, mlp, found, inner)
             assert not inner.any()  # the gated activation has been codes only
         else:
             products(mlp.gate_up, inner, found)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.engine.model.checkpoint import checkpoint_digest
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.safetensors_file import stored_tensors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
-from baton.engine.forward.layers import JoinedRows
+from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.forward import gemm_table
-from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey
-from baton.engine.forward.gemm_table import ProductTable, entry_of, read_entries, tuned_file
+from baton.engine.gemm_dispatch import table as gemm_table
+from baton.engine.gemm_dispatch.choice import Choice, DigitsTuning, Library, ProductKey
+from baton.engine.gemm_dispatch.table import ProductTable, entry_of, read_entries, tuned_file
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
-from baton.engine.model.modules import Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.tuning import candidates as candidates_module
 from baton.engine.tuning import measurement, tuner
 from baton.engine.tuning.candidates import BUCKETS, candidates

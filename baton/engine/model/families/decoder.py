@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.config.rope_config import RopeConfig
 from baton.engine.model.quantization.read import read_scheme
-from baton.engine.model.rope_config import RopeConfig
 from baton.layout import DTYPE_BYTES
 from baton.model_files import ConfigFile, ModelLimits
 

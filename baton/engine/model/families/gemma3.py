@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.engine.model.config import LayerNorms, ModelConfig
+from baton.engine.model.config.model_config import LayerNorms, ModelConfig
+from baton.engine.model.config.rope_config import RopeConfig, rope_of_section
 from baton.engine.model.families.decoder import read_decoder, read_head_dim, read_layer_windows
-from baton.engine.model.rope_config import RopeConfig, rope_of_section
 from baton.model_files import ConfigFile
 
 _HEAD_DIM = 256

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.config.rope_config import read_rope
 from baton.engine.model.families.decoder import (
     read_decoder,
     read_head_dim,
     read_layer_windows,
     read_window,
 )
-from baton.engine.model.rope_config import read_rope
 from baton.model_files import ConfigFile
 
 _MISTRAL_WINDOW = 4096

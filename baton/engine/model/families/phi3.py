@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.config.rope_config import RopeConfig, original_positions, rope_section
 from baton.engine.model.families.decoder import read_decoder, read_head_dim, read_window
-from baton.engine.model.rope_config import RopeConfig, original_positions, rope_section
 from baton.model_files import ConfigFile
 
 

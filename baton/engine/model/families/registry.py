@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.gemma3 import gemma3
 from baton.engine.model.families.llama import llama, mistral, qwen2, qwen3
 from baton.engine.model.families.phi3 import phi3

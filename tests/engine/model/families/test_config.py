@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoConfig
 
 import baton
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
 from baton.errors import BatonError, ErrorKind

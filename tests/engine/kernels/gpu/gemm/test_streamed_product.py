@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_source import CudaFunction
-from baton.engine.forward.gemm import run_product, space_needed
-from baton.engine.forward.scratch import Scratch
+from baton.engine.forward.layers.linear import run_product, space_needed
+from baton.engine.forward.products.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm import streamed_product as module
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
@@ -24,7 +24,7 @@ from baton.engine.kernels.gpu.gemm.streamed_product import (
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.kernels.reference.row_ops import gated
 from baton.engine.kernels.weight_format import WeightFormat
-from baton.engine.model.modules import Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.kernels.gpu.gemm.host.function import COMPILER, HostFunction
 

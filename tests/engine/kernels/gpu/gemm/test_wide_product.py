@@ -8,8 +8,8 @@ from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
-from baton.engine.forward.gemm import run_product, space_needed
-from baton.engine.forward.scratch import Scratch
+from baton.engine.forward.layers.linear import run_product, space_needed
+from baton.engine.forward.products.scratch import Scratch
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import (
@@ -21,7 +21,7 @@ from baton.engine.kernels.gpu.gemm.wide_product import (
 )
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
-from baton.engine.model.modules import Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
 
 KIND = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU = EPILOGUES

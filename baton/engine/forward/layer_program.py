@@ -9,20 +9,19 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from baton.engine.forward.gemm import Gemm
+from baton.engine.forward.layers.attention import Attend, run_attention
+from baton.engine.forward.layers.linear import Gemm
+from baton.engine.forward.layers.mlp import run_dense_mlp
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.step.row_ops import embed, rotary_rows
-from baton.engine.model.modules import Attention, Model
-
-Attend = Callable[[Attention], Tensor]
-"""Computes a layer's attention from the workspace's `qkv`, writing keys and values to the cache → [rows,
-heads · dim]."""
+from baton.engine.model.layers.attention import Attention
+from baton.engine.model.layers.mlp import DenseMlp
+from baton.engine.model.modules import Model
 
 
 class JoinedRows(Protocol):
@@ -63,10 +62,10 @@ def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, ge
     """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place."""
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
     for layer in model.layers:
-        attention = layer.attention
-        gemm(attention.qkv, qkv, hidden)
-        gemm(attention.output, hidden, attend(attention))
-        gemm.feed_forward(layer.mlp, hidden, inner)
+        run_attention(gemm, layer.attention, hidden, qkv, attend)
+        match layer.mlp:
+            case DenseMlp():
+                run_dense_mlp(gemm, layer.mlp, hidden, inner)
 
 
 def attention_heads(model: Model) -> list[Heads]:

@@ -11,7 +11,7 @@ from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.weight_format import INT4_SPAN
-from baton.engine.model.modules import Product
+from baton.engine.model.layers.linear import Product
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.forward.choice import DigitsTuning, RowCodesTuning, W8A8Library, W8A8Tuning
-from baton.engine.forward.scratch import Scratch
+from baton.engine.forward.products.scratch import Scratch
+from baton.engine.gemm_dispatch.choice import DigitsTuning, RowCodesTuning, W8A8Library, W8A8Tuning
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
 from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
@@ -19,7 +19,7 @@ from baton.engine.kernels.gpu.step.quantize_rows import (
 )
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
-from baton.engine.model.modules import DenseMlp, Linear, Product
+from baton.engine.model.layers.linear import Linear, Product
 
 # Up to so many rows the library multiplies codes without their scales.
 _MOST_UNSCALED_ROWS = 512
@@ -106,19 +106,22 @@ def by_codes(
     quantized_linear(out, codes, weight, bias, product.epilogue, tiles, scratch.space, scales)
 
 
-def feed_forward_by_codes(mlp: DenseMlp, hidden: Tensor, width: int, scratch: Scratch) -> None:
-    """The gated activation becomes codes at once, and never is bfloat16 in memory."""
-    rows, linear = hidden.shape[0], mlp.gate_up.linear
+def gated_pair_by_codes(
+    gate_up: Product, down: Product, hidden: Tensor, width: int, scratch: Scratch
+) -> None:
+    """hidden [M, hidden] += down(gate_up(hidden)), both of codes, with `width` values in between: these
+    become codes at once, and never are bfloat16 in memory."""
+    rows, linear = hidden.shape[0], gate_up.linear
     assert isinstance(linear.weight, QuantizedWeight)
     scales, dtype = scratch.code_scales[:rows], linear.weight.codes.dtype
     codes = scratch.codes[: hidden.numel()].view(dtype).view(hidden.shape)
-    quantize_rows(codes, scales, hidden, mlp.gate_up.norm)
+    quantize_rows(codes, scales, hidden, gate_up.norm)
     both = scratch.sums[: 2 * rows * width].view(rows, 2 * width)
     _multiply_codes(both, codes, scales, linear, scratch)
     operands = None if _scales_rows(codes, linear.bias) else (scales, linear.weight.scales)
     codes = scratch.codes[: rows * width].view(dtype).view(rows, width)
-    quantize_gated_rows(codes, scales, both, mlp.gate_up.epilogue, operands)
-    _scaled_library(hidden, codes, scales, mlp.down, scratch)
+    quantize_gated_rows(codes, scales, both, gate_up.epilogue, operands)
+    _scaled_library(hidden, codes, scales, down, scratch)
 
 
 def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product, scratch: Scratch) -> None:

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 import baton.engine
-from baton.engine.forward import gemm_table as product_table
-from baton.engine.forward.choice import Choice, DigitsTuning, Library, ProductKey, W8A8Library, W8A8Tuning
-from baton.engine.forward.gemm_table import EXACT, EXACT_QUANTIZED, ProductTable, entry_of, file_stem
+from baton.engine.gemm_dispatch import table as product_table
+from baton.engine.gemm_dispatch.choice import (
+    Choice,
+    DigitsTuning,
+    Library,
+    ProductKey,
+    W8A8Library,
+    W8A8Tuning,
+)
+from baton.engine.gemm_dispatch.table import EXACT, EXACT_QUANTIZED, ProductTable, entry_of, file_stem
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
@@ -122,7 +129,7 @@ def test_tiles_of_the_default_are_powers_of_two(rows: int) -> None:
 
 
 def test_every_table_of_the_repository_reads() -> None:
-    paths = list((Path(baton.engine.__file__).parent / "forward" / "gemm_tables").glob("*.json"))
+    paths = list((Path(baton.engine.__file__).parent / "gemm_dispatch" / "tables").glob("*.json"))
     assert f"{file_stem('NVIDIA H100 80GB HBM3')}.json" in {path.name for path in paths}
     for path in paths:
         entries = json.loads(path.read_text())

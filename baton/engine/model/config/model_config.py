@@ -10,8 +10,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from baton.engine.model.config.rope_config import LATER_FIELDS, RopeConfig
 from baton.engine.model.quantization.scheme import Scheme
-from baton.engine.model.rope_config import LATER_FIELDS, RopeConfig
 from baton.layout import CacheGroup, Layout, key_value_planes
 
 

@@ -4,7 +4,7 @@
     fast     measured on this machine (`baton.engine.tuning`) > the table of this GPU in the repository >
              the most similar shape in it > the table of another GPU of its generation, likewise > a rule
 
-`gemm_tables/*.json`, one file a GPU: a list of
+`tables/*.json`, one file a GPU: a list of
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
 there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
@@ -28,7 +28,7 @@ import torch
 import triton
 
 from baton.device.kernel_files.cache import kernel_cache
-from baton.engine.forward.choice import (
+from baton.engine.gemm_dispatch.choice import (
     Choice,
     DigitsTuning,
     Library,
@@ -42,7 +42,7 @@ from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here
 
-TABLES = Path(__file__).with_name("gemm_tables")
+TABLES = Path(__file__).with_name("tables")
 _KINDS: dict[str, type[Choice]] = {
     "gemv": GemvTuning,
     "skinny": SkinnyTuning,

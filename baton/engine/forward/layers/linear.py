@@ -1,6 +1,6 @@
-"""Matrix products: each is computed by the kernel of a choice (`choice`).
+"""Matrix products: each is computed by the kernel of a choice (`gemm_dispatch`).
 
-A choice is data (`gemm_table`): by GPU, shape and rows. Mode `exact` takes one choice whatever the rows.
+A choice is data (`gemm_dispatch`): by GPU, shape and rows. Mode `exact` takes one choice whatever the rows.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from baton.engine.forward.choice import (
-    Choice,
-    DigitsTuning,
-    RowCodesTuning,
-    W8A8Library,
-    W8A8Tuning,
-)
-from baton.engine.forward.code_products import (
+from baton.engine.forward.products.code_products import (
     by_codes,
     by_digits,
     by_row_codes,
     code_bytes,
-    feed_forward_by_codes,
     has_digits,
     has_row_codes,
     has_w8a8,
     library_sums,
     w8a8_by_library,
 )
-from baton.engine.forward.scratch import Scratch
+from baton.engine.forward.products.scratch import Scratch
+from baton.engine.gemm_dispatch.choice import (
+    Choice,
+    DigitsTuning,
+    RowCodesTuning,
+    W8A8Library,
+    W8A8Tuning,
+)
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.dequantize import dequantized
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
@@ -46,7 +45,8 @@ from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGU
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
-from baton.engine.model.modules import DenseMlp, Model, Product
+from baton.engine.model.layers.linear import Product
+from baton.engine.model.modules import Model
 
 
 class Gemm:
@@ -66,7 +66,7 @@ class Gemm:
             (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
             model.device,
             model.precision.activations,
-            max((kind.outputs for kind in kinds if kind.post_norm is not None), default=0),
+            model.config.hidden_size if any(one.post_norm is not None for one in model.residuals()) else 0,
             max(code_bytes(kind.linear.weight) for kind in kinds),
         )
 
@@ -74,16 +74,10 @@ class Gemm:
         """x [M, K] → out [M, N]."""
         run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
 
-    def feed_forward(self, mlp: DenseMlp, hidden: Tensor, inner: Tensor) -> None:
-        """hidden [M, hidden] += down(gate_up(hidden)); `inner` [M, intermediate] is memory in between."""
-        gate_up, down = mlp.products()
-        choices = {type(self._choose(product, hidden.shape[0])) for product in mlp.products()}
-        fits_codes = all(w8a8_by_library(product.linear.weight, hidden.dtype) for product in mlp.products())
-        if choices == {W8A8Library} and fits_codes and down.post_norm is None:
-            feed_forward_by_codes(mlp, hidden, inner.shape[1], self.scratch)
-        else:
-            self(gate_up, inner, hidden)
-            self(down, hidden, inner)
+    def by_codes(self, product: Product, rows: int) -> bool:
+        """Whether the vendor's library multiplies codes of so many rows with the product's codes."""
+        weight, activations = product.linear.weight, self.scratch.normed.dtype
+        return isinstance(self._choose(product, rows), W8A8Library) and w8a8_by_library(weight, activations)
 
 
 def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]:
@@ -104,16 +98,6 @@ def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratc
 
     A quantised weight that the kernel has no code for is dequantised first.
     """
-    if product.post_norm is None:
-        _run(out, x, product, choice, scratch)
-    else:
-        branch = scratch.branch[: out.numel()].view(out.shape)
-        _run(branch, x, product, choice, scratch)
-        norm_rows(out, branch, product.post_norm, adds=True)
-
-
-def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """`run_product` but for the norm of the result."""
     linear, epilogue, norm = product.linear, product.epilogue, product.norm
     if isinstance(choice, GemvTuning) and has_gemv(linear.weight):
         _one_row(out, x, product, choice)

@@ -1,0 +1,3 @@
+"""Which kernel computes a matrix product: the kinds of kernels, and tables of measured choices. Imported by
+`forward`, `decode`, `prefill`, `tuning` and by the worker's start-up.
+"""
