@@ -49,8 +49,8 @@ def activity(pid: int) -> Activity | None:
 
 
 def hangs(silent_s: float, ran_s: float, limit_s: float) -> bool:
-    """Whether a process that has been silent for `silent_s` seconds, and could have run for `ran_s` of them,
-    hangs. `limit_s`: the silence that is normal."""
+    """Tells if a process hangs that has been silent for `silent_s` seconds and could have run for `ran_s` of
+    them. `limit_s`: the silence that is normal."""
     return silent_s > limit_s and (ran_s >= min(RAN_S, limit_s) or silent_s > STARVED_S)
 
 
@@ -98,7 +98,7 @@ class ProcessWatch:
         self._cpu_s = None if seen is None else seen.cpu_s
 
     def hangs(self, limit_s: float) -> bool:
-        """Whether the process hangs: silent for longer than `limit_s`, though it could run."""
+        """Tells if the process hangs: it has been silent for longer than `limit_s`, though it could run."""
         return hangs(self.silent_s, self.ran_s, limit_s)
 
 

@@ -22,7 +22,7 @@ def attempt_of(number: int) -> Attempt:
 
 @dataclass
 class Known:
-    """What a router knows of one attempt."""
+    """A router's knowledge of one attempt."""
 
     tokens: list[int] = field(default_factory=list)
     ended: bool = False

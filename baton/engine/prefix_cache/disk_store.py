@@ -141,7 +141,7 @@ class DiskBlockStore:
 
     @property
     def outage(self) -> str | None:
-        """Why the disk is not in use; None while it is."""
+        """The reason for which the disk is not in use; None while it is."""
         return self._outage.reason
 
     @property
@@ -222,7 +222,7 @@ class DiskBlockStore:
             self._on_outage(reason)
 
     def _forget(self, block_hash: bytes) -> bool:
-        """Whether the block was here."""
+        """Removes a block from the index; False where it was not there."""
         return self._hashes.pop(block_hash, block_hash) is None
 
     def close(self) -> None:

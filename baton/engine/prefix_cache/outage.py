@@ -9,7 +9,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class Outage:
-    """Whether a disk is in use. After a failure it is not, until a try succeeds; tries are one at a time,
+    """The state of a disk. After a failure it is not in use until a try succeeds; tries are one at a time,
     after pauses that double. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -19,11 +19,11 @@ class Outage:
         self._retry_at = 0.0
         self._trying = False
         self.reason: str | None = None
-        """Why the disk is not in use; None while it is."""
+        """The reason for which the disk is not in use; None while it is."""
 
     @property
     def may_try(self) -> bool:
-        """Whether the disk may be written to now."""
+        """True while the disk may be written to."""
         return self.reason is None or (not self._trying and self._clock() >= self._retry_at)
 
     def tries(self) -> None:

@@ -137,7 +137,7 @@ def test_a_folder_that_is_removed_before_a_read(disk: Disk) -> None:
 
 
 def test_many_failures_at_once_are_one(disk: Disk) -> None:
-    """What was queued when the disk failed does not lengthen the pause."""
+    """Writes that were queued when the disk failed do not lengthen the pause."""
     disk.error = errno.ENOSPC
     for number in range(10):
         disk.store.write(name(number), data(number))
