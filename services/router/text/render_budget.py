@@ -18,6 +18,8 @@ MAX_BUILT = 256 * 1024 * 1024
 # The clock is read once for so many steps, or for so many characters.
 _STEPS = 32
 _CHARS = 1024 * 1024
+# Values whose sizes are kept.
+_MOST_KEPT = 64
 # Characters that a number, or a list's place for an item, counts as.
 _ITEM = 8
 
@@ -40,8 +42,7 @@ class RenderBudget:
         self._built = 0
         self._steps = 0
         self._chars = 0
-        # By id, of values that the template has built, or that have been measured: the value, which keeps
-        # the id its own, and its size.
+        # By id, of values that were measured lately: the value, which keeps the id its own, and its size.
         self._sizes: dict[int, tuple[object, int]] = {}
 
     def step(self, chars: int = 0) -> None:
@@ -66,12 +67,19 @@ class RenderBudget:
         known = self._sizes.get(id(value))
         if known is not None:
             return known[1]
+        self.step()
         size = sum(map(self.size, value)) + _ITEM * len(value)
         if isinstance(value, dict):
             size += sum(map(self.size, value.values()))
-        check_output(size)
-        self._sizes[id(value)] = (value, size)
+        self.note_size(value, size)
         return size
+
+    def note_size(self, value: object, size: int) -> None:
+        """Notes the size of a list, tuple or dictionary. Raises TooExpensiveError if it is too large."""
+        check_output(size)
+        if len(self._sizes) >= _MOST_KEPT:
+            self._sizes.clear()
+        self._sizes[id(value)] = (value, size)
 
     def built(self, value: object) -> None:
         """Counts a value that a step has built. Raises TooExpensiveError."""

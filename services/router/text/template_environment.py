@@ -190,6 +190,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         result = left + right
         if type(result) is not str or len(result) >= _SMALL:
             budget = self._budget
+            if isinstance(result, list | tuple):
+                budget.note_size(result, budget.size(left) + budget.size(right))
             check_output(budget.size(result))
             budget.built(result)
         return result
