@@ -55,11 +55,15 @@ class WorkerLimits(NamedTuple):
 
     def prefills(self, needs: Needs) -> bool:
         """Whether the worker may compute the prompt of a request."""
-        return needs.computed <= self.kv_tokens and needs.total <= self.context and self._offers(needs)
+        if needs.computed > self.kv_tokens or needs.total > self.context:
+            return False
+        return (needs.logprobs is None and not needs.output_format) or self._offers(needs)
 
     def decodes(self, needs: Needs) -> bool:
         """Whether the worker may decode the whole output of a request."""
-        return needs.total <= self.kv_tokens and needs.total <= self.context and self._offers(needs)
+        if needs.total > self.kv_tokens or needs.total > self.context:
+            return False
+        return (needs.logprobs is None and not needs.output_format) or self._offers(needs)
 
     def _offers(self, needs: Needs) -> bool:
         return offers_logprobs(self.max_logprobs, needs.logprobs) and offers_format(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
@@ -193,6 +193,7 @@ def test_an_unanswered_commit_has_a_deadline() -> None:
     memory.clock.now += SHAPE.timeout_s + 0.1
     peers.run_until(lambda: 1 in peers.failures())
     assert peers.failures()[1].kind is ErrorKind.DEADLINE
+    assert peers.failures()[1].cause is FailureCause.LINK
     peers.receiver.transfers.acknowledge(1)  # too late: counted, and no second event
     peers.run_until(lambda: peers.sender.counters.dropped_unknown == 1)
     assert peers.acknowledged() == []
@@ -236,6 +237,7 @@ def test_a_credit_that_was_not_in_use_breaks_the_link() -> None:
     memory.transport.pipes[0].to_sender.append(encode(Credit((0, 0))))
     peers.run_until(lambda: 1 in peers.failures())
     assert "was not in use" in peers.failures()[1].message
+    assert peers.failures()[1].cause is FailureCause.LINK
     assert not peers.source.pins
     peers.close()
 
