@@ -152,25 +152,31 @@ class DecodeServicer(DecodeServiceServicer):
             _check_ids(request)
             command = EngineCommand(reserve=request)
             command.reserve.ClearField("trace")  # the engine has no use for it
-            grammar = without_grammar(command.reserve)
+            source = await self._source(request.tenant, without_grammar(command.reserve))
             event = await self.engine.call(command, on_answer=partial(self._register, request))
-            if grammar is not None:
-                await self._guide(request, grammar, event.reserved)
+            if source is not None:
+                await self._guide(request, source, event.reserved)
             return decode_pb2.ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
             await abort(context, error)
 
-    async def _guide(
-        self, request: decode_pb2.ReserveRequest, grammar: Grammar, reserved: ReservedEvent
-    ) -> None:
-        """Has the masks of a reserved slot computed. Raises BatonError where that is not possible; the
-        reservation then ends."""
+    async def _source(self, tenant: str, grammar: Grammar | None) -> str | None:
+        """A grammar that was compiled, before a slot waits for it. Raises BatonError where there are no masks
+        of it."""
+        if grammar is None:
+            return None
+        if self.masks is None:
+            raise BatonError(ErrorKind.CONFLICT, "this worker computes no grammar masks")
+        return await self.masks.source(tenant, grammar)
+
+    async def _guide(self, request: decode_pb2.ReserveRequest, source: str, reserved: ReservedEvent) -> None:
+        """Has the masks of a reserved slot computed. Raises what makes that impossible; the reservation then
+        ends."""
+        assert self.masks is not None
         try:
-            if self.masks is None:
-                raise BatonError(ErrorKind.CONFLICT, "this worker computes no grammar masks")
             key = reserved.slot, reserved.generation
-            await self.masks.follow(key, request.token_count, grammar, request.limits, request.output_ids)
-        except BatonError:
+            await self.masks.follow(key, request.token_count, source, request.limits, request.output_ids)
+        except BaseException:
             await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
             raise
 

@@ -1,11 +1,15 @@
-"""The socket between a front and its mask process: length-prefixed protobuf."""
+"""The socket between a front and a process of guided decoding: length-prefixed protobuf."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
+from google.protobuf.message import Message
+
+from baton.errors import BatonError, ErrorKind
 from baton.v1.masks_pb2 import MaskCommand, MaskEvent
+from baton.v1.types_pb2 import Failure
 
 PREFIX = struct.Struct("<I")
 # A grammar has at most 128 KiB, an output a million tokens.
@@ -13,14 +17,24 @@ MAX_FRAME = 16 << 20
 _READ_BYTES = 1 << 18
 
 
-def frame(message: MaskCommand | MaskEvent) -> bytes:
+def frame(message: Message) -> bytes:
     """The bytes of one message."""
     payload = message.SerializeToString()
     return PREFIX.pack(len(payload)) + payload
 
 
+def failure_of(error: BatonError) -> Failure:
+    """An error as the other end is told of it."""
+    return Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+
+
+def error_of(failure: Failure) -> BatonError:
+    """The error that the other end has reported."""
+    return BatonError(ErrorKind(failure.kind), failure.message)
+
+
 class ProcessEnd:
-    """The mask process's end: never blocks to receive."""
+    """The process's end: never blocks to receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -53,3 +67,7 @@ class ProcessEnd:
             start = end
         del self._buffer[:start]
         return commands
+
+    def close(self) -> None:
+        """Closes this process's copy of the descriptor."""
+        self._socket.close()

@@ -1,4 +1,8 @@
-"""Compiled grammars, and the state of each guided sequence: a function of the tokens that it has drawn."""
+"""Compiled grammars, and the state of each guided sequence: a function of the tokens that it has drawn.
+
+The compile process and mask processes compile the same text, `grammar_source`'s, with the same library,
+tokenizer and limits; the latter only what the former has compiled.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,9 @@ from baton.byte_tokenizer import byte_tokenizer_json
 from baton.engine.rings.mask_board import Mask, mask_words
 from baton.errors import BatonError, ErrorKind
 from baton.model_files import TOKENIZER_FILE, ConfigFile, ModelLimits
-from baton.v1.types_pb2 import Grammar, Limits
-from services.masks.grammar_source import grammar_source, one_line
+from baton.v1.types_pb2 import Limits
+from services.masks.grammar_source import one_line
+from services.masks.heap import heap_bytes, return_free_memory
 
 # What one grammar may cost. The lexer's fuel is about 20 ms of compiling and 10 ms a token, its states 40 MB.
 _LIMITS = LLParserLimits(
@@ -38,8 +43,10 @@ _SLICES = [
 ]
 # Parts of the library's message for a token that the grammar does not allow; other errors are the grammar's.
 _OUTSIDE = ("satisfy the grammar", "parser stopped")
-# Compiled grammars that are kept for the next request with the same.
+# Compiled grammars that are kept for the next request with the same: how many, and the memory that grammars
+# and sequences may take before those that were used longest ago are dropped.
 _KEPT = 64
+_KEPT_BYTES = 128 << 20
 
 
 class GuidedSequence:
@@ -101,14 +108,17 @@ class _Compiled:
 class Matchers:
     """Compiles grammars for one model's tokenizer; thread-safe. The library releases the GIL meanwhile."""
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, most_bytes: int | None = None) -> None:
+        """`most_bytes`: of memory that all grammars and sequences may take; beyond, no more are opened."""
         self._tokenizer = tokenizer
         self._words = mask_words(vocab_size)
+        self._most_bytes = most_bytes
         self._kept: OrderedDict[bytes, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
+        self._first_bytes = heap_bytes()
 
     @classmethod
-    def of_model(cls, folder: Path) -> Matchers:
+    def of_model(cls, folder: Path, most_bytes: int | None = None) -> Matchers:
         """Reads a model's folder. Raises BatonError(INVALID) where its tokenizer cannot be used, or it has no
         end-of-sequence token, by which an output ends that has matched its grammar."""
         limits = ModelLimits.read(ConfigFile.read(folder / "config.json"))
@@ -127,12 +137,13 @@ class Matchers:
             raise BatonError(
                 ErrorKind.INVALID, f"guided decoding cannot use the tokenizer: {one_line(str(error))}"
             ) from None
-        return cls(tokenizer, limits.vocab_size)
+        return cls(tokenizer, limits.vocab_size, most_bytes)
 
-    def open(self, grammar: Grammar, limits: Limits, output: Sequence[int]) -> GuidedSequence:
-        """A sequence that has drawn `output`. Raises BatonError: INVALID where the grammar does not compile
-        within its limits, INTERNAL where it does not allow the output."""
-        compiled = self._compiled(grammar)
+    def open(self, source: str, limits: Limits, output: Sequence[int]) -> GuidedSequence:
+        """A sequence that has drawn `output`. `source`: of `grammar_source`. Raises BatonError: INVALID where
+        the grammar does not compile within its limits, INTERNAL where it does not allow the output, CONFLICT
+        where there is no memory left for another."""
+        compiled = self._compiled(source)
         with compiled.lock:
             matcher = compiled.matcher.deep_copy()
         sequence = GuidedSequence(matcher, self._words, self._tokenizer.eos_tokens, limits)
@@ -140,13 +151,28 @@ class Matchers:
             sequence.advance(output)
         return sequence
 
-    def _compiled(self, grammar: Grammar) -> _Compiled:
-        key = hashlib.sha256(grammar.SerializeToString(deterministic=True)).digest()
+    def warm(self) -> None:
+        """Has the library prepare what it prepares with the first mask, about 2 ms of work."""
+        self.open(LLMatcher.grammar_from_regex("[a-z ]+"), Limits(), ()).mask()
+
+    def keeps(self, source: str) -> bool:
+        """Whether a sequence of that grammar can be opened without compiling it."""
+        with self._lock:
+            return _key(source) in self._kept
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that grammars and sequences take."""
+        return heap_bytes() - self._first_bytes
+
+    def _compiled(self, source: str) -> _Compiled:
+        key = _key(source)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        matcher = LLMatcher(self._tokenizer, grammar_source(grammar), log_level=0, limits=_LIMITS)
+        self._make_room()
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _invalid(matcher)
         compiled = _Compiled(matcher, threading.Lock())
@@ -155,6 +181,25 @@ class Matchers:
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return compiled
+
+    def _make_room(self) -> None:
+        """Drops grammars until there is room for another. Raises BatonError(CONFLICT) where sequences that
+        run leave none."""
+        used, dropped = self.used_bytes, False
+        while used > _KEPT_BYTES:
+            with self._lock:
+                if not self._kept:
+                    break
+                self._kept.popitem(last=False)
+            used, dropped = self.used_bytes, True
+        if dropped:
+            return_free_memory()
+        if self._most_bytes is not None and used > self._most_bytes:
+            raise BatonError(ErrorKind.CONFLICT, "the grammars that are in use leave no memory for another")
+
+
+def _key(source: str) -> bytes:
+    return hashlib.sha256(source.encode()).digest()
 
 
 def _invalid(matcher: LLMatcher) -> BatonError:

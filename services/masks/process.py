@@ -1,6 +1,7 @@
 """`python -m services.masks.process`: the mask process of a worker.
 
     open ─▶ compiled in a thread, advanced by the output so far ─▶ answered with the mask of the next token
+            (what comes here has been compiled once, by the compile process)
              with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, on the board
 
 One of those that the worker's front starts with the first guided request (`services/masks/client.py`), each
@@ -20,6 +21,7 @@ import resource
 import select
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,17 +44,25 @@ from baton.v1.masks_pb2 import (
     SequenceFailedEvent,
 )
 from baton.v1.types_pb2 import Failure
-from services.masks.frames import ProcessEnd
-from services.masks.launch import MasksLaunch, SlotKey
+from services.masks.frames import ProcessEnd, failure_of
+from services.masks.launch import NICE, STACK_BYTES, MasksLaunch, SlotKey
 from services.masks.matcher import GuidedSequence, Matchers
 
-# Grammars that are compiled at once; the process's own thread computes masks meanwhile.
+# Grammars that are compiled at once, at a lower priority, and sequences that are opened at once of those that
+# are; the process's own thread computes masks meanwhile.
 _COMPILERS = 2
+_OPENERS = 2
+# A grammar is known to compile with half of this stack.
+_STACK_BYTES = 2 * STACK_BYTES
+# The share of the address space that grammars and sequences may take.
+_MOST_MEMORY = 0.75
 # How long masks are computed before commands and new tokens are looked at again: a mask that is cheap to
 # compute waits behind one expensive mask at most.
 _TURN_S = 0.001
-# How often the output ring is looked at while sequences are followed.
+# How often the output ring is looked at while sequences are followed, and how long a turn takes at most while
+# they are opened: the front watches that there are turns.
 _POLL_S = 0.0003
+_OPENING_TURN_S = 0.1
 
 
 @dataclass(slots=True)
@@ -76,8 +86,10 @@ class MaskLoop:
     ring: RingObserver
     board: MaskBoard
     _followed: dict[SlotKey, _Followed] = field(default_factory=dict, init=False)
-    # Sequences whose grammars are being compiled, and whether they were closed meanwhile.
+    # Sequences whose grammars are being compiled, and whether they were closed meanwhile; commands that are
+    # not answered.
     _opening: dict[SlotKey, bool] = field(default_factory=dict, init=False)
+    _unanswered: int = field(default=0, init=False)
     _compiled: SimpleQueue[tuple[MaskCommand, Future[tuple[GuidedSequence, Mask]]]] = field(
         default_factory=SimpleQueue, init=False
     )
@@ -89,13 +101,16 @@ class MaskLoop:
         """Turns until the front is gone, which raises ConnectionError."""
         self.channel.send(MaskEvent(ready=MasksReadyEvent()))
         command_arrived, grammar_compiled = self.channel.fileno(), self._wakeup.fileno()
-        with ThreadPoolExecutor(_COMPILERS) as pool:
+        threading.stack_size(_STACK_BYTES)
+        with (
+            ThreadPoolExecutor(_COMPILERS, initializer=_lower_priority) as compilers,
+            ThreadPoolExecutor(_OPENERS) as openers,
+        ):
             while True:
-                timeout = 0.0 if self._due else _POLL_S if self._followed else None
-                ready, _, _ = select.select([command_arrived, grammar_compiled], [], [], timeout)
+                ready, _, _ = select.select([command_arrived, grammar_compiled], [], [], self._pause_s())
                 if command_arrived in ready:
                     for command in self.channel.receive():
-                        self._handle(command, pool)
+                        self._handle(command, compilers, openers)
                 if grammar_compiled in ready:
                     self._wakeup.clear()
                     while not self._compiled.empty():
@@ -105,7 +120,17 @@ class MaskLoop:
                 self._compute_due()
                 self.board.beat()
 
-    def _handle(self, command: MaskCommand, pool: ThreadPoolExecutor) -> None:
+    def _pause_s(self) -> float | None:
+        """Seconds until the next turn, unless something arrives."""
+        if self._due:
+            return 0.0
+        if self._followed:
+            return _POLL_S
+        return _OPENING_TURN_S if self._unanswered else None
+
+    def _handle(
+        self, command: MaskCommand, compilers: ThreadPoolExecutor, openers: ThreadPoolExecutor
+    ) -> None:
         if command.WhichOneof("command") == "close":
             key = command.close.slot, command.close.generation
             self._followed.pop(key, None)
@@ -115,11 +140,13 @@ class MaskLoop:
         opened = command.open
         if opened.follow:
             self._opening[opened.slot, opened.generation] = False
+        self._unanswered += 1
+        pool = openers if self.matchers.keeps(opened.source) else compilers
         future = pool.submit(self._open, opened)
         future.add_done_callback(partial(self._opened, command))
 
     def _open(self, opened: OpenSequenceCommand) -> tuple[GuidedSequence, Mask]:
-        sequence = self.matchers.open(opened.grammar, opened.limits, opened.output_ids)
+        sequence = self.matchers.open(opened.source, opened.limits, opened.output_ids)
         return sequence, sequence.mask()
 
     def _opened(self, command: MaskCommand, future: Future[tuple[GuidedSequence, Mask]]) -> None:
@@ -130,9 +157,10 @@ class MaskLoop:
         opened = command.open
         key = opened.slot, opened.generation
         closed = opened.follow and self._opening.pop(key)
+        self._unanswered -= 1
         try:
             sequence, mask = future.result()
-        except BatonError as error:
+        except Exception as error:
             self.channel.send(MaskEvent(id=command.id, failed=_failure(error)))
             return
         if opened.follow and not closed:
@@ -156,8 +184,9 @@ class MaskLoop:
                 del self._followed[followed.key]
                 continue
             try:
+                self.board.beat(record.slot)
                 followed.sequence.advance((record.token,))
-            except BatonError as error:
+            except Exception as error:
                 self._fail(followed.key, error)
             else:
                 self._due.append(followed)
@@ -179,7 +208,7 @@ class MaskLoop:
         row = self.board.begin(slot)
         try:
             one.sequence.write_mask(row)
-        except BatonError as error:
+        except Exception as error:
             self._fail(one.key, error)
             return
         one.position += 1
@@ -191,14 +220,31 @@ class MaskLoop:
         for key in list(self._followed):
             self._fail(key, missed)
 
-    def _fail(self, key: SlotKey, error: BatonError) -> None:
+    def _fail(self, key: SlotKey, error: Exception) -> None:
         del self._followed[key]
         failed = SequenceFailedEvent(slot=key[0], generation=key[1], failure=_failure(error))
         self.channel.send(MaskEvent(sequence_failed=failed))
 
 
-def _failure(error: BatonError) -> Failure:
-    return Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+def _failure(error: Exception) -> Failure:
+    """What the front is told. An error that nobody foresaw, such as want of memory, is not the grammar's: it
+    may go on at another worker."""
+    if not isinstance(error, BatonError):
+        error = BatonError(ErrorKind.CONFLICT, f"the mask process failed: {type(error).__name__}")
+    return failure_of(error)
+
+
+def _lower_priority() -> None:
+    """Of this thread alone: masks are computed first."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def _deepen_stack() -> None:
+    """Allows this thread, in which masks are computed, as much stack as those that compile."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    most = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
 
 
 def _bound_memory(most: int) -> None:
@@ -214,13 +260,14 @@ def main() -> int:
     prompt_wakeups()  # a mask that is late holds its slot for a step
     sharpen_timers()
     _bound_memory(launch.memory_mb << 20)
+    _deepen_stack()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = ProcessEnd(socket.socket(fileno=launch.channel_fd))
     rings = SharedRings(launch.slots, launch.max_logprobs)
     board = MaskBoard(SharedMemory.attach(launch.board_fd), launch.slots, launch.vocab_size, launch.process)
     with contextlib.suppress(ConnectionError):
         try:
-            matchers = Matchers.of_model(Path(launch.folder))
+            matchers = Matchers.of_model(Path(launch.folder), int(_MOST_MEMORY * (launch.memory_mb << 20)))
         except BatonError as error:
             channel.send(MaskEvent(failed=_failure(error)))
             return 2

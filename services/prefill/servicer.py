@@ -98,9 +98,8 @@ class PrefillServicer(PrefillServiceServicer):
             return b""
         if self._masks is None:
             raise BatonError(ErrorKind.CONFLICT, "this worker computes no grammar masks")
-        return await self._masks.next_mask(
-            grammar, request.limits, request.token_ids[request.prompt_length :]
-        )
+        source = await self._masks.source(request.tenant, grammar)
+        return await self._masks.next_mask(source, request.limits, request.token_ids[request.prompt_length :])
 
     async def _stop(self, attempt: Attempt) -> None:
         """Stops the prefill between two chunks, once the router has cancelled or disconnected."""

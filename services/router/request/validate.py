@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import secrets
 import struct
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import Grammar, LogitBias, Sampling
 from services.router.request.bounds import (
     DEFAULT_MAX_TOKENS,
+    MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
     MAX_LOGIT_BIASES,
     MAX_MODEL_CHARS,
+    MAX_RULES,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -31,6 +34,9 @@ from services.router.request.limits import PairLimits, kind_of
 from services.router.request.request import Chat, ParsedRequest
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
+
+# The beginning of a rule of Lark or GBNF: a name, what Lark may have behind it, and a colon, in one line.
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n:|\"/]*+:", re.MULTILINE)
 
 # The roles that chat templates know. Others are refused: a template may copy the role into the prompt.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -264,6 +270,10 @@ def _check_grammar(parsed: ParsedRequest, grammar: Grammar) -> None:
     size = grammar.ByteSize()
     if size > MAX_GRAMMAR_BYTES:
         raise FieldError(f"{name} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed", param=name)
+    if len(grammar.choice.choices) > MAX_CHOICES:
+        raise FieldError(f"{name}: at most {MAX_CHOICES} choices", param=name)
+    if len(_RULE.findall(grammar.grammar)) > MAX_RULES:
+        raise FieldError(f"{name}: at most {MAX_RULES} rules", param=name)
     if grammar.WhichOneof("kind") is None or (grammar.HasField("choice") and not grammar.choice.choices):
         raise FieldError(f"{name} is empty", param=name)
     if parsed.ignore_eos:

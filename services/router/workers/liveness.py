@@ -48,9 +48,8 @@ class LivenessTimer:
 
 
 class FrontProcess:
-    """A worker's process, where it is one of this host and of this process's PID namespace: whether it is
-    starved while it is silent. On a loaded machine a sequence that is lost would be computed again, which
-    takes the processors more time."""
+    """A worker's front, where it is a process of this host and of this process's PID namespace. One that is
+    starved is not lost: its sequences would be computed again on the same loaded machine."""
 
     def __init__(self, watch: ProcessWatch | None) -> None:
         self._watch = watch
@@ -61,7 +60,7 @@ class FrontProcess:
         return cls(ProcessWatch(described.process_id) if here else None)
 
     def starved(self, silent_s: float) -> bool:
-        """Whether it could not run in a silence of `silent_s` seconds, 20 at most. To be called every
+        """Tells if it could not run in a silence of `silent_s` seconds, 20 at most. To be called every
         `CHECK_INTERVAL_S`."""
         if self._watch is None:
             return False

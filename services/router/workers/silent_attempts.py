@@ -28,7 +28,7 @@ _ATTACH_S = 2.0
 
 @dataclass(slots=True)
 class _Silence:
-    """Of one attempt, since its last token: seconds, and after how many of them the worker is asked."""
+    """The silence of one attempt since its last token, and after how long the worker is asked, in seconds."""
 
     attempt: int
     emitted: int

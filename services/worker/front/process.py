@@ -33,6 +33,7 @@ from services.common.config.worker import WorkerConfig
 from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
 from services.common.observability.admin_http import AdminHttp
+from services.common.observability.fault_barrier import FaultBarrier
 from services.common.observability.logs import configure_logs, get_log
 from services.common.observability.metrics_server import MetricsServer
 from services.common.observability.tracing.configured import configured_recorder
@@ -251,7 +252,7 @@ class _Front:
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
         tls = None if self._tls is None else self._tls.server
-        return GrpcServer(names, self._config.cluster_secret, tls=tls)
+        return GrpcServer(names, self._config.cluster_secret, interceptors=[FaultBarrier()], tls=tls)
 
     async def _start_admin(self) -> str:
         """Opens the admin HTTP port; its address, or "" where none is configured."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.errors import ErrorKind, FieldError
-from baton.v1.types_pb2 import LogitBias, Sampling
+from baton.v1.types_pb2 import Choices, Grammar, LogitBias, Sampling
 from services.router.request import validate
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -297,3 +297,27 @@ def test_a_tokenised_prompt_is_within_the_vocabulary(parsed: ParsedRequest) -> N
         validate.check_prompt(parsed, fields, (1, VOCAB), LIMITS)
     message = "prompt: token id 300 is not in the vocabulary of 300"
     assert parts_of(caught.value) == ("prompt", message, None, ErrorKind.INVALID)
+
+
+LARK = "start: r0\n" + "".join(f'  ?r{n}[x=1]: r{n + 1}\n     | "a: b"\n' for n in range(1999))
+BOUNDED = {
+    "bytes": (Grammar(regex="a" * (128 * 1024 - 4)), Grammar(regex="a" * 128 * 1024)),
+    "choices": (
+        Grammar(choice=Choices(choices=["a"] * 10_000)),
+        Grammar(choice=Choices(choices=["a"] * 10_001)),
+    ),
+    "rules of Lark": (Grammar(grammar=LARK), Grammar(grammar=LARK + "LAST: /a/")),
+    "rules of GBNF": (
+        Grammar(grammar="root ::= r\n" + "r-1 ::= [:] # x: y\n" * 1999),
+        Grammar(grammar="root ::= r\n" + "r-1 ::= [:] # x: y\n" * 2000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_size_of_a_grammar_is_bounded(name: str) -> None:
+    most, more = BOUNDED[name]
+    check(replace(PARSED, grammar=most))
+    with pytest.raises(FieldError, match=f"at most .* {name.split()[0]}|bytes; at most") as caught:
+        check(replace(PARSED, grammar=more))
+    assert (caught.value.param, caught.value.kind) == ("grammar", ErrorKind.INVALID)

@@ -30,7 +30,7 @@ from services.worker.engine.startup.model_loader import LoadedModel
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 # Masks of a guided sequence follow one another at intervals of steps, far shorter than this.
 _MASKS_FOLLOW_S = 0.1

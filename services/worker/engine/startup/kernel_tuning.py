@@ -6,9 +6,10 @@ import time
 
 import torch
 
-from baton.engine.forward.gemm_table import ProductTable, tuned_file
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model, Precision, Product
+from baton.engine.gemm_dispatch.table import ProductTable, tuned_file
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.layers.linear import Product
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.weights import UNQUANTIZED, Formats, weight_places
 from baton.engine.tuning.tuner import LIMIT_S, missing, save, tune, tuning_lock
 from services.common.config.worker import EngineConfig

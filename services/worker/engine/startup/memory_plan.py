@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.tensors import HEAD, layer_matrices
 from baton.engine.model.weight_formats import weight_formats
 from baton.errors import BatonError, ErrorKind

@@ -9,7 +9,7 @@ import torch
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.checkpoint import checkpoint_digest
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.source import resolve_model

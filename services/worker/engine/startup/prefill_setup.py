@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
-from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.model.tensors import half_context
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
@@ -18,7 +19,7 @@ from services.worker.engine.startup.model_loader import LoadedModel
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layers import JoinedRows
+    from baton.engine.forward.layer_program import JoinedRows
 
 log = get_log(__name__)
 

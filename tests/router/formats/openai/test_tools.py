@@ -20,7 +20,7 @@ from services.router.tools.conversation_format import ConversationFormat
 from services.router.tools.families import FAMILIES
 from services.router.tools.output_parser import OutputParser
 from services.router.tools.pieces import CallArguments, CallBegin
-from tests.masks.model import END_ID, allowed, make_folder
+from tests.masks.model import END_ID, allowed, make_folder, open_grammar
 
 # As Qwen's and Llama's templates use them.
 TEMPLATE = (
@@ -114,7 +114,7 @@ def test_what_a_forced_call_is_guided_to_is_parsed(family: str, tmp_path: Path) 
         assert grammar is not None
         assert structure is not None
         matchers = Matchers.of_model(make_folder(tmp_path))
-        sequence = matchers.open(grammar, Limits(), ())
+        sequence = open_grammar(matchers, grammar, Limits(), ())
         ids: list[int] = []
         while (token := min(allowed(sequence.mask()))) not in (END_ID, END_ID + 33):
             ids.append(token)
