@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.bounded_cache import BoundedCache
 from baton.errors import BatonError, ErrorKind
 from baton.process_stat import process_stat
 from baton.python_module import python_module
@@ -50,36 +51,8 @@ class _Turn:
     users: int = 0
 
 
-class KnownGrammars:
-    """What compiling has found out, by the grammars' digests: a source or a refusal. The entries that were
-    used longest ago are dropped once all together take more than `most_bytes`."""
-
-    def __init__(self, most_bytes: int = _KNOWN_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._entries: OrderedDict[bytes, str | BatonError] = OrderedDict()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: bytes) -> str | BatonError | None:
-        """None where nothing is known."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: bytes, found: str | BatonError) -> None:
-        """Remembers it."""
-        self.bytes += _size(found) - _size(self._entries.pop(key, None))
-        self._entries[key] = found
-        while self.bytes > self._most_bytes:
-            self.bytes -= _size(self._entries.popitem(last=False)[1])
-
-
-def _size(found: str | BatonError | None) -> int:
-    if found is None:
-        return 0
-    return _ENTRY_BYTES + 4 * len(found.message if isinstance(found, BatonError) else found)
+KnownGrammars = BoundedCache[bytes, str | BatonError]
+"""What compiling has found out, by the grammars' digests: a source or a refusal."""
 
 
 class GrammarCompiler:
@@ -89,7 +62,7 @@ class GrammarCompiler:
         """`folder`: the model's."""
         self._folder = folder
         self._program = program
-        self.known = KnownGrammars()
+        self.known = KnownGrammars(_KNOWN_BYTES, _known_bytes)
         # Grammars that were refused; processes that ended.
         self.refused = 0
         self.restarts = 0
@@ -239,6 +212,11 @@ async def _answer(running: ChannelProcess, command: MaskCommand) -> MaskEvent:
         return call.result()
     finally:
         call.cancel()
+
+
+def _known_bytes(key: bytes, found: str | BatonError) -> int:
+    """At four bytes a character, the most that Python takes."""
+    return _ENTRY_BYTES + 4 * len(found.message if isinstance(found, BatonError) else found)
 
 
 def _digest(data: bytes) -> bytes:

@@ -19,7 +19,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.process_stat import is_running, process_stat
 from baton.v1.types_pb2 import Choices, Grammar
 from services.masks.client import MaskClient
-from services.masks.compiler import GrammarCompiler, KnownGrammars
+from services.masks.compiler import GrammarCompiler
 from services.masks.grammar_source import grammar_source
 from services.router.request.bounds import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES
 from services.router.tools.families import HERMES
@@ -297,16 +297,11 @@ async def test_the_end_of_the_front_leaves_no_copy(compiler: GrammarCompiler) ->
             await asyncio.sleep(0.01)
 
 
-def test_what_is_known_is_bounded_in_bytes() -> None:
-    known = KnownGrammars(most_bytes=10_000)
-    for number in range(100):
-        known.put(b"%d" % number, "x" * 400)
-        known.get(b"0")
-    assert known.bytes <= 10_000
-    assert known.get(b"0") == "x" * 400, "used last"
-    assert known.get(b"1") is None
-    for number in range(10_000):
-        known.put(b"refused %d" % number, BatonError(ErrorKind.INVALID, ""))
-    assert len(known) <= 10_000 // 256
-    known.put(b"99", "y" * 10_000)
-    assert len(known) == known.bytes == 0, "larger than all that may be kept"
+async def test_what_is_known_is_bounded_in_bytes(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.masks.compiler._ENTRY_BYTES", 1 << 20)
+    for number in range(12):
+        await compiler.source("", Grammar(regex=f"a{number}"))
+    assert len(compiler.known) == 7
+    assert compiler.known.bytes <= 8 << 20

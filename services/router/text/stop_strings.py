@@ -15,10 +15,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+
+from baton.bounded_cache import BoundedCache
 
 _NO_CHILD = ""  # which no character equals
 ROOT = 0
+# What automatons that are kept for the next request with the same strings may take together; of each: bytes
+# besides its characters, and of a character, as measured.
+_KEPT_BYTES = 8 << 20
+_AUTOMATON_BYTES = 2048
+_CHARACTER_BYTES = 100
 
 
 class StopAutomaton:
@@ -93,10 +99,19 @@ class StopAutomaton:
         return [(self._labels[node], node + 1), *found] if self._labels[node] else found
 
 
-@lru_cache(maxsize=64)
 def automaton_of(stops: tuple[str, ...]) -> StopAutomaton:
     """The automaton of these strings, cached: the outputs of a request share one, clients repeat theirs."""
-    return StopAutomaton(stops)
+    if (known := _automatons.get(stops)) is None:
+        known = StopAutomaton(stops)
+        _automatons.put(stops, known)
+    return known
+
+
+def _automaton_bytes(stops: tuple[str, ...], automaton: StopAutomaton) -> int:
+    return _AUTOMATON_BYTES + _CHARACTER_BYTES * sum(map(len, stops))
+
+
+_automatons = BoundedCache[tuple[str, ...], StopAutomaton](_KEPT_BYTES, _automaton_bytes)
 
 
 class StopStrings:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.text.stop_strings import StopAutomaton, StopStrings
+from services.router.text.stop_strings import StopAutomaton, StopStrings, _automatons, automaton_of
 
 TEXT = st.text(alphabet="abc", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -166,3 +166,16 @@ def _lines(stops: list[str], tokens: list[str]) -> int:
         sys.settrace(before)
     assert not watch.stopped
     return count
+
+
+def test_automatons_that_are_kept_are_bounded_in_bytes() -> None:
+    """64 requests with the most and longest strings take no more than some of them."""
+    draw = random.Random(0)
+    tracemalloc.start()
+    for _ in range(12):
+        automaton_of(tuple("".join(draw.choices("abcdefgh", k=1024)) for _ in range(16)))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 12 << 20
+    assert _automatons.bytes <= 8 << 20
+    assert automaton_of(("ab", "b")) is automaton_of(("ab", "b"))
