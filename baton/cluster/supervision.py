@@ -27,6 +27,9 @@ from services.common.observability.logs import get_log
 POLL_S = 0.25
 # While a worker starts.
 STARTING_POLL_S = 0.05
+# The most that the time between two turns counts as a worker's silence: a turn waits two seconds for answers,
+# and a supervisor that did not run itself has asked nobody.
+_LONGEST_TURN_S = 3.0
 
 _log = get_log("supervisor")
 
@@ -65,9 +68,10 @@ class Supervision:
         self._processes = processes
         self._clock = clock
         self._wanted = {worker.name: worker for worker in config.workers}
-        # The last report of each worker, and the time of its last answer.
+        # The last report of each worker, and the seconds since its last answer.
         self._reports: dict[str, Report] = {}
-        self._last_answer: dict[str, float] = {}
+        self._silent_s: dict[str, float] = {}
+        self._turned_at = clock()
         self._starts: dict[str, deque[float]] = {}
         # Per worker: consecutive refused starts, and the time of the last one.
         self._refusals: dict[str, tuple[int, float]] = {}
@@ -87,8 +91,10 @@ class Supervision:
 
     async def turn(self) -> None:
         """Polls all workers once and begins the actions that are due, without waiting for them."""
+        now = self._clock()
+        since, self._turned_at = min(now - self._turned_at, _LONGEST_TURN_S), now
         names = [name for name in {*self._wanted, *self._reports} if name not in self._acting]
-        await asyncio.gather(*(self._poll(name) for name in names))
+        await asyncio.gather(*(self._poll(name, since) for name in names))
         observed = {name: self._observed(name) for name in {*self._wanted, *self._reports}}
         actions = plan(self._wanted, observed, self._clock(), self._config.hang_timeout_s)
         self._hung &= {action.name for action in actions if isinstance(action, Kill)}
@@ -108,16 +114,17 @@ class Supervision:
         await asyncio.gather(*self._acting.values(), return_exceptions=True)
         await asyncio.gather(*(self._processes.stop(name, within_s) for name in self._reports))
 
-    async def _poll(self, name: str) -> None:
+    async def _poll(self, name: str, since: float) -> None:
+        """Asks for a worker's report. `since`: seconds since the last turn."""
         known = self._reports.get(name)
-        self._last_answer.setdefault(name, self._clock())
+        self._silent_s[name] = self._silent_s.get(name, 0.0) + since
         try:
             report = await self._processes.report(name)
         except UnresponsiveError:
             if known is not None:
-                self._update(name, phase=Phase.UNKNOWN, silent_s=self._clock() - self._last_answer[name])
+                self._update(name, phase=Phase.UNKNOWN, silent_s=self._silent_s[name])
             return
-        self._last_answer[name] = self._clock()
+        self._silent_s[name] = 0.0
         if report is None:
             report = Report(phase=Phase.MISSING)
         # A lost actor has lost its count of starts too.
@@ -158,7 +165,7 @@ class Supervision:
         report = self._reports.get(name)
         if report is None:
             # No report yet, but it may be running: give it time to answer.
-            return Observed(Phase.UNKNOWN, self._clock() - self._last_answer[name])
+            return Observed(Phase.UNKNOWN, self._silent_s.get(name, 0.0))
         gives_way = not self._config.restart_always
         replaced = gives_way and report.failure is not None and report.failure.replaced
         starts = tuple(self._starts.get(name, ()))

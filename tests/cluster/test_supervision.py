@@ -153,6 +153,18 @@ async def test_an_unresponsive_actor_keeps_its_address_until_it_is_killed() -> N
     assert site.starts("decode-0") == 2
 
 
+async def test_a_supervisor_that_did_not_run_blames_nobody() -> None:
+    site = Site()
+    await site.turns()
+    for _ in range(3):  # each time it is given no processor for a minute, its first question has no answer
+        site.now += 60.0
+        site.processes.silent.add("decode-0")
+        await site.turns(4)
+        site.processes.silent.clear()
+        await site.turns()
+    assert site.processes.killed == []
+
+
 async def test_a_worker_that_was_replaced_stays_down() -> None:
     site = Site()
     await site.turns()
