@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Mapping
+from typing import Any
 
+from baton.errors import BatonError
 from baton.process_tuning import batch_wakeups, switch_threads_often
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import configure_logs, get_log
@@ -26,6 +29,9 @@ from services.router.processes.member_health import failure, silence
 # New objects before the collector looks for cycles among them, about 1 ms of work. What is in flight for some
 # hundred streams exceeds Python's default of 700 with every step, and almost none of it is in a cycle.
 _YOUNG_OBJECTS = 10_000
+
+# How often a process tries to open the admin ports that another one had.
+_ADMIN_TRIES, _ADMIN_PAUSE_S = 20, 0.5
 
 _log = get_log("router")
 
@@ -61,15 +67,30 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
 
 async def _follow_parent(router: Router) -> None:
     """Applies the parent's messages. If they end, the last ones stay valid."""
-    try:
+    async with asyncio.TaskGroup() as tasks:
         async for message in messages_from_parent():
-            if "silent_processes" in message:
-                router.readiness.set_processes(silence(message), failure(message))
             if message.get("serve_admin"):
-                await router.serve_admin()
-            if "workers" in message:
-                router.discovery.set_parent_workers(message["workers"])
-            router.operator_state.receive(message)
-            router.store.restarts = message.get("store_restarts", router.store.restarts)
-    except Exception:
-        _log.exception("parent_updates_failed")
+                tasks.create_task(_serve_admin(router))
+            try:
+                _apply(router, message)
+            except Exception:
+                _log.exception("parent_updates_failed")
+
+
+def _apply(router: Router, message: Mapping[str, Any]) -> None:
+    if "silent_processes" in message:
+        router.readiness.set_processes(silence(message), failure(message))
+    if "workers" in message:
+        router.discovery.set_parent_workers(message["workers"])
+    router.operator_state.receive(message)
+    router.store.restarts = message.get("store_restarts", router.store.restarts)
+
+
+async def _serve_admin(router: Router) -> None:
+    """Opens the admin ports, which the process before may just be giving up."""
+    for _ in range(_ADMIN_TRIES):
+        try:
+            return await router.serve_admin()
+        except BatonError as error:
+            _log.warning("admin_ports_not_opened", reason=error.message)
+        await asyncio.sleep(_ADMIN_PAUSE_S)

@@ -12,7 +12,7 @@ from services.common.processes.child_process import Child
 
 ASK_S = 1.0
 # A child that has not answered for so long is reported as silent,
-SILENT_S = 2.0
+SILENT_S = 3.0
 # and killed after so long, unless it is starved (`ProcessWatch`).
 HUNG_S = 5.0
 _LOOK_S = 0.25
