@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 # An answer that begins within this time needs no interim response.
-_PATIENCE_S = 0.5
+_PATIENCE_S = 1.0
 _LOOK_S = 0.1
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # The first byte of `struct tcp_info`, and its value once the peer has reset the connection.
