@@ -333,6 +333,19 @@ async def test_a_tenants_responses_are_its_own(
     assert "a secret" not in audit.read_text()
 
 
+async def test_reading_counts_for_the_tenant(site: SiteMaker, server: EmbeddedServer, tmp_path: Path) -> None:
+    keys = auth(tmp_path, tenant("acme", "sk-1", requests_per_minute=4), tenant("other", "sk-2"))
+    async with site(**storing(server), auth=keys) as here, http(here) as client:
+        client.headers["authorization"] = "Bearer sk-1"
+        missing = f"/v1/responses/resp_{'0' * 32}"
+        calls = (("GET", missing), ("GET", f"{missing}/input_items"), ("DELETE", missing), ("GET", missing))
+        assert [(await client.request(*call)).status_code for call in calls] == [404] * 4
+        answer = await client.get(missing)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        client.headers["authorization"] = "Bearer sk-2"
+        assert (await client.get(missing)).status_code == 404
+
+
 async def test_redis_away(site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses are answered; what waits is found here; what needs Redis is 503 with Retry-After."""
     monkeypatch.setattr(stored_responses, "WRITE_S", 0.5)
