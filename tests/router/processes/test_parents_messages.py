@@ -1,0 +1,66 @@
+"""What one router process does with the messages of its parent: each by itself, whatever becomes of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from baton.errors import BatonError, ErrorKind
+from services.router import process
+from services.router.app import Router
+
+
+class Applied:
+    """A router that notes what it is told; the admin ports can be opened the third time."""
+
+    def __init__(self) -> None:
+        self.workers: list[object] = []
+        self.processes: list[tuple[str | None, str | None]] = []
+        self.opened = 0
+        self.discovery = SimpleNamespace(set_parent_workers=self._set_workers)
+        self.readiness = SimpleNamespace(set_processes=lambda *said: self.processes.append(said))
+        self.operator_state = SimpleNamespace(receive=lambda message: None)
+        self.store = SimpleNamespace(restarts=0)
+
+    def _set_workers(self, workers: list[str]) -> None:
+        if not workers:
+            raise ValueError("no workers")
+        self.workers.append(workers)
+
+    async def serve_admin(self) -> None:
+        self.opened += 1
+        if self.opened < 3:
+            raise BatonError(ErrorKind.INVALID, "address already in use")
+
+
+async def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = [
+        {"workers": ["a:1"]},
+        {"serve_admin": True},
+        {"workers": []},
+        {"silent_processes": [1], "failed_processes": []},
+        {"silent_processes": [], "failed_processes": [], "store_restarts": 2},
+        {"workers": ["b:1"]},
+    ]
+
+    async def messages() -> AsyncIterator[Mapping[str, Any]]:
+        for one in sent:
+            yield one
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(process, "messages_from_parent", messages)
+    monkeypatch.setattr(process, "_ADMIN_PAUSE_S", 0.01)
+    router = Applied()
+    with capture_logs() as logs:
+        await asyncio.wait_for(process._follow_parent(cast(Router, router)), 5)
+    assert router.workers == [["a:1"], ["b:1"]]
+    assert router.processes == [("router process 1 does not answer", None), (None, None)]
+    assert router.store.restarts == 2
+    assert router.opened == 3
+    events = sorted(log["event"] for log in logs)
+    assert events == ["admin_ports_not_opened", "admin_ports_not_opened", "parent_updates_failed"]
