@@ -16,7 +16,7 @@ from baton.parent_death import tied
 from baton.python_module import python_module
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("baton", "kvtransfer", "services", "loadgen")
+PACKAGES = ("baton", "kvtransfer", "services", "loadgen", "deploy")
 
 
 @pytest.mark.parametrize("own_parent", [False, True])

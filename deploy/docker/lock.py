@@ -31,7 +31,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
 def lock(requirements: tuple[str, ...]) -> str:
     """The text of a requirements file with hashes; the project itself is not in it."""
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        command = [sys.executable, "-P", "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
         command += ["--only-binary", ":all:", "--report", report.name, "-c", str(ROOT / "constraints.txt")]
         subprocess.run([*command, *requirements], check=True)
         found = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]

@@ -24,7 +24,7 @@ _TIMEOUT_S = 900
 
 def distributions(source: Path, out: Path, time: str) -> list[Path]:
     """The sdist, and the wheel that is built from it."""
-    _run([sys.executable, "-m", "build", "--outdir", str(out), str(source)], time)
+    _run([sys.executable, "-P", "-m", "build", "--outdir", str(out), str(source)], time)
     return sorted(out.glob("baton_serve-*"))
 
 
@@ -45,7 +45,15 @@ def bill_of_materials(source: Path, image: str, version: str, out: Path, time: s
     """
     file = out / f"baton-{image}-{version}.cdx.json"
     locked = source / "deploy" / "docker" / f"requirements-{image}.txt"
-    command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(locked), "--output-reproducible"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "cyclonedx_py",
+        "requirements",
+        str(locked),
+        "--output-reproducible",
+    ]
     command += ["--pyproject", str(source / "pyproject.toml"), "--sv", "1.6", "--of", "JSON", "-o", str(file)]
     _run(command, time)
     return file

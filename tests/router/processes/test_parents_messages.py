@@ -1,4 +1,4 @@
-"""What one router process does with the messages of its parent: each by itself, whatever becomes of another."""
+"""What one router process does with messages of its parent: each by itself, whatever becomes of another."""
 
 from __future__ import annotations
 
