@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+# The same for processes that others start: variables of their environment.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+
 
 def python_module(module: str, *arguments: str) -> tuple[str, ...]:
     """The command that runs a module in a process of its own, with this process's interpreter.

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
-from baton.python_module import python_module
+from baton.python_module import SAFE_PATH, python_module
 from services.common.config.secrets import VARIABLES, Secrets
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
@@ -70,6 +70,7 @@ class LocalRay:
         token = _private_file(folder / "token", secrets.token_hex(32))
         environment = {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_packages(), os.environ.get("PYTHONPATH"))))
+        environment |= SAFE_PATH
         ports = free_ports(len(_PORTS))
         ray_folder(folder).mkdir()
         head = _head(ray_folder(folder), ports, prestarted, gpus)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 from baton.cluster.local_ray import OBJECT_STORE_BYTES, STARTED, free_ports
 from baton.errors import BatonError, ErrorKind
-from baton.python_module import python_module
+from baton.python_module import SAFE_PATH, python_module
 
 # Ports that Ray would choose long before it binds them.
 _PORTS = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
@@ -74,6 +75,7 @@ def _start(address: str, host: str) -> tuple[Path, subprocess.Popen[bytes]]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            env={**os.environ, **SAFE_PATH},
             start_new_session=True,
         )
     return folder, reaper
