@@ -53,8 +53,8 @@ class Fit:
         """Whether some pair may serve the attempt, now or once it has room. A link over which one request is
         sent to try it again counts."""
         return any(
-            prefill.can_prefill_for(decode)
-            and self.prefills(prefill)
+            self.prefills(prefill)
+            and prefill.can_prefill_for(decode)
             and not (self.avoided and (prefill, decode) in self.avoided)
             for decode in workers
             if decode.alive and decode.decodes and self.decodes(decode)

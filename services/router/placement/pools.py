@@ -47,8 +47,10 @@ class Pools:
         self._formats: dict[bool, str] = {}
         # Whether there are, or were, workers of more than one pool.
         self.several = False
-        # Workers and whether they were alive at the last review; None forces another review.
-        self._seen: list[tuple[Worker, bool]] | None = None
+        # At the last review: workers, whether they were alive, changes of their links. None forces another.
+        self._seen: list[tuple[Worker, bool, int]] | None = None
+        # Grows with each change of these.
+        self.version = 0
 
     @property
     def vocab_size(self) -> int | None:
@@ -67,10 +69,11 @@ class Pools:
 
     def _review(self) -> None:
         workers = self._workers()
-        seen = [(worker, worker.alive) for worker in workers]
+        seen = [(worker, worker.alive, worker.links.changes) for worker in workers]
         if seen == self._seen:
             return  # only their load has changed
         self._seen = seen
+        self.version += 1
         if self.current is None:
             ready = next((worker.pool for worker in workers if self.ready(worker.pool)), None)
             if ready is not None:

@@ -17,12 +17,12 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 @dataclass(eq=False)
 class Waiter(Generic[ClaimT]):
     """`needs`: what the request asks of workers. `limited`: whether its own limits may be why nothing has
-    room. `since`: when it began to wait, on the event loop's clock. `unfit`: whether it was beyond the limits
-    of all workers when it was tried last."""
+    room. `since`: when it began to wait, on the event loop's clock. `unfit`: the version of the pools at
+    which it was beyond the limits of all workers."""
 
     pick: Callable[[], ClaimT | NoRoom]
     claim: asyncio.Future[ClaimT]
     needs: Needs
     limited: bool
     since: float
-    unfit: bool = False
+    unfit: int | None = None

@@ -101,7 +101,7 @@ class WaitingQueue:
         for entry in itertools.chain(self._returned, (self._order.first,)):
             if entry is None or entry.call.pool not in pools or self._blocks.holds(entry.number):
                 continue
-            if self._waiters[entry].unfit:
+            if self._waiters[entry].unfit == self._placement.pools.version:
                 continue
             return None if entry.late else self._precedence(entry)
         return None
@@ -212,8 +212,7 @@ class WaitingQueue:
         return await self._wait(entry, pick, needs, until)
 
     def has_other_pair(self, entry: QueueEntry, computed: int, total: int) -> bool:
-        """Whether a pair could serve a request on which no attempt of it has failed; the numbers of tokens as
-        for `Needs`."""
+        """Whether a pair could serve a request on which no attempt of it has failed; sizes as of `Needs`."""
         return self._placement.fits(entry.needs(computed, total), entry.call, entry.failed)
 
     def _may_use(self, entry: QueueEntry, tokens: int, worker: Worker) -> bool:
@@ -325,6 +324,8 @@ class WaitingQueue:
                     return  # all others need the same pool
                 continue
             waiter = self._waiters[entry]
+            if waiter.unfit == pools.version:
+                continue
             if passing is not None and passing.over:
                 return
             if passing is not None and not passing.may_try(entry.prompt):
@@ -336,8 +337,8 @@ class WaitingQueue:
             if not isinstance(placed, NoRoom):
                 self._place(entry, placed)
                 continue
-            waiter.unfit = placed is NoRoom.UNFIT
             if placed is NoRoom.UNFIT:
+                waiter.unfit = pools.version
                 continue
             self._last_no_room = placed
             if placed is NoRoom.CACHED:

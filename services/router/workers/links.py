@@ -84,6 +84,7 @@ class Links:
     def failed(self, decode: Receiver, reason: str) -> None:
         """A handoff over the link failed. Those that were under way during the pause count as one failure."""
         now = self._clock()
+        self._forget_lost()
         failed = self._failed.setdefault(decode, _Failed(reason))
         failed.reason = reason
         if now < failed.retry_at:
@@ -101,13 +102,16 @@ class Links:
             _log.info("link_works_again", prefill=self._name, decode=decode.name, failures=failed.failures)
             self._changed()
 
+    def _forget_lost(self) -> None:
+        self._failed = {decode: failed for decode, failed in self._failed.items() if not decode.lost}
+
     def _changed(self) -> None:
         self.changes += 1
         self._on_change()
 
     def status(self) -> list[FailedLink]:
-        """The failed links to decode workers that are not lost; forgets the others."""
-        self._failed = {decode: failed for decode, failed in self._failed.items() if not decode.lost}
+        """The failed links to decode workers that are not lost."""
+        self._forget_lost()
         now = self._clock()
         return [
             FailedLink(
