@@ -48,7 +48,7 @@ def test_prefill_scales_by_what_is_asked_and_decode_by_what_is_scarce() -> None:
     asked = decode["decode-demand"]["metadata"]["query"]
     for metric in ("free_slots", "free_blocks"):
         assert f"baton_worker_{metric}" in asked
-    assert "baton_router_unserved_requests" in asked
+    assert "baton_router_demand_requests" in asked
     assert decode["decode-demand"]["metadata"]["threshold"] == "0.75"
     for role, triggers in (("prefill", prefill), ("decode", decode)):
         spec = case("scaling").one("ScaledObject", f"demo-baton-{role}")["spec"]

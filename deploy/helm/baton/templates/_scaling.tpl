@@ -20,22 +20,32 @@ replicas: {{ .spec.replicas }}
 sum(baton_router_demand_prefill_seconds{ {{- include "baton.modelLabel" . -}} }) / 60
 {{- end -}}
 
-{{/* Decode workers whose slots or KV blocks, whichever are scarcer, are used; and as many more as requests of the last
-     minute were not served for each that was, up to three for one. */}}
-{{- define "baton.decodeDemand" -}}
-{{- $decode := include "baton.roleLabels" (dict "root" . "role" "decode") -}}
-{{- $model := include "baton.modelLabel" . -}}
+{{/* Used decode workers by slots or KV blocks, whichever are scarcer, on average over a time: (root, over). */}}
+{{- define "baton.usedDecode" -}}
+{{- $decode := include "baton.roleLabels" (dict "root" .root "role" "decode") -}}
 {{- $used := list -}}
 {{- range $what := list "slots" "blocks" -}}
 {{- $all := printf "baton_worker_%s{%s}" $what $decode -}}
-{{- $free := printf "avg_over_time(baton_worker_free_%s{%s}[1m])" $what $decode -}}
+{{- $free := printf "avg_over_time(baton_worker_free_%s{%s}[%s])" $what $decode $.over -}}
 {{- $used = append $used (printf "(sum(%s) - sum(%s)) / avg(%s)" $all $free $all) -}}
 {{- end -}}
 clamp_min({{ first $used }}, scalar({{ last $used }}))
-* clamp(
-  scalar(sum(baton_router_demand_requests{ {{- $model -}} }))
-  / clamp_min(sum(baton_router_demand_requests{ {{- $model -}} }) - sum(baton_router_unserved_requests{ {{- $model -}} }), 1)
-  , 1, 4)
+{{- end -}}
+
+{{/* Decode workers that would be used, if all requests of the last minute were decoded: as many sequences at a time as
+     come while one lasts (Little's law), each of which takes as much of a worker as those that run; at least those
+     that are used on average over five minutes, since a backlog fills what was added only for a while. */}}
+{{- define "baton.decodeDemand" -}}
+{{- $decode := include "baton.roleLabels" (dict "root" . "role" "decode") -}}
+{{- $model := include "baton.modelLabel" . -}}
+{{- $running := printf "(sum(baton_worker_slots{%s}) - sum(avg_over_time(baton_worker_free_slots{%s}[1m])))" $decode $decode -}}
+{{- $stages := printf "%s,stage=~\"reserve|prefill|handoff|decode\"" $model -}}
+{{- $lasts := printf "sum(rate(baton_router_stage_seconds_sum{%s}[5m])) / sum(rate(baton_router_stage_seconds_count{%s,stage=\"decode\"}[5m]) > 0)" $stages $model -}}
+{{- $often := include "baton.usedDecode" (dict "root" . "over" "5m") -}}
+clamp_min(
+  {{ include "baton.usedDecode" (dict "root" . "over" "1m") }} / clamp_min({{ $running }}, 1) * scalar(sum(baton_router_demand_requests{ {{- $model -}} }) / 60 * {{ $lasts }}),
+  scalar({{ $often }}))
+or {{ $often }}
 {{- end -}}
 
 {{/* The workers of a role that there are, while requests are refused or wait longer than for a moment; else 0: then none
