@@ -22,6 +22,8 @@ from itertools import islice
 
 import grpc
 
+from tests.e2e.faults import odd_requests
+
 _CONNECT_S = 2.0
 _MIB = 1 << 20
 
@@ -238,10 +240,39 @@ def reader_that_stops(fuzzer: Fuzzer, _: random.Random) -> str:
         return answer(one, 1.0)
 
 
-def wrong_path(fuzzer: Fuzzer, dice: random.Random) -> str:
-    path = "/" + dice.choice(("../" * 50, "%00", "v1/" + "x" * 4000, "metrics/..", "v1/models/" + "%ff" * 20))
+def odd_path(fuzzer: Fuzzer, dice: random.Random) -> str:
+    """A path that a proxy, a rule and a router may each read in another way."""
+    path = dice.choice(odd_requests.PATHS)
+    if dice.random() < 0.5:  # a known route, spelt differently
+        path = dice.choice(odd_requests.ROUTES) + dice.choice(odd_requests.SUFFIXES)
+    method = dice.choice(odd_requests.METHODS)
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    return _exchange(fuzzer.plan, fuzzer.plan.http, head.encode("latin-1"))
+
+
+def http_variant(fuzzer: Fuzzer, dice: random.Random) -> str:
+    """A request that is written in another way than clients write it, or that is none."""
+    body = json.dumps({"model": fuzzer.plan.model, "prompt": "a", "max_tokens": 1}).encode()
+    return _exchange(fuzzer.plan, fuzzer.plan.http, dice.choice(odd_requests.http_variants(body)))
+
+
+def odd_text(fuzzer: Fuzzer, dice: random.Random) -> str:
+    """Text that is no Unicode, in any field that a text may be in."""
+    body = dice.choice(odd_requests.odd_texts(fuzzer.plan.model))
+    return _exchange(fuzzer.plan, fuzzer.plan.http, post(body, "/v1/chat/completions"))
+
+
+def tool_schema(fuzzer: Fuzzer, dice: random.Random) -> str:
+    """Tools whose schemas refer to themselves, nest deeply, or are large; now and then one of them forced."""
+    body = odd_requests.with_tools(fuzzer.plan.model, dice, fuzzer.plan.largest)
+    return _exchange(fuzzer.plan, fuzzer.plan.http, post(body, "/v1/chat/completions"))
+
+
+def grammar(fuzzer: Fuzzer, dice: random.Random) -> str:
+    """A grammar that is broken, expensive to compile, or large."""
+    wanted = odd_requests.grammar(dice, fuzzer.plan.largest)
     return _exchange(
-        fuzzer.plan, fuzzer.plan.http, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        fuzzer.plan, fuzzer.plan.http, _body(fuzzer, prompt="a", max_tokens=4, structured_outputs=wanted)
     )
 
 
@@ -322,7 +353,11 @@ ACTIONS: tuple[Action, ...] = (
     many_messages,
     wrong_types,
     reader_that_stops,
-    wrong_path,
+    odd_path,
+    http_variant,
+    odd_text,
+    tool_schema,
+    grammar,
     garbage,
     stranger,
     stranger,

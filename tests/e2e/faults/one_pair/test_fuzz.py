@@ -26,7 +26,21 @@ from tests.e2e.support.proc import tcp_sockets
 from tests.support.checkpoints import VOCAB_SIZE
 
 # For the full size: a slot for each stream, and for whom the client asks.
-ROOMY = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--slots", "32", "--block-tokens", "16")
+# With tools in a format whose parameters get their types from schemas.
+ROOMY = (
+    "--tool-calls",
+    "qwen3_coder",
+    "--prefill",
+    "1",
+    "--decode",
+    "1",
+    "--dtype",
+    "float32",
+    "--slots",
+    "32",
+    "--block-tokens",
+    "16",
+)
 # How many times the control run's ITL p99 is allowed; and how much a router's memory may grow.
 MOST_SLOWER = 3.0
 MOST_MIB = 200.0
@@ -150,6 +164,7 @@ async def prove(cluster: Cluster, size: Size) -> str:
         async with discarding() as sink, streams(cluster, size) as control:
             await attack(Plan(sink, sink, (sink,) * len(internal), *paced))
     router = router_pid(cluster)
+    processes = await processes_of(cluster)
     before = resident_kib(router)
     async with streams(cluster, size) as beside:
         counts = await attack(Plan(port["http"], port["grpc"], internal, *paced))
@@ -167,8 +182,17 @@ async def prove(cluster: Cluster, size: Size) -> str:
     assert grown_mib <= MOST_MIB, summary
     assert {action.__name__ for action in ACTIONS} <= {name.partition(":")[0] for name in counts}, summary
     assert "stranger: OK" not in counts, summary
+    assert await processes_of(cluster) == processes, summary
     await assert_all_free(cluster, 15.0)
     return summary
+
+
+async def processes_of(cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """The processes that serve, by name; not those that compile grammars."""
+    audits = await cluster.audits()
+    found = {name: (audit.front_pid, audit.engine_pid) for name, audit in audits.items()}
+    router = router_pid(cluster)
+    return {**found, "router": (router, router)}
 
 
 def router_pid(cluster: Cluster) -> int:
