@@ -145,14 +145,15 @@ def _number(draw: random.Random, name: str) -> float | int:
     """At, beyond or between the bounds; what a message can carry."""
     bounds = NUMBERS[name]
     if name in FLOATS:
-        step = (bounds.most - bounds.least) / 64
-        beyond = (bounds.least - step, bounds.most + step, 1e30, -1e30)
-        edges: tuple[float, ...] = (bounds.least, bounds.most, 0.0, 1e-45, *beyond)
-        return draw.choice(edges) if draw.random() < 0.4 else draw.uniform(bounds.least, bounds.most)
-    most: int = 2 ** _BITS.get(name, 32) - 1
+        least, most = bounds.used or (bounds.least, bounds.most)
+        step = (most - least) / 64
+        beyond = (least - step, most + step, 1e30, -1e30)
+        edges: tuple[float, ...] = (least, most, 0.0, 1e-45, *beyond)
+        return draw.choice(edges) if draw.random() < 0.4 else draw.uniform(least, most)
+    largest: int = 2 ** _BITS.get(name, 32) - 1
     last = int(bounds.most)
-    wanted: tuple[int, ...] = (0, 1, 2, 3, last, last + 1, most, draw.randrange(20))
-    return min(draw.choice(wanted), most)
+    wanted: tuple[int, ...] = (0, 1, 2, 3, last, last + 1, largest, draw.randrange(20))
+    return min(draw.choice(wanted), largest)
 
 
 def _stops(draw: random.Random) -> list[str]:
