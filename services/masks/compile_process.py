@@ -40,7 +40,7 @@ from services.masks.matcher import Matchers
 
 # What one grammar may take to compile and to compute its first mask: seconds of processor time, bytes of
 # memory, besides `STACK_BYTES`.
-CPU_S = 1
+CPU_S = 2
 MEMORY_BYTES = 64 << 20
 # The seconds from which on a compilation takes long, and for which one may go on that is starved of processor
 # time.

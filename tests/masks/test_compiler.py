@@ -103,6 +103,23 @@ class WholeWorker(Worker):
         await self.client.follow((slot, 1), 3, AB, LIMITS, ())
 
 
+# Of each kind of grammar, at its bound.
+AT_BOUND: dict[str, Grammar] = {
+    "json": Grammar(json_schema=json.dumps({"enum": ["x" * 50 + str(n) for n in range(2000)]})),
+    "regex": Grammar(regex="|".join(f"{n}b" for n in range(18_000))),
+    "choice": Grammar(choice=Choices(choices=[f"c{n}" for n in range(MAX_CHOICES)])),
+    "Lark": Grammar(grammar=chain(MAX_RULES)),
+    "GBNF": Grammar(grammar=chain(MAX_RULES, " ::=", "root")),
+    "structural": tools(json.dumps({"properties": {f"p{n}": {"type": "string"} for n in range(25)}}), 128),
+}
+
+
+async def test_what_is_within_the_bounds_can_be_used(compiler: GrammarCompiler) -> None:
+    for name, grammar in AT_BOUND.items():
+        assert grammar.ByteSize() <= MAX_GRAMMAR_BYTES, name
+        assert await compiler.source(name, grammar) == grammar_source(grammar), name
+
+
 QUICK = ("json, nested", "regex, repeated", "ten times the rules of Lark", "structural, exponential")
 
 
