@@ -124,7 +124,7 @@ async def test_http_1_0(site: SiteMaker) -> None:
             (get("/metrics"), 200),
             (get("/nothing"), 404),
             (post(max_tokens=3), 200),
-            (post(max_tokens=0), 400),
+            (post(max_tokens=-1), 400),
             (post("/v1/completions", "expect: 100-continue", max_tokens=3), 200),
             (post(max_tokens=6, stream=True), 200),
             (post(max_tokens=6, n=2, logprobs=3), 200),
