@@ -50,7 +50,7 @@ async def test_every_api_has_priorities(site: SiteMaker, monkeypatch: pytest.Mon
                 assert (await client.post(path, json=body | more)).status_code == 200
             assert [call.priority for call in entered] == [3, 0, 0, 0, 8]
             entered.clear()
-            for wrong in (2**31, -(2**31) - 1, 1.5, "high"):
+            for wrong in (2**63, -(2**63) - 1, 1.5, "high"):
                 answer = await client.post(path, json=body | {"model": MODEL, "priority": wrong})
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
         async for _ in here.stub.Generate(ids_request([1], 2, priority=4)):
