@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from functools import partial
 
 from baton.errors import BatonError, ErrorKind
-from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.outbox import MOST_TAKEN, Outbox
 from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
 from services.router.request.request import Delta, Request
 from services.router.tenants.account import CallCost, Permit
@@ -150,3 +150,5 @@ async def _deltas(outboxes: Sequence[Outbox], available: asyncio.Event) -> Async
                 if delta.finish is not None:
                     del unfinished[index]
                 yield index, delta
+                if len(delta.token_ids) == MOST_TAKEN:  # there may be many more
+                    await asyncio.sleep(0)

@@ -7,6 +7,7 @@ outboxes hold together.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 from baton.errors import BatonError, ErrorKind
@@ -14,6 +15,8 @@ from baton.state import Receipt
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.router.request.request import Delta, Finish
 
+# Tokens of one delta: it is parsed and formatted at once, while other streams wait.
+MOST_TAKEN = 256
 # Estimated size of a Python object and the reference to it.
 _OBJECT_BYTES = 40
 
@@ -33,8 +36,9 @@ class Outbox:
         self.unread_bytes = 0
         self._closed = False
         self._delta = Delta(first_number=0, opening=True)
-        # The delta's text, joined when it is taken: adding to a long text would copy it each time.
-        self._texts: list[str] = []
+        # Deltas before it that have `MOST_TAKEN` tokens, each with its unread bytes, and the sum of those.
+        self._full: deque[tuple[Delta, int]] = deque()
+        self._full_bytes = 0
         self._error: BatonError | None = None
         # The journal's, if there is one: each delta reports whether the request is recorded.
         self.receipt: Receipt | None = None
@@ -49,9 +53,11 @@ class Outbox:
         """Adds one token, the text that it completed, and where its text begins."""
         if self._closed:
             return
+        if len(self._delta.token_ids) == MOST_TAKEN:
+            self._begin_delta()
         size = _OBJECT_BYTES + len(text)
         self._delta.token_ids.append(token_id)
-        self._texts.append(text)
+        self._delta.text += text
         if logprobs is not None:
             self._delta.logprobs.append(logprobs)
             self._delta.offsets.append(offset)
@@ -66,7 +72,7 @@ class Outbox:
         """Adds the rest of the text and ends the output."""
         if self._closed:
             return
-        self._texts.append(text)
+        self._delta.text += text
         self._delta.finish, self._delta.usage, self._delta.trace = finish, usage, trace
         self._available.set()
 
@@ -78,7 +84,7 @@ class Outbox:
     def overflow(self) -> None:
         """Drops what was not taken and fails: the client reads too slowly."""
         self._delta = Delta(self._delta.first_number)
-        self._texts.clear()
+        self._full.clear()
         self._closed = True
         self.fail(BatonError(ErrorKind.OVERLOADED, "the client does not read its output"))
 
@@ -88,18 +94,28 @@ class Outbox:
         self._budget.release(self)
 
     def take(self) -> Delta | None:
-        """Everything put since the last call, or None; raises the error of `fail` once all is taken."""
-        delta = self._delta
-        if delta.token_ids or delta.finish is not None:
-            delta.resumable = self.receipt is not None and self.receipt.acknowledged
-            delta.text = "".join(self._texts)
-            self._texts.clear()
+        """What was put since the last call, up to `MOST_TAKEN` tokens, or None; raises the error of `fail`
+        once all is taken."""
+        if self._full:
+            delta, size = self._full.popleft()
+            self._full_bytes -= size
+            self._budget.subtract(self, size)
+        elif (delta := self._delta).token_ids or delta.finish is not None:
             self._delta = Delta(delta.first_number + len(delta.token_ids))
             self._budget.release(self)
-            return delta
-        if self._error is not None:
+        elif self._error is not None:
             raise self._error
-        return None
+        else:
+            return None
+        delta.resumable = self.receipt is not None and self.receipt.acknowledged
+        return delta
+
+    def _begin_delta(self) -> None:
+        """The delta is full: what comes next is another."""
+        size = self.unread_bytes - self._full_bytes
+        self._full.append((self._delta, size))
+        self._full_bytes += size
+        self._delta = Delta(self._delta.first_number + MOST_TAKEN)
 
 
 class UnreadBudget:
@@ -120,6 +136,11 @@ class UnreadBudget:
             largest = max(self._outboxes, key=lambda one: one.unread_bytes)
             self.release(largest)
             largest.overflow()
+
+    def subtract(self, outbox: Outbox, size: int) -> None:
+        """Counts output that was taken, while there is more."""
+        outbox.unread_bytes -= size
+        self.total_bytes -= size
 
     def release(self, outbox: Outbox) -> None:
         """Everything in the outbox was read, or dropped."""
