@@ -104,6 +104,36 @@ def outputs_of(family: ToolFamily, count: int, seed: int) -> list[Output]:
     return [_output(family, draw) for _ in range(count)]
 
 
+# What texts of markup are made of.
+FRAGMENTS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<function=", "</function>"),
+    *("<parameter=", "</parameter>", "<|python_tag|>", "now", "edit", "nope", ">", "<", "[", "]", "{", "}"),
+    *(
+        '"',
+        '"',
+        '"name"',
+        '"arguments"',
+        '"parameters"',
+        ":",
+        ",",
+        ";",
+        "\n",
+        " ",
+        "\\",
+        "null",
+        "1",
+        "-1.5e3",
+    ),
+    *("x", " " * 20, "\n" * 30, "\\u00e4", "\\ud800", "now[ARGS]{}", "<function=now>", "<parameter=path>"),
+    *('{"name": "now", "arguments": {}}', '{"name": "edit", "parameters": {"path": "a"}}', '{"a": ["b"]}'),
+)
+
+
+def noise(draw: random.Random) -> str:
+    """A text of markup in any order."""
+    return "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(1, 25)))
+
+
 def cuts_of(text: str, draw: random.Random, count: int | None) -> Iterator[list[str]]:
     """Ways to cut a text: into single characters, into pieces, and in two at some or all places."""
     yield list(text) or [""]

@@ -15,7 +15,7 @@ from services.router.tools.conversation_format import ConversationFormat
 from services.router.tools.families import FAMILIES, ToolFamily
 from services.router.tools.output_parser import OutputParser, OutputStructure
 from services.router.tools.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
-from tests.router.tools.model_outputs import USE, Output, cuts_of, outputs_of
+from tests.router.tools.model_outputs import USE, Output, cuts_of, noise, outputs_of
 
 COUNTS = [pytest.param(40, 12, id="some"), pytest.param(300, None, id="all", marks=pytest.mark.slow)]
 
@@ -44,6 +44,8 @@ def structure_of(family: ToolFamily) -> OutputStructure:
 def check(output: Output, found: tuple[str, list[tuple[str, str]], frozenset[int]]) -> None:
     """What holds for every output."""
     content, calls, ended = found
+    if not calls:
+        assert content == output.text
     good = [(name, json.loads(text)) for index, (name, text) in enumerate(calls) if index in ended]
     assert good == list(output.calls)
     at = 0
@@ -65,3 +67,16 @@ def test_an_answer_depends_on_the_text_alone(family: ToolFamily, count: int, pla
                 assert parsed(structure, parts) == whole, parts
         except AssertionError as error:
             raise AssertionError(f"output {number}: {output.text[:2000]!r}\n{error}") from None
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_markup_in_any_order(family: ToolFamily, count: int) -> None:
+    structure, draw = structure_of(family), random.Random(family.name)
+    for _ in range(count):
+        text = noise(draw)
+        content, calls, ended = whole = parsed(structure, [text])
+        assert calls or content == text
+        assert all(isinstance(json.loads(calls[index][1]), dict) for index in ended)
+        for parts in cuts_of(text, draw, 3):
+            assert parsed(structure, parts) == whole, parts
