@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.hosts.load import streaming
+from tests.hosts.load import GAP_S, streaming
 from tests.hosts.network import Network
 from tests.hosts.site import Site, site
 
@@ -77,6 +77,16 @@ async def test_a_cut_of_20_s(cluster: Site, which: str) -> None:
                 assert await cluster.failed_links() == {("p1", "d1")}
         assert await cluster.is_ready()
     assert cluster.network.counts()["cut"] > before
+
+
+@pytest.mark.parametrize("role", [["p1"], ["d1", "d2"]], ids=["prefill", "decode"])
+async def test_no_worker_of_a_role_is_left(cluster: Site, role: list[str]) -> None:
+    """Requests wait, and go on."""
+    lasts_s = 8.0
+    async with streaming(cluster, gap_s=lasts_s + GAP_S):
+        with cluster.network.between("router", role, drop=True):
+            await asyncio.sleep(lasts_s)
+            assert not await cluster.is_ready()
 
 
 async def test_everyone_is_cut_from_redis(cluster: Site) -> None:

@@ -44,6 +44,16 @@ async def test_every_link_takes_3_s_for_a_while(cluster: Site) -> None:
             cluster.network.both(host, cluster.hosts)
 
 
+async def test_the_whole_network_is_gone_for_a_while(cluster: Site) -> None:
+    lasts_s = 8.0
+    async with streaming(cluster, gap_s=lasts_s + GAP_S):
+        for host in cluster.hosts:
+            cluster.network.both(host, cluster.hosts, drop=True)
+        await asyncio.sleep(lasts_s)
+        for host in cluster.hosts:
+            cluster.network.both(host, cluster.hosts)
+
+
 async def test_a_slow_link(cluster: Site) -> None:
     """5 Mbit/s from prefill to decode."""
     async with streaming(cluster) as load:
