@@ -19,6 +19,11 @@ _STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+# Items of a list that are short words, each with its comma: a list of numbers is read many items at once.
+_ITEMS = re.compile(
+    r"(?:[ \t\r\n]*+(?:-?(?:0|[1-9][0-9]{0,16})(?:\.[0-9]{1,17})?(?:[eE][-+]?[0-9]{1,3})?|true|false|null)"
+    r"[ \t\r\n]*+,)*+"
+)
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -49,12 +54,21 @@ class JsonScanner:
             if self._next in (_Next.STRING, _Next.KEY_STRING):
                 at = self._string(text, at)
             else:
-                at = run_end(BLANKS, text, at)
+                at = run_end(BLANKS, text, self._items(text, at))
                 if at == len(text):
                     return at
                 at = self._token(text, at, last)
             if at < 0:  # more is needed
                 return ~at
+        return at
+
+    def _items(self, text: str, at: int) -> int:
+        """Reads items of a list that are simple."""
+        if self._next in (_Next.VALUE, _Next.ITEM) and self._open and self._open[-1] == "[":
+            end = run_end(_ITEMS, text, at)
+            if end > at:
+                self._next = _Next.VALUE
+            return end
         return at
 
     def _string(self, text: str, at: int) -> int:
