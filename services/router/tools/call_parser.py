@@ -174,7 +174,7 @@ class CallParser:
     def _list(self, form: ToolFamily, behind: int) -> Reading[None]:
         """Reads calls that are JSON objects and follow one another, from the brace of the first. `behind`:
         the position behind their opening."""
-        held, before = self._held, self._found.begun
+        held, before = self._held, self._found.read
         while True:
             brace = held.position
             try:
@@ -188,7 +188,7 @@ class CallParser:
                     return
                 yield from self._no_call(brace)
             behind = held.position
-            if self._found.begun > before and (yield from self._closing(form)):
+            if self._found.read > before and (yield from self._closing(form)):
                 return
             if not (yield from self._another()):
                 return

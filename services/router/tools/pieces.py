@@ -51,11 +51,12 @@ Piece = Content | Reasoning | CallBegin | CallArguments | CallEnd
 
 
 class FoundPieces:
-    """Collects the pieces that a parser finds. `begun` and `closed` count calls."""
+    """Collects the pieces that a parser finds. `begun` and `closed` count its calls; `read` counts those that
+    are left out, too."""
 
     def __init__(self, *, short_ids: bool, only_one: bool) -> None:
         """`short_ids`: ids of calls have nine letters and digits. `only_one`: further calls are left out."""
-        self.begun = self.closed = 0
+        self.read = self.begun = self.closed = 0
         self._pieces: list[Piece] = []
         self._short_ids = short_ids
         self._only_one = only_one
@@ -73,6 +74,7 @@ class FoundPieces:
 
     def begin(self, name: str) -> None:
         """A call of this tool begins."""
+        self.read += 1
         self._left_out = self._only_one and self.begun > 0
         if not self._left_out:
             self._pieces.append(CallBegin(self.begun, self._new_id(), name))

@@ -151,8 +151,9 @@ async def test_one_call_where_calls_must_not_be_parallel(family: ToolFamily) -> 
     for output in several[:3]:
         *_, parts = cuts_of(output.text, random.Random(4), 1)
         asked = Asked(structure, deltas(*parts))
-        _, calls, _ = of_chat(await asked.chat(stream=False))
-        assert len(calls) == 1
+        content, calls, _ = of_chat(await asked.chat(stream=False))
+        every = of_chat(await Asked(structure_of(family), deltas(output.text)).chat(stream=False))
+        assert (content, calls) == (every[0], every[1][:1])
         assert of_chunks(await asked.chat(stream=True))[1] == calls
 
 
