@@ -252,17 +252,20 @@ class MaskProcessClient:
     async def _watch(self, running: ChannelProcess) -> None:
         """Kills the process where it makes no progress though there is something to do; ends with it.
 
-        While sequences are followed or opened it turns all the time, and counts its turns and masks."""
-        watch, beats = ProcessWatch(running.process.pid), -1
+        While sequences are followed or opened it turns all the time, and counts turns and masks. A grammar
+        is to blame only if its mask was computed meanwhile, not if the process was stopped or starved.
+        """
+        watch, beats, cpu_s = ProcessWatch(running.process.pid), -1, 0.0
         while running is self._running:
             idle = not self._followed and not running.calls
             if idle or not running.ready or self._board.beats != beats:
-                beats = self._board.beats
+                beats, cpu_s = self._board.beats, running.cpu_s
                 watch.progressed()
             else:
                 watch.look()
             if watch.hangs(HUNG_S):
-                self._hung_slot = self._board.computing
+                computed = running.cpu_s - cpu_s > HUNG_S / 2
+                self._hung_slot = self._board.computing if computed else NO_TAG
                 hangs = self._hung_slot == NO_TAG
                 running.kill("it hangs" if hangs else "it computed one mask for too long")
                 return

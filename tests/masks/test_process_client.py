@@ -132,19 +132,26 @@ async def test_a_killed_process_fails_what_it_followed_and_starts_again(worker: 
     assert (await worker.next_mask())[:3] == (0, 2, 5)
 
 
-async def test_a_process_that_computes_for_too_long_is_killed_and_one_grammar_blamed(
-    worker: WorkerOfOne, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("computed", [True, False])
+async def test_a_process_that_computes_for_too_long_is_killed_and_one_grammar_blamed_if_it_was_computed(
+    worker: WorkerOfOne, monkeypatch: pytest.MonkeyPatch, computed: bool
 ) -> None:
     monkeypatch.setattr("services.masks.process_client.HUNG_S", 0.3)
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
     await worker.client.follow((1, 1), 3, AB, LIMITS, ())
     assert worker.client.pid is not None
     os.kill(worker.client.pid, signal.SIGSTOP)
+    await asyncio.sleep(0.05)
     worker.board.beat(1)  # as if it were computing for slot 1
+    if computed:  # rather than that it is stopped
+        times = itertools.count()
+        cpu_s = property(lambda _: next(times))
+        monkeypatch.setattr("services.masks.channel_process.ChannelProcess.cpu_s", cpu_s)
     async with asyncio.timeout(WAIT_S):
         lost = {await worker.failed.get() for _ in range(2)}
-    assert lost == {(0, 1, ErrorKind.CONFLICT), (1, 1, ErrorKind.INVALID)}
-    assert worker.refused == [AB]
+    blamed = ErrorKind.INVALID if computed else ErrorKind.CONFLICT
+    assert lost == {(0, 1, ErrorKind.CONFLICT), (1, 1, blamed)}
+    assert worker.refused == [AB] * computed
 
 
 async def test_a_grammar_that_takes_too_long_to_open_is_refused_and_a_starved_process_is_not_killed(
