@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, at, case, render
+from tests.deploy.chart import CHART, at, case, render, values_of
+from tests.deploy.kubernetes_schemas import NEWEST, errors_in
+from tests.deploy.merge_keys import repeated
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("kubernetes.md", "sizing.md")
@@ -74,3 +76,36 @@ def test_the_second_pool_of_the_page_joins_the_first_release() -> None:
     assert values["cluster"]["name"].replace("chat", "demo") == cluster
     wanted = {values["secrets"]["existingSecret"], values["redis"]["existingSecret"]}
     assert {name.replace("chat", "demo") for name in wanted} <= made
+
+
+def _snippets() -> list[tuple[str, str]]:
+    """Files of values on the page, by name."""
+    text = (DOCS / "kubernetes.md").read_text(encoding="utf-8")
+    return re.findall(r"```yaml\n# (values-[\w-]+\.yaml)(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize(("name", "rest"), _snippets())
+def test_files_of_values_on_the_page_render_and_are_valid(name: str, rest: str) -> None:
+    head, _, body = rest.partition("\n")
+    values = values_of("production" if "values-production.yaml" in head else "default")
+    if name == "values-v2.yaml" or "secrets" in body:
+        values.pop("secrets", None)
+    rendered = render(_merged(values, yaml.safe_load(body)))
+    foreign = {"BackendTrafficPolicy"}
+    objects = [made for made in rendered.objects if made["kind"] not in foreign]
+    assert objects
+    assert [error for made in objects for error in errors_in(made, NEWEST)] == []
+    assert [one for made in objects for one in repeated(made)] == []
+
+
+def test_there_is_a_file_of_values_for_every_task() -> None:
+    assert len(_snippets()) >= 10
+
+
+def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            values[key] = _merged(values[key], value)
+        else:
+            values[key] = value
+    return values

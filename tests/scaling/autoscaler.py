@@ -70,7 +70,7 @@ class Autoscaler:
     least: int
     most: int
     replicas: int
-    stabilisation_s: float = 300.0
+    stabilisation_s: float = 600.0
     down_s: float = 120.0
     # Each change: time, and pods from then on.
     changes: list[tuple[float, int]] = field(default_factory=list)
