@@ -32,7 +32,7 @@ _DRAIN_S = 5.0
 _SHORTEST_S = 1.0
 # Runs in a row in which the generator failed.
 _MOST_LOST = 3
-_GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MISMATCH})
+_GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MISMATCH, ReasonKind.UNCOUNTED})
 
 
 class Campaign:
