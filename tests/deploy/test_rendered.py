@@ -15,7 +15,7 @@ from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 
 # An image volume is known from 1.31 on.
 NEEDS = {"model-image": "1.31"}
-VERSIONS = ("1.28", "1.31", NEWEST)
+VERSIONS = ("1.28", "1.31", "1.36", NEWEST)
 
 
 def test_there_are_enough_cases() -> None:
