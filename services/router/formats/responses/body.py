@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -176,17 +177,17 @@ def _turns(items: Sequence[InputItem]) -> list[ChatTurn]:
     """The messages of a conversation. Calls that follow one another, or a text of the model, are one
     message."""
     turns: list[ChatTurn] = []
+    # The calls of each, by its place.
+    calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for number, item in enumerate(items):
         match item.type:
             case None | "message":
                 turns.append(_message(number, item))
             case "function_call":
                 call = _call(number, item)
-                if turns and turns[-1].role == "assistant":
-                    calls = (*(turns[-1].tool_calls or ()), call)
-                    turns[-1] = dataclasses.replace(turns[-1], tool_calls=calls)
-                else:
-                    turns.append(ChatTurn("assistant", "", tool_calls=(call,)))
+                if not turns or turns[-1].role != "assistant":
+                    turns.append(ChatTurn("assistant", ""))
+                calls[len(turns) - 1].append(call)
             case "function_call_output":
                 if item.call_id is None:
                     raise FieldError(f"input[{number}].call_id is required", param="input")
@@ -196,6 +197,8 @@ def _turns(items: Sequence[InputItem]) -> list[ChatTurn]:
                 pass
             case _:
                 raise _unsupported(f"input[{number}]: items of this type are not supported yet", "input")
+    for place, own in calls.items():
+        turns[place] = dataclasses.replace(turns[place], tool_calls=tuple(own))
     return turns
 
 
