@@ -1,4 +1,4 @@
-"""Chats and responses, whole and streamed, say the same of an output, however it comes."""
+"""Chats and responses, whole and streamed, and gRPC say the same of an output, however it comes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.v1.router_pb2 import GenerateResponse
+from baton.v1.types_pb2 import FinishReason
+from services.router.api.grpc_api import add_structure
 from services.router.api.openai_response import CompletionResponse
 from services.router.api.responses_answer import ResponsesAnswer
 from services.router.formats.openai.chat import ChatBody, ChatFormatter
@@ -20,14 +23,14 @@ from services.router.text.token_texts import TokenTexts
 from services.router.tools import call_parser
 from services.router.tools.conversation_format import ConversationFormat
 from services.router.tools.families import FAMILIES, HERMES, ToolFamily
-from services.router.tools.output_parser import OutputStructure
+from services.router.tools.output_parser import OutputParser, OutputStructure
 from services.router.tools.tool_use import ToolUse
 from tests.router.api.golden_streams import MESSAGES, ScriptedDispatcher, deltas, request_of
 from tests.router.conftest import MODEL, SiteMaker, byte_tokenizer
 from tests.router.tools.model_outputs import USE, cuts_of, outputs_of
 
 TEXTS = TokenTexts(byte_tokenizer())
-COUNTS = [pytest.param(40, 1, id="some"), pytest.param(300, 12, id="all", marks=pytest.mark.slow)]
+COUNTS = [pytest.param(40, 1, id="some"), pytest.param(300, 60, id="all", marks=pytest.mark.slow)]
 # Content, calls, and the finish reason or status.
 Answer = tuple[str, list[tuple[str, str]], str]
 
@@ -123,9 +126,27 @@ def of_items(items: list[dict[str, Any]]) -> Answer:
     return content, [(one["name"], one["arguments"]) for one in calls], "tool_calls" if closed else "stop"
 
 
+def of_messages(structure: OutputStructure, parts: Sequence[Delta]) -> Answer:
+    """The same of the messages of a gRPC call."""
+    parser, content, reason = OutputParser(structure), "", "stop"
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        message = GenerateResponse()
+        add_structure(message, parser, part)
+        content += message.text
+        for call in message.tool_calls:
+            if call.id:
+                calls.append((call.name, ""))
+            name, before = calls[call.index]
+            calls[call.index] = name, before + call.arguments
+        if message.finish_reason == FinishReason.FINISH_REASON_TOOL_CALLS:
+            reason = "tool_calls"
+    return content, calls, reason
+
+
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize(("count", "cuts"), COUNTS)
-async def test_four_answers_to_an_output_are_one(family: ToolFamily, count: int, cuts: int) -> None:
+async def test_all_answers_to_an_output_are_one(family: ToolFamily, count: int, cuts: int) -> None:
     structure = structure_of(family)
     for number, output in enumerate(outputs_of(family, count, seed=2)):
         expected = of_chat(await Asked(structure, deltas(output.text)).chat(stream=False))
@@ -141,6 +162,7 @@ async def test_four_answers_to_an_output_are_one(family: ToolFamily, count: int,
             assert of_chat(await asked.chat(stream=False)) == expected
             *_, last = events_of(await asked.response(stream=True))
             assert items_of(last["response"]) == items
+            assert of_messages(structure, deltas(*parts)) == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
