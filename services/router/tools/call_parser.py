@@ -25,7 +25,7 @@ from services.router.tools.tagged_call import FUNCTION, TaggedCall
 _log = get_log("tools")
 # White space that may stand between a separator and the next call, where a list is broken.
 _MOST_BETWEEN = 16
-_NEXT = rf"[,;\n][ \t\r\n]{{0,{_MOST_BETWEEN}}}+"
+_NEXT = rf"[,;\n][ \t\r\n]{{0,{_MOST_BETWEEN}}}"
 _MAYBE_NEXT = re.compile(_NEXT + r"\Z")
 
 

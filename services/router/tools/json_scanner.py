@@ -15,14 +15,15 @@ from services.router.tools.held_text import BLANKS, run_end
 MOST_DEPTH = 256
 # Characters of a number. Python reads integers of 4,300 digits at most.
 _LONGEST_WORD = 512
-_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
+# No possessive repeats of groups, which Python before 3.11.5 matches wrongly.
+_STRING = re.compile(r'[^"\\\x00-\x1f]*(?:(?:\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 # Items of a list that are short words, each with its comma: a list of numbers is read many items at once.
 _ITEMS = re.compile(
-    r"(?:[ \t\r\n]*+(?:-?(?:0|[1-9][0-9]{0,16})(?:\.[0-9]{1,17})?(?:[eE][-+]?[0-9]{1,3})?|true|false|null)"
-    r"[ \t\r\n]*+,)*+"
+    r"(?:[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,16})(?:\.[0-9]{1,17})?(?:[eE][-+]?[0-9]{1,3})?|true|false|null)"
+    r"[ \t\r\n]*,)*"
 )
 _CLOSING = {"{": "}", "[": "]"}
 
