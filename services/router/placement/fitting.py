@@ -57,7 +57,7 @@ class Fit:
             and prefill.can_prefill_for(decode)
             and not (self.avoided and (prefill, decode) in self.avoided)
             for decode in workers
-            if decode.alive and decode.decodes and self.decodes(decode)
+            if decode.decodes and self.decodes(decode) and decode.alive
             for prefill in workers
         )
 

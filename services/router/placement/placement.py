@@ -265,7 +265,7 @@ class Placement:
                 decode = _nearest(prefill, choice.workers[place:], keys, has_room, fit)
             if why_own:
                 return _Pair(prefill, decode, "spare" if choice.spare else "own", why_own)
-            reason = order.reason(decode, prefill, [one for one in keys if fit.pair(one, decode)])
+            reason = order.reason(decode, prefill, (one for one in keys if fit.pair(one, decode)))
             return _Pair(prefill, decode, "own" if prefill is decode else "other", reason)
         return no_room
 

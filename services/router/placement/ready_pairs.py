@@ -14,7 +14,7 @@ def some_pair(workers: Iterable[Worker]) -> bool:
     return any(
         worker.can_prefill_for(decode)
         for decode in members
-        if decode.alive and decode.decodes
+        if decode.decodes and decode.alive
         for worker in members
     )
 

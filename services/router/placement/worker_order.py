@@ -104,9 +104,11 @@ class WorkerOrder:
     def reason(self, decode: Worker, prefill: Worker, able: Iterable[Worker]) -> str:
         """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice
         among those that are `able` to."""
+        if not decode.exchanges:
+            return ""
         own = prefill is decode
         others = [worker for worker in able if (worker is decode) is not own]
-        if not decode.exchanges or not others:
+        if not others:
             return ""
         chosen = self.prefill(decode, prefill)
         other = min(self.prefill(decode, one) for one in others)
