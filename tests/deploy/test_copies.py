@@ -223,7 +223,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("odd", ["123", "null"])
+@pytest.mark.parametrize("odd", ["123", pytest.param("null", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "path"), [*NAMES[:4], *(pytest.param(*more, marks=pytest.mark.slow) for more in NAMES[4:])]
 )

@@ -2,7 +2,7 @@
 
     python -m tests.scaling.scenarios        prints it, in about ten minutes
 
-A worker serves half a prompt a second. `step`: from 0.3 to 2 times what four workers serve, for twenty
+A worker serves half a prompt a second. `step`: from 0.3 to 2 times what four workers serve, for fifteen
 minutes, and back. `flash`: six times the load for three minutes. `day`: a sine between 0.2 and 1.8 times what
 four serve.
 """
@@ -30,7 +30,7 @@ MOST = 24
 _PREFILL_S, _DECODE_S, _SEQUENCES = 2.0, 20.0, 10
 # What a worker of each role serves, in requests a second.
 PER_WORKER = {"prefill": 1 / _PREFILL_S, "decode": _SEQUENCES / _DECODE_S}
-STEP_AT, STEP_END, STEP_OVER = 300.0, 1500.0, 3600.0
+STEP_AT, STEP_END, STEP_OVER = 300.0, 1200.0, 2400.0
 FLASH_AT, FLASH_END = 300.0, 480.0
 DAY = 86_400.0
 
