@@ -1,12 +1,13 @@
-"""`python -m services.masks.compile_process`: finds out whether grammars can be used, each in a process that
-is made for it alone.
+"""`python -m services.masks.compile_process`: finds out whether grammars can be used, apart from all that
+serves.
 
-    front ─▶ this process, with the model's tokenizer ─▶ a copy of it (fork) compiles one grammar, and ends
+    front ─▶ this process, with the model's tokenizer ─▶ a copy of it (fork) compiles one grammar at a time
                        ◀──────────────── the grammar's source, or why it cannot be used
 
 Compiling is where a grammar can do harm: the library's stack overflows, memory runs out, minutes pass. A copy
 that crashes or exceeds its limits refuses its grammar and harms nothing else. Mask processes then compile the
-same text with the same library and more room. The next copy is made ahead, so that a fork delays no grammar.
+same text with the same library and more room. A copy is made ahead, and is used again as long as grammars are
+small and compile at once, so that a fork delays none of them.
 
 This process has one thread, so that a fork copies no lock that another thread holds. It starts with the
 first guided request, and runs at a lower priority than those that compute masks.
@@ -32,7 +33,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import die_with_parent
 from baton.process_tuning import prompt_wakeups
 from baton.v1.masks_pb2 import MaskCommand, MaskEvent, MasksReadyEvent
-from baton.v1.types_pb2 import Grammar, Limits
+from baton.v1.types_pb2 import Grammar
 from services.masks.frames import PREFIX, ProcessEnd, failure_of, frame
 from services.masks.grammar_source import grammar_source
 from services.masks.launch import LONG_NICE, NICE, STACK_BYTES, CompilerLaunch
@@ -50,6 +51,9 @@ _STARVED_S = 20.0
 # answered are looked at until they have ended.
 _READS_S = 1.0
 _REAP_S = 0.05
+# Grammars for which one copy is used, and the length of those after which it is.
+_USES = 64
+_SMALL_CHARS = 32 << 10
 _READ_BYTES = 1 << 18
 _TOO_LARGE = "the grammar cannot be compiled: it is too large, or nested too deeply"
 _TOO_SLOW = f"the grammar was not compiled within {CPU_S} s of processor time"
@@ -57,11 +61,12 @@ _TOO_SLOW = f"the grammar was not compiled within {CPU_S} s of processor time"
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy of this process: what it was given and when, until when something is to be done about it, and
-    what it has answered."""
+    """A copy of this process: what it was given and when, until when something is to be done about it, what
+    it has answered, and how many grammars it was given."""
 
     pid: int
     channel: socket.socket
+    uses: int = 0
     command: int = 0
     given: float = math.inf
     until: float = math.inf
@@ -71,7 +76,19 @@ class _Copy:
         """Has it compile a grammar. Raises OSError where it has ended, or does not read."""
         self.command, self.given = command.id, time.monotonic()
         self.until = self.given + _LONG_S
+        self.uses += 1
+        self.answer.clear()
         self.channel.sendall(frame(command.compile.grammar))
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether its grammar does not compile at once."""
+        return time.monotonic() >= self.given + _LONG_S
+
+    def is_as_new(self, event: MaskEvent) -> bool:
+        """Whether it may be used again after this answer."""
+        small = event.WhichOneof("event") == "source" and len(event.source) <= _SMALL_CHARS
+        return small and not self.takes_long and self.uses < _USES
 
     def take_longer(self) -> None:
         """Lowers its priority, or ends it where it should have ended."""
@@ -113,10 +130,10 @@ class CompileLoop:
     def __init__(self, channel: ProcessEnd, matchers: Matchers) -> None:
         self._channel = channel
         self._matchers = matchers
-        self._spare: _Copy | None = None
+        self._idle: list[_Copy] = []
         # By the descriptor of their channel.
         self._compiling: dict[int, _Copy] = {}
-        # Ids of those that have answered and are about to end.
+        # Ids of those that are about to end, or have ended.
         self._ending: set[int] = set()
 
     def run(self) -> None:
@@ -124,12 +141,12 @@ class CompileLoop:
         self._matchers.warm()
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, each page with an object
-        self._spare = self._fork()
+        self._idle.append(self._fork())
         self._channel.send(MaskEvent(ready=MasksReadyEvent()))
         while True:
-            if self._spare is None:
+            if not self._idle and all(copy.takes_long for copy in self._compiling.values()):
                 with contextlib.suppress(OSError):  # no process, or no memory for one: tried again later
-                    self._spare = self._fork()
+                    self._idle.append(self._fork())
             ready, _, _ = select.select(self._descriptors(), [], [], self._left_s())
             if self._channel.fileno() in ready:
                 for command in self._channel.receive():
@@ -147,15 +164,21 @@ class CompileLoop:
         return min((*times, _REAP_S)) if self._ending else min(times, default=None)
 
     def _begin(self, command: MaskCommand) -> None:
+        while self._idle:
+            copy = self._idle.pop()
+            with contextlib.suppress(OSError):
+                self._give(copy, command)
+                return
+            self._leave(copy)  # somebody has ended it, or stopped it
         try:
-            copy = self._spare or self._fork()
-            copy.give(command)
+            self._give(self._fork(), command)
         except OSError:
             lost = BatonError(ErrorKind.CONFLICT, "no process could be started to compile the grammar in")
             self._channel.send(MaskEvent(id=command.id, failed=failure_of(lost)))
-        else:
-            self._compiling[copy.channel.fileno()] = copy
-        self._spare = None
+
+    def _give(self, copy: _Copy, command: MaskCommand) -> None:
+        copy.give(command)
+        self._compiling[copy.channel.fileno()] = copy
 
     def _advance(self, descriptor: int, *, answered: bool) -> None:
         """Reads what a copy has answered, and reports it once that is all."""
@@ -164,19 +187,27 @@ class CompileLoop:
             if time.monotonic() >= copy.until:
                 copy.take_longer()
             return
-        if copy.read():
+        ended = not copy.read()
+        if (event := copy.found) is None and not ended:
             return
         del self._compiling[descriptor]
-        copy.channel.close()
-        if (event := copy.found) is None:
+        if event is None:
+            copy.channel.close()
             event = copy.reap()
+        elif not ended and not self._idle and copy.is_as_new(event):
+            self._idle.append(copy)
         else:
-            self._ending.add(copy.pid)
+            self._leave(copy)
         event.id = copy.command
         self._channel.send(event)
 
+    def _leave(self, copy: _Copy) -> None:
+        """Has a copy end."""
+        copy.channel.close()
+        self._ending.add(copy.pid)
+
     def _fork(self) -> _Copy:
-        """A copy that waits for its grammar. Raises OSError where there can be none."""
+        """A copy that waits for a grammar. Raises OSError where there can be none."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
@@ -185,6 +216,8 @@ class CompileLoop:
                 ours.close()
                 raise
             if pid == 0:
+                for other in (*self._idle, *self._compiling.values()):
+                    other.channel.close()  # or the other would not see when this process closes it
                 ours.close()
                 self._channel.close()
                 _be_copy(theirs, self._matchers)
@@ -193,26 +226,25 @@ class CompileLoop:
 
 
 def _be_copy(channel: socket.socket, matchers: Matchers) -> NoReturn:
-    """Compiles the one grammar that arrives, answers, and ends without running what the original would."""
-    code = 1
+    """Compiles the grammars that arrive, one by one, until the original closes the channel; ends without
+    running what the original would."""
     try:
         die_with_parent()
         _silence()
-        (length,) = PREFIX.unpack(_read(channel, PREFIX.size))
-        grammar = Grammar.FromString(_read(channel, length))
-        _limit()
-        channel.sendall(frame(_compile(grammar, matchers)))
-        channel.shutdown(socket.SHUT_RDWR)  # to end takes some milliseconds, to unmap the tokenizer
-        code = 0
+        while True:
+            (length,) = PREFIX.unpack(_read(channel, PREFIX.size))
+            grammar = Grammar.FromString(_read(channel, length))
+            _limit()
+            channel.sendall(frame(_compile(grammar, matchers)))
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _compile(grammar: Grammar, matchers: Matchers) -> MaskEvent:
     """What is answered: the grammar's source, or why it cannot be used."""
     try:
         source = grammar_source(grammar)
-        matchers.open(source, Limits(), ()).mask()
+        matchers.check(source)
     except BatonError as error:
         return MaskEvent(failed=failure_of(error))
     except (MemoryError, RecursionError):
@@ -237,12 +269,12 @@ def _silence() -> None:
 
 
 def _limit() -> None:
-    """Bounds what this process may use from now on."""
+    """Bounds what this process may use for the next grammar."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     for kind, limit in (
         (resource.RLIMIT_AS, most),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_CPU, round(time.process_time()) + CPU_S),
         (resource.RLIMIT_STACK, STACK_BYTES),
     ):
         _, hard = resource.getrlimit(kind)

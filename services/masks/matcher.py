@@ -151,9 +151,15 @@ class Matchers:
             sequence.advance(output)
         return sequence
 
+    def check(self, source: str) -> None:
+        """Compiles a grammar and computes its first mask, and keeps neither. Raises BatonError(INVALID) where
+        it does not compile within its limits, or allows no token."""
+        matcher = self._compile(source)
+        GuidedSequence(matcher, self._words, self._tokenizer.eos_tokens, Limits()).mask()
+
     def warm(self) -> None:
         """Has the library prepare what it prepares with the first mask, about 2 ms of work."""
-        self.open(LLMatcher.grammar_from_regex("[a-z ]+"), Limits(), ()).mask()
+        self.check(LLMatcher.grammar_from_regex("[a-z ]+"))
 
     def keeps(self, source: str) -> bool:
         """Whether a sequence of that grammar can be opened without compiling it."""
@@ -172,15 +178,18 @@ class Matchers:
                 self._kept.move_to_end(key)
                 return self._kept[key]
         self._make_room()
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise _invalid(matcher)
-        compiled = _Compiled(matcher, threading.Lock())
+        compiled = _Compiled(self._compile(source), threading.Lock())
         with self._lock:
             self._kept[key] = compiled
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return compiled
+
+    def _compile(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _invalid(matcher)
+        return matcher
 
     def _make_room(self) -> None:
         """Drops grammars until there is room for another. Raises BatonError(CONFLICT) where sequences that
