@@ -31,7 +31,7 @@ class Formatter(Protocol):
         ...
 
     def reasoning_tokens(self) -> int | None:
-        """How many tokens of all outputs are reasoning, so far; None where there is no reasoning."""
+        """Counts the tokens of reasoning of all outputs, so far; None where there is no reasoning."""
         ...
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:

@@ -64,7 +64,7 @@ def parse_text(text: str, decode: Callable[[str], object] = json.loads) -> objec
 
 
 def _levels_exceed(document: object, most: int) -> bool:
-    """Whether objects and lists are nested deeper than `most`."""
+    """Returns whether objects and lists are nested deeper than `most`."""
     level = [document]
     for _ in range(most + 1):
         inner = [

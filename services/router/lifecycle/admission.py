@@ -248,7 +248,7 @@ class Admission:
         return dataclasses.replace(parsed, grammar=forced, api_names=names)
 
     async def _structure(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> OutputStructure | None:
-        """What to look for in the outputs of a conversation. The tools' schemas are read in a thread."""
+        """Returns what to look for in a conversation's outputs. The tools' schemas are read in a thread."""
         end, limits, use = "", self.model.limits(), parsed.tools
         if self._format.reasoning:
             end = await self.tokenizer.decode(prompt_ids[-_PROMPT_END:], limits, skip_special_tokens=False)

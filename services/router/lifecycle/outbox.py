@@ -94,8 +94,8 @@ class Outbox:
         self._budget.release(self)
 
     def take(self) -> Delta | None:
-        """What was put since the last call, up to `MOST_TAKEN` tokens, or None; raises the error of `fail`
-        once all is taken."""
+        """Returns what was put since the last call, up to `MOST_TAKEN` tokens, or None; raises the error of
+        `fail` once all is taken."""
         if self._full:
             delta, size = self._full.popleft()
             self._full_bytes -= size

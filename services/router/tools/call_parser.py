@@ -49,7 +49,7 @@ class CallParser:
 
     @property
     def closed(self) -> int:
-        """How many calls have whole arguments."""
+        """The number of calls with whole arguments."""
         return self._found.closed
 
     def push(self, text: str) -> list[Piece]:
@@ -143,7 +143,7 @@ class CallParser:
         self._found.content(held.since_keep())
 
     def _form(self, opening: str) -> Reading[ToolFamily]:
-        """How what is behind the opening is written, up to the name or brace of a call. Raises
+        """Reads up to the name or brace of a call behind the opening; the form in which it is written. Raises
         NotACallError."""
         held, family = self._held, self._family
         if opening == FUNCTION:
@@ -194,7 +194,7 @@ class CallParser:
                 return
 
     def _another(self) -> Reading[bool]:
-        """Whether another call of a list may follow; reads up to its brace."""
+        """Reads up to the brace of the next call of a list; False where none follows."""
         held = self._held
         while True:
             rest = held.text[held.at : held.at + MOST_BLANK + 1]
@@ -253,7 +253,7 @@ class CallParser:
             yield
 
     def _maybe_again(self) -> int:
-        """Where text ends behind which calls may begin again, once more has come."""
+        """Returns the index from which on calls may begin again, once more has come."""
         text, at = self._held.text, self._held.at
         found = _MAYBE_NEXT.search(text, max(at, len(text) - _MOST_BETWEEN - 1))
         begins = len(text) if self._openings is None else self._openings.begins(text, at)

@@ -1,4 +1,4 @@
-"""What readers of single calls share, however the calls are written."""
+"""Shared parts of the readers of single calls, however the calls are written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def next_character(held: HeldText) -> Reading[str]:
 
 
 def next_is(held: HeldText, marker: str) -> Reading[bool]:
-    """Whether a marker is next in a call's head, behind white space, which is read."""
+    """Reads white space of a call's head; True where a marker is next."""
     while True:
         yield from next_character(held)
         if held.text.startswith(marker, held.at):

@@ -55,8 +55,8 @@ class ConversationFormat:
         return self.family.grammar(use, self.special_ids)
 
     def structure(self, use: ToolUse | None, prompt_end: str, *, guided: bool) -> OutputStructure | None:
-        """What to look for in an output; None: it is text. `guided`: a grammar leaves no room for reasoning.
-        Raises FieldError where the tools' schemas lead to too many others."""
+        """Returns what to look for in an output; None: it is text. `guided`: a grammar leaves no room for
+        reasoning. Raises FieldError where the tools' schemas lead to too many others."""
         family = self.family if use is not None else None
         reasoning = self.reasoning and not guided
         if family is None and not reasoning:

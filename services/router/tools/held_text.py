@@ -20,7 +20,7 @@ BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def run_end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where what a pattern matches from an index on ends; the index where that is nothing."""
+    """Returns the end of a pattern's match from an index on; the index where there is none."""
     found = pattern.match(text, at)
     return at if found is None else found.end()
 
@@ -38,7 +38,7 @@ class HeldText:
 
     @property
     def position(self) -> int:
-        """Where the output is read, in characters from its beginning."""
+        """The place of `at`, in characters from the beginning of the output."""
         return self._dropped + self.at
 
     def add(self, more: str) -> None:
@@ -72,7 +72,7 @@ class HeldText:
 
     @property
     def kept(self) -> int:
-        """How many characters were read since `keep`."""
+        """The number of characters that were read since `keep`."""
         return 0 if self._kept is None else self.position - self._kept
 
     def since(self, position: int) -> str:
@@ -107,12 +107,12 @@ class Markers:
         return first + len(text[first:end].rstrip(BLANK)), found
 
     def search(self, text: str, at: int) -> tuple[int, re.Match[str] | None]:
-        """Where the text ends that is certainly before any marker, and the marker, if there is one."""
+        """Returns the end of the text that is surely before any marker, and the marker, if there is one."""
         found = self._pattern.search(text, at)
         return (self.begins(text, at) if found is None else found.start()), found
 
     def begins(self, text: str, at: int) -> int:
-        """Where a marker may begin that the text does not have as a whole; the text's end where none does."""
+        """Returns the beginning of what more text may make a marker; the text's end where there is none."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start:] in self._begun:
                 return start

@@ -132,7 +132,7 @@ class JsonScanner:
 
 
 def is_sendable(text: str) -> bool:
-    """Whether a text can be encoded: escapes of JSON may spell half a surrogate pair, which cannot."""
+    """Returns whether a text can be encoded: escapes may spell half a surrogate pair, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from services.router.tools.reasoning import ReasoningParser
 
 @dataclass(frozen=True)
 class OutputStructure:
-    """What is looked for in an output. `family`: how its calls are written; None: it has none. `tools`:
+    """Says what to look for in an output. `family`: how its calls are written; None: it has none. `tools`:
     those that may be called. `reasoning`: whether it may begin with reasoning, `within`: whether the prompt
     has opened it. `kept_ids`: special tokens that are part of the text, since markers are spelt with them.
     `only_one`: calls behind the first are left out.
@@ -49,7 +49,7 @@ class OutputParser:
 
     @property
     def closed_calls(self) -> int:
-        """How many calls have whole arguments."""
+        """The number of calls with whole arguments."""
         return 0 if self._calls is None else self._calls.closed
 
     def push(self, text: str, *, last: bool, offsets: Iterable[int] = ()) -> list[Piece]:

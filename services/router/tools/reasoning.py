@@ -64,7 +64,7 @@ class ReasoningParser:
             yield
 
     def _opened(self) -> Reading[bool]:
-        """Whether the output begins with the opening marker, which is read."""
+        """Reads the opening marker; False where the output does not begin with it."""
         held = self._held
         while True:
             head = held.text[held.at : held.at + MOST_BLANK + len(OPEN)]

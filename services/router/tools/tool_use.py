@@ -29,5 +29,5 @@ class ToolUse:
 
     @property
     def most_calls(self) -> int:
-        """How many calls an output may have that is forced to have some."""
+        """The most calls of an output that is forced to have some."""
         return 1 if self.only_one else MOST_CALLS

@@ -42,7 +42,7 @@ def structure_of(family: ToolFamily, use: ToolUse = USE, **more: Any) -> OutputS
 
 
 class Asked:
-    """What both APIs answer of an output that comes in these parts."""
+    """The answers of both HTTP APIs to an output that comes in these parts."""
 
     def __init__(
         self, structure: OutputStructure | None, parts: Sequence[Delta], error: Exception | None = None

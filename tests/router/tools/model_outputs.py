@@ -1,4 +1,4 @@
-"""What models write where they may call tools, for each family: good calls, bad ones, text that quotes both.
+"""Outputs of models that may call tools, for each family: good calls, bad ones, text that quotes both.
 
 Made by a seed. Each output says which calls an answer has to have, whatever else it is made of.
 """

@@ -1,4 +1,4 @@
-"""What an answer says of an output depends on its text alone, not on how it is cut or sent.
+"""An answer depends on the text of its output alone, not on how that is cut or sent.
 
 A good call is found whatever stands before it, arguments of a call that has ended are a JSON object, and what
 is no call is content as it was written.
@@ -42,7 +42,7 @@ def structure_of(family: ToolFamily) -> OutputStructure:
 
 
 def check(output: Output, found: tuple[str, list[tuple[str, str]], frozenset[int]]) -> None:
-    """What holds for every output."""
+    """Asserts what holds for every output."""
     content, calls, ended = found
     if not calls:
         assert content == output.text

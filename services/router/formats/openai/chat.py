@@ -119,7 +119,7 @@ class ChatFormatter:
             structured.take(delta)
 
     def reasoning_tokens(self) -> int | None:
-        """How many tokens of all outputs are reasoning, so far; None where there is no reasoning."""
+        """Counts the tokens of reasoning of all outputs, so far; None where there is no reasoning."""
         counts = [count for one in self._structured.values() if (count := one.reasoning_tokens) is not None]
         return sum(counts) if counts else None
 

@@ -24,7 +24,7 @@ class StructuredChoice:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """How many tokens are reasoning, so far; None where there is no reasoning."""
+        """The number of tokens of reasoning, so far; None where there is no reasoning."""
         return self._parser.reasoning_tokens
 
     def take(self, delta: Delta) -> None:
