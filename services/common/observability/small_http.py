@@ -77,6 +77,7 @@ class SmallHttp:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._server: asyncio.Server | None = None
+        self._stopped = False
         self._connections: set[asyncio.Task[None]] = set()
         # Those whose request has not arrived, oldest first.
         self._waiting: dict[asyncio.StreamWriter, None] = {}
@@ -89,13 +90,19 @@ class SmallHttp:
 
     async def stop(self) -> None:
         """Closes the port and all connections."""
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._waiting:  # of tasks that were cancelled before they began
+            writer.transport.abort()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped:  # it was accepted just before
+            writer.transport.abort()
+            return
         if len(self._waiting) >= MOST_WAITING:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
@@ -63,6 +64,19 @@ async def served(kind: str) -> AsyncIterator[str]:
         yield address
     finally:
         await server.stop()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_that_arrives_during_the_stop_is_closed(turns: int) -> None:
+    async with served("admin") as address:
+        sockets = [socket.create_connection(split_address(address)) for _ in range(20)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    left = len(asyncio.all_tasks())
+    for one in sockets:
+        one.close()
+    assert left == 1
 
 
 @pytest.mark.parametrize("kind", ["admin", "metrics"])
