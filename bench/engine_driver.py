@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from baton.engine.decode.loop import DecodeLoop
     from baton.engine.decode.slots import Grant
     from baton.engine.prefill.loop import ChunkResult, PrefillLoop
-    from baton.engine.rings.logprob_records import Logprobs
     from baton.engine.sequence import Limits, SamplingParams
+    from baton.engine.shared_memory.logprob_records import Logprobs
 
 _POLL_S = 0.0002
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton.process_stat import process_stat
+from baton.base.process_stat import process_stat
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # Fields of /proc/stat's first line that are not computing time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.kernels.weight_format import FORMATS
-from baton.layout import FP8
+from baton.model_spec.layout import FP8
 
 _SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baton.layout import key_value_planes
+from baton.model_spec.layout import key_value_planes
 from bench.precision import Precision
 
 

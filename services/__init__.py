@@ -1,2 +1,2 @@
-"""The processes of a cluster: router, workers, and what they share. Imported by `baton.cli` and
-`baton.cluster`, which start them, and by nothing below."""
+"""The processes of a cluster: router, workers, and what they share. Imported by `services.cli` and
+`services.cluster`, which start them, and by nothing below."""

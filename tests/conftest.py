@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from baton.cluster.gpu_count import find_driver
+from services.cluster.gpu_count import find_driver
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

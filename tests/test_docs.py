@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from baton.cli.up.settings import FLAGS
+from services.cli.up.settings import FLAGS
 from services.common.config.up import UpConfig
 from tools import fields_page
 from tools.metrics_page import FAMILIES, PAGE, with_tables

@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Blocker())
         "services.router.__main__, services.router.process",
         "loadgen.__main__, loadgen.cli",
         # All commands.
-        "baton.cli.main, baton.cli.up.command, baton.cli.demo.command; baton.cli.main._parser()",
+        "services.cli.main, services.cli.up.command, services.cli.demo.command; services.cli.main._parser()",
         "kvtransfer.receiver.receiver, kvtransfer.sender.sender",
     ],
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
-from baton.model_files import TokenizerFiles
+from baton.base.errors import BatonError, ErrorKind
+from baton.model_spec.model_files import TokenizerFiles
 
 CONFIG = {"chat_template": "{{ messages }}", "bos_token": "<s>", "eos_token": {"content": "</s>"}}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from services.masks.compile_process import CPU_S, MEMORY_BYTES
-from services.masks.launch import STACK_BYTES
+from services.grammar.compile_process import CPU_S, MEMORY_BYTES
+from services.grammar.launch import STACK_BYTES
 from services.router.formats.field_table import TABLES, Field, FieldTable, Treatment
 from services.router.request.bounds import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_TOOLS
 

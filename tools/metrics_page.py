@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from baton.cluster.group import metrics as group_metrics
+from services.cluster.group import metrics as group_metrics
 from services.common.observability.metrics import Metric
 from services.router.observability import metrics as router_metrics
 from services.router.observability.aliases import Aliases

@@ -15,11 +15,13 @@ messages. Closing a stream (or leaving its `with`) cancels its request at the se
 connection is encrypted. Whatever fails raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` show
 how to handle it.
 
-Imported by clients' programs, `baton.cli` and `loadgen.targets`; it imports the wire and modules of `baton`.
+Imported by clients' programs, `services.cli` and `loadgen.targets`; it imports the wire and modules of
+`baton`.
 """
 
 from __future__ import annotations
 
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from baton.client.asynchronous import AsyncClient, AsyncStream
 from baton.client.request import Prompt, Sampling
 from baton.client.synchronous import Client, Stream
@@ -38,7 +40,6 @@ from baton.client.types import (
     Trace,
     Usage,
 )
-from baton.errors import BatonError, ErrorKind, FieldError
 
 __all__ = [
     "AsyncClient",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.client.types import Message, Tool
-from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import (
     ChatMessage,
     ChatMessages,

@@ -8,6 +8,7 @@ from typing import cast
 
 import grpc
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.client.types import (
     Choice,
     Completion,
@@ -20,8 +21,7 @@ from baton.client.types import (
     Trace,
     Usage,
 )
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import from_status
+from baton.rpc.grpc_errors import from_status
 from baton.v1 import types_pb2
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, RequestTrace, Stage
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.client.channel import CONNECT_S, OPTIONS, metadata_of
 from baton.client.request import Prompt, Sampling, to_request
 from baton.client.responses import Reader, to_completion, to_error
 from baton.client.tls import Tls
 from baton.client.types import Completion, Delta
-from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 

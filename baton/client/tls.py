@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 
 Option = tuple[str, int | str]
 _NAME_OVERRIDE = "grpc.ssl_target_name_override"

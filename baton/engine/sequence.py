@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.rings.mask_board import Mask
-from baton.engine.rings.output_ring import Finish
+from baton.engine.shared_memory.mask_board import Mask
+from baton.engine.shared_memory.output_ring import Finish
 
 MAX_LOGIT_BIAS = 300
 
@@ -71,7 +71,7 @@ class Sequence:
     hashes: tuple[bytes, ...] = ()
     canary: bool = False
     first_token_in_s: float = math.inf
-    # Which tokens may come next, as in `baton.engine.rings.mask_board`; None: all.
+    # Which tokens may come next, as in `baton.engine.shared_memory.mask_board`; None: all.
     mask: Mask | None = None
     # Set by the owner of the cached blocks: takes one reference of each cached block, in place of the
     # sequence's own first blocks, and returns the tables that the sequence uses from now on.

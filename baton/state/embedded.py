@@ -16,8 +16,8 @@ from typing import IO
 
 from redis.exceptions import RedisError
 
-from baton.errors import BatonError, ErrorKind
-from baton.parent_death import tied
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.parent_death import tied
 from baton.state.client.connect import make_client, parse_url
 
 _READY_S = 10.0

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from baton.base.structured_logs import structlog
 from baton.state.client.counters import Counters
 from baton.state.records import JournalRecord, JournalWrite
 from baton.state.seal import Seal
 from baton.state.stores import JournalStore
-from baton.structured_logs import structlog
 
 MAX_PENDING = 4096
 _RETRY_S = 0.5

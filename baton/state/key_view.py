@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from baton.api_keys import ApiKey
-from baton.errors import BatonError
+from baton.base.api_keys import ApiKey
+from baton.base.errors import BatonError
+from baton.base.structured_logs import structlog
 from baton.state.keys import POLL_S
 from baton.state.redis_keys import KeyListing
-from baton.structured_logs import structlog
 
 _log = structlog.get_logger(part="state")
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 
 # A lease is renewed every RENEW_S and lapses after LEASE_S without.
 RENEW_S = 1.0

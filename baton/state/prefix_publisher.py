@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from itertools import islice
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state.client.counters import Counters
 from baton.state.keys import PREFIX_TOUCH_S
 from baton.state.stores import MAX_DELTA, PrefixIndex

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from baton.api_keys import ApiKey
-from baton.cluster_auth import KeyProof
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import ApiKey
+from baton.base.cluster_auth import KeyProof
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.structured_logs import structlog
 from baton.state.client.connect import Argument
 from baton.state.client.connection import Connection
 from baton.state.keys import Keys
-from baton.structured_logs import structlog
 
 MAX_KEYS = 10_000
 # How often a change is tried while others change the keys too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import NOW, Connection
 from baton.state.keys import QUOTA_LEASE_S, Keys

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from baton.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.structured_logs import structlog
 from baton.state.client.connect import Argument, Reply
 from baton.state.client.connection import NOW, Connection
 from baton.state.client.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, MOST_LEASE_S, Keys
 from baton.state.records import Kept, Listed, Listing, Member
-from baton.structured_logs import structlog
 
 _log = structlog.get_logger(part="state")
 

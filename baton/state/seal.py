@@ -12,7 +12,7 @@ import struct
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

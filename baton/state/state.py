@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from baton.api_keys import ApiKey
-from baton.cluster_auth import KeyProof
-from baton.errors import BatonError, ErrorKind
-from baton.followed_file import FollowedFile
+from baton.base.api_keys import ApiKey
+from baton.base.cluster_auth import KeyProof
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.followed_file import FollowedFile
+from baton.base.structured_logs import structlog
 from baton.state.client.connect import Endpoint, parse_url
 from baton.state.client.connection import Connection
 from baton.state.client.counters import Counters
@@ -34,7 +35,6 @@ from baton.state.response_seal import ResponseSeal
 from baton.state.seal import Seal, new_journal_key
 from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry, ResponseStore
 from baton.state.view import View
-from baton.structured_logs import structlog
 
 NAMESPACE = "baton"
 CLOSE_S = 2.0

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state.keys import LEASE_S, POLL_S
 from baton.state.records import Listed, Listing, Member
 from baton.state.stores import Registry

@@ -7,6 +7,6 @@
     renewal    which certificate a server presents until callers know its successor
     mutual     mutual TLS of a cluster's member: its servers, and its channels to peers of a role
 
-It needs `cryptography` and `grpc`, and knows no configuration. Imported by `services` and `baton.cli`, where
-TLS is configured; `kvtransfer` is given what it makes.
+It needs `cryptography` and `grpc`, and knows no configuration. Imported by `services` and `services.cli`,
+where TLS is configured; `kvtransfer` is given what it makes.
 """

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.errors import BatonError, ErrorKind
-from baton.structured_logs import structlog
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.structured_logs import structlog
 from baton.tls.material import Material, parse_chain, parse_pair
 
 # Longest time for which a change of the files goes unnoticed by a process that is asked for them.

@@ -15,8 +15,8 @@ from typing import Literal
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
-from baton.structured_logs import structlog
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.structured_logs import structlog
 from baton.tls.files import LOOK_EVERY_S, TlsFiles
 from baton.tls.material import Chain, Material, parse_chain
 from baton.tls.server import ServerTls

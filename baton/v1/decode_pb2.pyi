@@ -88,7 +88,7 @@ class TicketBody(_message.Message):
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
     resident_hash: _builtins.bytes
-    """The hash of the last of these, which covers all tokens in them (baton/block_hash.py)."""
+    """The hash of the last of these, which covers all tokens in them (baton/model_spec/block_hash.py)."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property

@@ -41,8 +41,7 @@ import numpy as np
 import torch
 import uvloop
 
-from baton.cli.up.local_cluster import LocalCluster, Programs
-from baton.process_tuning import batch_wakeups
+from baton.base.process_tuning import batch_wakeups
 from bench.case_output import show
 from bench.cluster.bare_engine import BareDecode, BarePrefill
 from bench.cluster.clients import Call, Clients, Seen
@@ -50,6 +49,7 @@ from bench.cluster.fake_engine import STEP_VARIABLE, load
 from bench.cluster.fake_model_folder import write_model
 from bench.cluster.processes import cluster_processes, put_on
 from bench.machine import Usage
+from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
 from services.common.config.up import UpConfig

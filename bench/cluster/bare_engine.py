@@ -11,8 +11,8 @@ import torch
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.rings.layout import SharedRings
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_memory.layout import SharedRings
 from bench.cluster.fake_engine import decode_loop
 from bench.engine_driver import admit, prefill_step
 from services.common.config.worker import EngineConfig

@@ -42,7 +42,7 @@ async def baton_up(
     ends before it is ready, TimeoutError.
     """
     command = [
-        sys.executable, "-m", "baton.cli.main", "up", "--model", str(model), "--weights", "random",
+        sys.executable, "-m", "services.cli.main", "up", "--model", str(model), "--weights", "random",
         "--served-model-name", name, "--http-port", "0", "--grpc-port", "0",
         "--ray-address", "none", "--redis-url", "none", *flags,
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.cluster_auth import RpcToken
+from baton.base.cluster_auth import RpcToken
 
 CLUSTER_SECRET = "the secret of a measurement's cluster"
 METADATA = RpcToken(CLUSTER_SECRET).metadata

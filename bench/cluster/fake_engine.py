@@ -32,9 +32,9 @@ from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import Finish
-from baton.model_files import TokenizerFiles
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import Finish
+from baton.model_spec.model_files import TokenizerFiles
 from bench.cluster.fake_model_folder import CONTEXT, VOCAB
 from services.common.config.worker import CPU_SLOTS, EngineConfig, WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel

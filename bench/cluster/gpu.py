@@ -39,7 +39,7 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from baton.process_tuning import batch_wakeups
+from baton.base.process_tuning import batch_wakeups
 from bench.case_output import show
 from bench.cluster.baton_up import baton_up, first_gpu, write_model
 from bench.cluster.bursts import Bursts

@@ -23,7 +23,7 @@ from statistics import fmean, median
 import grpc.aio
 import uvloop
 
-from baton.byte_tokenizer import BYTES
+from baton.model_spec.byte_tokenizer import BYTES
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import Grammar

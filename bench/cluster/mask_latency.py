@@ -23,18 +23,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from baton.base.errors import BatonError
 from baton.device.shared_memory import SharedMemory
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import Mask, MaskBoard
-from baton.engine.rings.output_ring import Finish
-from baton.errors import BatonError
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.mask_board import Mask, MaskBoard
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.types_pb2 import Grammar, Limits
 from bench.case_output import show
 from bench.cluster.guided import SCHEMA
 from bench.cluster.vocabulary import write_tokenizer
 from bench.machine import process_cpu_s
-from services.masks.client import MaskClient, mask_processes
-from services.masks.process_client import MaskSetup
+from services.grammar.client import MaskClient, mask_processes
+from services.grammar.process_client import MaskSetup
 
 _WARM, _FIRST_POSITION, _GENERATION = 20, 5, 1
 _POLL_S = 0.0001

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from baton.byte_tokenizer import BYTES, byte_tokenizer_json
-from baton.model_files import TOKENIZER_FILE
+from baton.model_spec.byte_tokenizer import BYTES, byte_tokenizer_json
+from baton.model_spec.model_files import TOKENIZER_FILE
 
 _LETTERS = "eeeetttaaoooiinnsshhrrddlucmwfgypbvk"
 _PUNCTUATION = '{}[]":,;()_-.<>/=+*'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.parent_death import die_with_parent
+from baton.base.parent_death import die_with_parent
 
 
 def main() -> None:

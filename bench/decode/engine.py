@@ -52,7 +52,7 @@ class DecodeEngine:
         from baton.engine.decode.factory import decode_loop
         from baton.engine.decode.slot_state import SlotState
         from baton.engine.decode.slots import SlotPool
-        from baton.engine.rings.layout import SharedRings
+        from baton.engine.shared_memory.layout import SharedRings
 
         if device != "cpu":
             from bench.read_bandwidth import read_bytes_s
@@ -178,7 +178,7 @@ class DecodeEngine:
 
 def first_logprobs() -> Any:
     """The first logprobs of a sequence that requests them."""
-    from baton.engine.rings.logprob_records import Logprobs
+    from baton.engine.shared_memory.logprob_records import Logprobs
 
     return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
 
@@ -193,7 +193,7 @@ def _model(decoder: Any, case: Case, size: EngineSize) -> LoadedModel:
     """The decoder with a cache of random values."""
     from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
-    from baton.engine.rings.logprob_records import MAX_LOGPROBS
+    from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
     from services.worker.engine.startup.model_loader import LoadedModel
 
     blocks = [size.blocks()] * len(decoder.layout.groups)

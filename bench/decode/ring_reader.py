@@ -18,11 +18,11 @@ import struct
 import sys
 import time
 
+from baton.base.parent_death import die_with_parent
+from baton.base.process_tuning import batch_wakeups
 from baton.device.shared_memory import SharedMemory
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import Finish, Record
-from baton.parent_death import die_with_parent
-from baton.process_tuning import batch_wakeups
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.types_pb2 import Attempt
 from services.decode.output_streams import OutputStreams
 

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import BinaryIO
 
-from baton.parent_death import die_with_parent
+from baton.base.parent_death import die_with_parent
 from baton.v1.decode_pb2 import SubscribeResponse
 from bench.decode.ring_reader import LENGTH
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.base.parent_death import die_with_parent
 from baton.device.nccl import Communicator, Nccl, NcclError, Result
-from baton.parent_death import die_with_parent
 from bench.nccl.beside import Calls, Steps, new_event, new_stream, passed
 
 _MB = 1 << 20

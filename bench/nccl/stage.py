@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from baton.process_stat import process_stat
+from baton.base.process_stat import process_stat
 
 # By mode: MB and repetitions that take most of a second, to be interrupted in the middle.
 _LONG = {"p2p": (4096, 60), "legacy": (4096, 60), "shm": (512, 20), "net": (128, 10)}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from baton.block_hash import BlockHasher
 from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
@@ -25,6 +24,7 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.model_spec.block_hash import BlockHasher
 from bench.engine_driver import take
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget

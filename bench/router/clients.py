@@ -14,8 +14,8 @@ import json
 import sys
 from typing import Any
 
-from baton.addresses import split_address
-from baton.process_tuning import batch_wakeups
+from baton.base.addresses import split_address
+from baton.base.process_tuning import batch_wakeups
 from bench.router.closed_loop import Load
 from bench.router.counts import Counts
 from bench.router.grpc_stream import GrpcConnection

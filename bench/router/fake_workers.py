@@ -21,8 +21,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.model_files import TokenizerFiles
-from baton.process_tuning import batch_wakeups
+from baton.base.process_tuning import batch_wakeups
+from baton.model_spec.model_files import TokenizerFiles
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity, WorkerRole
 from bench.cluster.fake_model_folder import CONTEXT, VOCAB

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.python_module import python_module
+from baton.base.python_module import python_module
 from bench.cluster.json_lines_process import JsonLinesProcess
 from bench.cluster.processes import put_on
 from services.common.config.router import ConnectionLimits, RouterConfig

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baton.base.parent_death import die_with_parent
+from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.wakeup import Wakeup
-from baton.parent_death import die_with_parent
-from baton.process_tuning import keep_freed_memory, sharpen_timers
 from bench.decode.case import BLOCK_TOKENS, SPARE, Case, EngineSize
 from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
+from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.process_tuning import keep_freed_memory, sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.json_lines_process import JsonLinesProcess

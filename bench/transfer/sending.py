@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baton.process_tuning import keep_freed_memory, sharpen_timers
+from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity

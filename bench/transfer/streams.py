@@ -29,8 +29,7 @@ import grpc.aio
 import numpy as np
 import uvloop
 
-from baton.cli.up.local_cluster import LocalCluster, Programs
-from baton.process_tuning import batch_wakeups
+from baton.base.process_tuning import batch_wakeups
 from baton.v1.admin_pb2 import WorkerAudit
 from baton.v1.decode_pb2 import CancelRequest, ReserveRequest, SubscribeRequest, Ticket, TicketBody
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
@@ -43,6 +42,7 @@ from bench.cluster.processes import cluster_processes, put_on, worker_audits
 from bench.transfer.ends import BLOCK_BYTES, blocks_for, receiver_process
 from bench.transfer.sending import SendingEnd
 from kvtransfer.protocol.frames import WithdrawReason
+from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
 from services.common.config.up import UpConfig

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from baton.layout import CacheGroup, Plane
+from baton.model_spec.layout import CacheGroup, Plane
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
 from kvtransfer.device.reference import Run
 

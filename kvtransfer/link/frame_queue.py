@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.frames import (
     Piece,

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.link_device import LinkDevice
 from baton.device.stream import Event
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.staging import Staging, Window
 from kvtransfer.protocol.addresses import Endpoint

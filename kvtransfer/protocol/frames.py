@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 
 _HEADER = struct.Struct("<HBBIQIIQIIQ")
 HEADER_BYTES = _HEADER.size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest
 from baton.v1.types_pb2 import WorkerIdentity
 

@@ -5,7 +5,7 @@
       hello: request, challenge, nonce, HMAC of all three ──▶          verified before any memory is allocated
                     ◀── answer: response, HMAC of it and the hello ──  verified before anything is sent
 
-The MAC is HMAC-SHA256 under a key derived from the secret (`baton/cluster_auth.py`). An issued challenge
+The MAC is HMAC-SHA256 under a key derived from the secret (`baton/base/cluster_auth.py`). An issued challenge
 takes no memory: it carries its time and a MAC under a key that only its listener has.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from baton.cluster_auth import UNAUTHENTICATED, RpcToken, link_key
-from baton.errors import BatonError, ErrorKind
+from baton.base.cluster_auth import UNAUTHENTICATED, RpcToken, link_key
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import (
     OpenLinkRequest,
     OpenLinkResponse,

@@ -10,7 +10,7 @@ import hmac
 
 from google.protobuf.message import DecodeError
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 
 MIN_SECRET_BYTES = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.protocol.piece_geometry import PieceGeometry

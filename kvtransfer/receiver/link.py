@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import cast
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.device.scatter import DeviceScatter, MovedPiece

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.device.blocks import DeviceSink

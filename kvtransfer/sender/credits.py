@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.stream import Event
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.link.interfaces import DeviceSenderWire, SenderWire
 from kvtransfer.protocol.checksum import PieceChecksum, place_sum

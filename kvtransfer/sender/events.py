@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 
 if TYPE_CHECKING:
     from kvtransfer.sender.transfer import Transfer

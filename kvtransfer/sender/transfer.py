@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.stream import Event
-from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.link_device import LinkDevice
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
 from kvtransfer.link.settings import WindowSettings

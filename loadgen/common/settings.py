@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from baton.admin_address import DEFAULT_ADDRESS
+from baton.base.admin_address import DEFAULT_ADDRESS
 
 Form = Literal["ids", "text", "chat"]
 Dataset = Literal["random", "document", "code", "chat"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.python_module import python_module
+from baton.base.python_module import python_module
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Measured, Record
 from loadgen.common.settings import Settings

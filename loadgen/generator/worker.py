@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from baton.parent_death import die_with_parent
+from baton.base.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record

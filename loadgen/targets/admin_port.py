@@ -8,8 +8,8 @@ from typing import Self
 import grpc
 import grpc.aio
 
-from baton.admin_address import DEFAULT_ADDRESS, belongs_to
-from baton.cluster_auth import admin_metadata
+from baton.base.admin_address import DEFAULT_ADDRESS, belongs_to
+from baton.base.cluster_auth import admin_metadata
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, AdminServiceGetStatusResponse
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from loadgen.common.settings import TargetSettings

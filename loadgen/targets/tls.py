@@ -6,8 +6,8 @@ import ssl
 
 import grpc.aio
 
+from baton.base.errors import BatonError
 from baton.client.tls import Tls
-from baton.errors import BatonError
 from loadgen.common.errors import LoadgenError
 from loadgen.common.settings import TargetSettings, TlsSettings
 

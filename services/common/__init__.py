@@ -2,5 +2,5 @@
 channel between a worker's two processes, and the representations of an error at the public APIs.
 
 Torch-free. Imported by `services.router`, `services.worker`, `services.prefill`, `services.decode`,
-`baton.cli` and `baton.cluster`; imports none of them.
+`services.cli` and `services.cluster`; imports none of them.
 """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import from_status, to_status
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.rpc.grpc_errors import from_status, to_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,6 +1,6 @@
 """Texts and JSON schemas as llguidance reads them: literals of its Lark syntax, and schemas in which
-annotations constrain nothing. Imported by `services.masks`, which compiles grammars, and by the router, which
-writes those of tool calls.
+annotations constrain nothing. Imported by `services.grammar`, which compiles grammars, and by the router,
+which writes those of tool calls.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from baton.engine.rings.output_ring import Finish, Record
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.engine_pb2 import CanaryEvent
 
 

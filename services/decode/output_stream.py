@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.engine.rings.output_ring import Finish
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import SubscribeResponse
 from baton.v1.types_pb2 import Attempt, Failure, FinishReason

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from baton.engine.rings.output_ring import Finish, Record
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, Failure
 from services.common.engine.attempt_key import AttemptKey

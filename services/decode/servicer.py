@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
-from baton.engine.rings.output_ring import Finish, Record, RingReader
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.output_ring import Finish, Record, RingReader
+from baton.model_spec.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.v1 import decode_pb2
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
 from baton.v1.engine_pb2 import (
@@ -35,8 +35,8 @@ from services.common.processes.drain import Drain
 from services.decode.canary import CanaryOutput
 from services.decode.output_streams import OutputStreams, UnknownSequenceError
 from services.decode.slot_span import SlotSpan
-from services.masks.client import MaskClient
-from services.masks.strip import without_grammar
+from services.grammar.client import MaskClient
+from services.grammar.strip import without_grammar
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from baton.engine.rings.output_ring import Finish
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import ReserveRequest
 from services.common.observability.tracing.context import TraceContext, context_of_message
 from services.common.observability.tracing.recorder import SpanRecorder

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand
 from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest, ProvideTicketResponse
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
@@ -17,8 +17,8 @@ from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.drain import Drain
-from services.masks.client import MaskClient
-from services.masks.strip import without_grammar
+from services.grammar.client import MaskClient
+from services.grammar.strip import without_grammar
 from services.prefill.call_spans import CallSpans
 from services.prefill.early_tickets import EarlyTickets
 

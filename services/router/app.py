@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
-from baton.cluster_auth import secret_name
+from baton.base.cluster_auth import secret_name
 from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.observability.audit_log import AuditFile, AuditLog

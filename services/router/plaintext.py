@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.addresses import is_loopback
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import is_loopback
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log
 

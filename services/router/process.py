@@ -13,8 +13,8 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-from baton.errors import BatonError
-from baton.process_tuning import batch_wakeups, switch_threads_often
+from baton.base.errors import BatonError
+from baton.base.process_tuning import batch_wakeups, switch_threads_often
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_protocol import (

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.api_keys import ApiKey, key_hash
-from baton.cli.main import main
+from baton.base.api_keys import ApiKey, key_hash
 from baton.state import State
 from baton.state.embedded import EmbeddedServer
+from services.cli.main import main
 
 SECRET = "the secret of a cluster"
 

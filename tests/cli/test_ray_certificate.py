@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from baton.cli.main import main
+from services.cli.main import main
 from tests.certificates import Authority, Issued, write
 
 ADDRESS = "10.1.2.3"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.cli import router
-from baton.cli.main import main
-from baton.cli.up.model_folder import demo_folder
-from baton.cluster_auth import prefix_secret
-from baton.errors import BatonError
+from baton.base.cluster_auth import prefix_secret
+from baton.base.errors import BatonError
+from services.cli import router
+from services.cli.main import main
+from services.cli.up.model_folder import demo_folder
 from services.common.config.router import RouterConfig
 
 SECRET = "the secret of a cluster"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.main import main
-from baton.cli.stop_workers import stop_workers
+from services.cli.main import main
+from services.cli.stop_workers import stop_workers
 from services.common.processes.run_folder import RunFolder
 
 # Counts its SIGTERMs in a file; ends half a second after the first, or never.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.cli.main import _parser, main
-from baton.cli.supervise import cluster_id, supervise_config
+from services.cli.main import _parser, main
+from services.cli.supervise import cluster_id, supervise_config
 from services.common.config.cluster import SuperviseConfig
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.cli import warm_kernels
-from baton.cli.main import main
 from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
+from services.cli import warm_kernels
+from services.cli.main import main
 from tests.support.checkpoints import FAMILIES
 
 HERE = KernelManifest("0.1.0", "2.11.0", "3.6.0", "9.0")

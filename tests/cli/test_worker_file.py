@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.cli import group, worker
-from baton.cli.main import main
-from baton.cli.up.model_folder import demo_folder
-from baton.cli.worker_file import request_drain_s
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cli import group, worker
+from services.cli.main import main
+from services.cli.up.model_folder import demo_folder
+from services.cli.worker_file import request_drain_s
 from services.common.config.cluster import GroupConfig
 from services.common.config.worker import WorkerConfig
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from baton.cli.common.messages import notify
-from baton.cli.up.command import up
-from baton.cli.up.local_cluster import Programs
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cli.common.messages import notify
+from services.cli.up.command import up
+from services.cli.up.local_cluster import Programs
 from services.common.config.up import UpConfig
 from services.common.processes.child_process import ChildError
 
@@ -27,7 +27,7 @@ FAKE = str(Path(__file__).with_name("fake_child.py"))
 def command_named(name: str) -> Callable[[UpConfig, Path, Programs], Coroutine[Any, Any, int]]:
     if name == "up":
         return up
-    from baton.cli.demo.command import demo  # a third of the imports, of which `up` needs none
+    from services.cli.demo.command import demo  # a third of the imports, of which `up` needs none
 
     return demo
 

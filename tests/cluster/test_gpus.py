@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.cluster.gpu_count import gpu_count
-from baton.cluster.gpus import available_gpus
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cluster.gpu_count import gpu_count
+from services.cluster.gpus import available_gpus
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import Device, EngineConfig, WorkerConfig
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster import local_ray
-from baton.cluster.local_ray import LocalRay, free_ports
+from services.cluster import local_ray
+from services.cluster.local_ray import LocalRay, free_ports
 from services.common.config.secrets import Secrets, read_secrets
 from services.common.processes.process_tree import descendants
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.placement import Host, gpu_workers, least_used_gpu, place, require_gpus
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cluster.placement import Host, gpu_workers, least_used_gpu, place, require_gpus
 from services.common.config.cluster import ClusterConfig
 from services.common.config.types import Role
 from services.common.config.worker import EngineConfig, WorkerConfig

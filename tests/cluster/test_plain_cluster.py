@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster import plain_cluster
-from baton.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
-from baton.cluster.worker_process import WorkerProcess
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cluster import plain_cluster
+from services.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
+from services.cluster.worker_process import WorkerProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import EngineConfig, WorkerConfig
 

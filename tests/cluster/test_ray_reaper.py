@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from services.common.processes.process_tree import descendants
 
 # Starts a child in a session of its own, which starts an orphan in another, and both ignore SIGTERM.
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def reaper(folder: Path, life_s: float) -> subprocess.Popen[bytes]:
     wild = [sys.executable, str(folder / "wild.py"), "2", str(folder / "pids"), str(life_s)]
-    command = [sys.executable, "-m", "baton.cluster.ray_reaper", str(folder / "theirs"), *wild]
+    command = [sys.executable, "-m", "services.cluster.ray_reaper", str(folder / "theirs"), *wild]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 

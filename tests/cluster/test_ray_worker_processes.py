@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.cluster import ray_worker_processes
-from baton.cluster.placement import Host
-from baton.cluster.ray_worker_processes import RayWorkerProcesses
-from baton.cluster.report import Phase, Report
+from services.cluster import ray_worker_processes
+from services.cluster.placement import Host
+from services.cluster.ray_worker_processes import RayWorkerProcesses
+from services.cluster.report import Phase, Report
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.reconcile import (
+from baton.base.process_watch import STARVED_S
+from services.cluster.reconcile import (
     ACTOR_TIMEOUT_FACTOR,
     LONGEST_REFUSED_PAUSE_S,
     MAX_STARTS,
@@ -19,8 +20,7 @@ from baton.cluster.reconcile import (
     refused_until,
     start_at,
 )
-from baton.cluster.report import Phase
-from baton.process_watch import STARVED_S
+from services.cluster.report import Phase
 
 HANG_S = 5.0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from baton.cluster.report import Failure, Phase, Report
-from baton.cluster.supervision import Supervision, UnresponsiveError
+from services.cluster.report import Failure, Phase, Report
+from services.cluster.supervision import Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 

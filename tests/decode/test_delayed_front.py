@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish, Record
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand, EngineEvent, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt
 from services.common.engine.channel import FrontEnd

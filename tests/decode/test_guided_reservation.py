@@ -10,17 +10,17 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.rings.layout import SharedRings
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.layout import SharedRings
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReservedEvent
 from baton.v1.types_pb2 import Attempt, Grammar
 from services.common.engine.client import EngineClient
 from services.common.processes.drain import Drain
 from services.decode.servicer import DecodeServicer
-from services.masks.client import MaskClient
+from services.grammar.client import MaskClient
 
 REQUEST = ReserveRequest(
     attempt=Attempt(request_id=b"q" * 16, number=1),

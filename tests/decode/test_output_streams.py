@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.output_ring import Finish, Record
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.decode import output_streams as streams_module

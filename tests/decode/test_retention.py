@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish, Record
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
 from services.decode.output_streams import LINGER_S, OutputStreams

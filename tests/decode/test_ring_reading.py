@@ -11,8 +11,8 @@ import pytest
 
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import RingWriter
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import RingWriter
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.engine_pb2 import EngineEvent, ReservedEvent
 from baton.v1.types_pb2 import Attempt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish, Record
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.types_pb2 import Attempt, TraceParent
 from services.decode.output_streams import OutputStreams

@@ -13,9 +13,9 @@ from itertools import islice
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 from services.worker.engine.decode.block_allocation import BlockAllocation

@@ -29,10 +29,10 @@ from baton.engine.prefill.graphs import GraphBounds
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.output_ring import Finish
 from bench.engine_driver import admit, finish
 
 WEIGHTS_SEED = 7

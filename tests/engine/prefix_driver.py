@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
-from baton.block_hash import BlockHasher
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import Entry
 from baton.engine.prefix_cache.cache import PrefixCache, Stored
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.block_hash import BlockHasher
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 BLOCK = 3
 TENANTS = ("", "a", "b")

@@ -15,9 +15,9 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant
 from baton.engine.kernels.gpu.step import step_kernels as kernels
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.logprob_records import LogprobRecords, Logprobs, logprob_bytes
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.logprob_records import LogprobRecords, Logprobs, logprob_bytes
 from bench.engine_driver import admit
 from tests.engine.token_filters import filtered
 

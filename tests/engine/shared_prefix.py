@@ -24,9 +24,9 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import Finish
 from bench.engine_driver import admit
 from tests.engine.local_engine import CONFIG
 

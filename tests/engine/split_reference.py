@@ -14,7 +14,7 @@ from baton.engine.kernels.reference.kv_codes import quantise
 from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
 from baton.engine.kernels.reference.row_ops import apply_rope, rms_norm
 from baton.engine.memory.kv_cache import KVCache
-from baton.layout import FP8, CacheGroup, Layout, key_value_planes
+from baton.model_spec.layout import FP8, CacheGroup, Layout, key_value_planes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.output_ring import Finish
 from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Answer, Crowd, Request
 from tests.engine.local_engine import CONFIG, LocalEngine

@@ -127,7 +127,7 @@ class Host:
     def _write_stand_ins(self) -> None:
         """`baton` of this checkout where the page installs it, and what hosts of the tests cannot do: other
         users. `scp` copies between hosts' folders."""
-        baton = f'exec {sys.executable} -P -m baton.cli.main "$@"'
+        baton = f'exec {sys.executable} -P -m services.cli.main "$@"'
         files = {
             "opt/baton/bin/baton": baton,
             "opt/stand-ins/useradd": "exit 0",

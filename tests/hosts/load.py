@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from baton.base.errors import BatonError
 from baton.client import AsyncClient
-from baton.errors import BatonError
 from tests.hosts.site import Site
 
 ANSWER_S = 90.0

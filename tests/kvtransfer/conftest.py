@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.interfaces import Connector, Listener, SenderWire
 from kvtransfer.protocol.addresses import Endpoint

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.process_tuning import batch_wakeups
+from baton.base.process_tuning import batch_wakeups
 from baton.v1.router_pb2 import (
     GenerateRequest,
     GenerateResponse,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
+from baton.base.errors import BatonError
 from baton.client import AsyncClient
 from baton.client.tls import Tls
-from baton.errors import BatonError
 
 _NAME = "demo-baton"
 _MODEL = "baton-demo"

@@ -93,7 +93,7 @@ def run(program: str, arguments: Sequence[str]) -> tuple[int, str, str]:
     with redirect_stdout(out), redirect_stderr(err):
         try:
             if program == "baton":
-                from baton.cli.main import main as baton
+                from services.cli.main import main as baton
 
                 code = baton(arguments)
             else:

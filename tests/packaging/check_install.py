@@ -40,8 +40,8 @@ def import_failures(modules: Sequence[str]) -> Iterator[str]:
 
 def help_failures() -> Iterator[str]:
     """What is wrong with `--help` of `baton`, `loadgen` and all their commands."""
-    from baton.cli.main import main as baton
     from loadgen.cli import main as loadgen
+    from services.cli.main import main as baton
 
     for name, main in (("baton", baton), ("loadgen", loadgen)):
         yield from _help_failures(main, name, [])

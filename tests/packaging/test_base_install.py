@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.common import extras
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cli.common import extras
 from tests.packaging.base_only import base_packages
 
 NOWHERE = "127.0.0.1:1"

@@ -18,7 +18,7 @@ import pytest
 from tests.packaging import check_install
 
 ROOT = Path(__file__).parents[2]
-ALWAYS = ("baton.cli", "baton.client", "loadgen", "services.common.config")
+ALWAYS = ("services.cli", "baton.client", "loadgen", "services.common.config")
 # What each extra is for; with a dash: what is another one's.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "state": ("baton.state",),
@@ -32,7 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "services.prefill",
         "services.decode",
     ),
-    "cluster": ("baton.cluster",),
+    "cluster": ("services.cluster",),
     "hub": ("huggingface_hub",),
     "otel": ("services.common.observability.tracing.otlp",),
     "parquet": ("pyarrow.parquet",),
@@ -54,7 +54,7 @@ def failures() -> dict[str, str]:
     command = [sys.executable, "-m", "tests.packaging.base_only", "extras"]
     done = subprocess.run(
         command,
-        input=json.dumps([*asked, ["router", "baton.cluster"]]),
+        input=json.dumps([*asked, ["router", "services.cluster"]]),
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt, TraceParent

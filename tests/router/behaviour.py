@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from baton.errors import FailureCause
+from baton.base.errors import FailureCause
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt, FinishReason, WorkerIdentity, WorkerRole

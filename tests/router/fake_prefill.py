@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from services.common.errors import abort
 from services.router.request.limits import Needs, WorkerLimits, kind_of

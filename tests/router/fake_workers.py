@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from baton.model_files import TokenizerFiles
+from baton.model_spec.model_files import TokenizerFiles
 from baton.tls.server import ServerTls
 from baton.v1 import decode_pb2_grpc, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole

@@ -17,7 +17,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from tests.router.conftest import MODEL, ids_request, until

@@ -18,8 +18,8 @@ import pytest
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.client import AsyncClient, Client, Tls
-from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from loadgen.common.errors import LoadgenError
 from loadgen.common.settings import TargetSettings, TlsSettings

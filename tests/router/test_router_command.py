@@ -18,7 +18,7 @@ import httpx
 import pytest_asyncio
 import yaml
 
-from baton.cluster_auth import secret_name
+from baton.base.cluster_auth import secret_name
 from baton.state import Member, State
 from baton.state.embedded import EmbeddedServer
 from baton.v1.router_pb2_grpc import RouterServiceStub
@@ -80,7 +80,7 @@ def written(folder: Path, model: Path, url: str, **settings: Any) -> Path:
 @contextlib.asynccontextmanager
 async def started(file: Path, **environment: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "baton.cli.main", "router", "--config", str(file)),
+        *(sys.executable, "-m", "services.cli.main", "router", "--config", str(file)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

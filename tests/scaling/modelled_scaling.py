@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.worker_pb2 import DescribeResponse
 from services.router.placement.placement import Placement
 from services.router.queue.counted_queue import CountedQueue

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from baton.addresses import is_loopback, join_address, listening_host, split_address
+from baton.base.addresses import is_loopback, join_address, listening_host, split_address
 from services.common.rpc.grpc_server import bind_socket
 
 

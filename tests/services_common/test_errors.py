@@ -7,8 +7,8 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import CODES, DETAILS_KEY, from_status, to_status
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.rpc.grpc_errors import CODES, DETAILS_KEY, from_status, to_status
 from services.common.errors import from_grpc, http_status, openai_body
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.records import JournalWrite
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS

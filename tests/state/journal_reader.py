@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidTag
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State
 from baton.state.client.connection import NOW
 from baton.state.journal import Journal

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.client.counters import Counters
 from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
 from baton.state.records import JournalWrite, Kept, Listed, Listing, Member

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.keys import QUOTA_LEASE_S
 from baton.state.records import BucketAsk, QuotaAsk, QuotaGrant, Settlement, SlotAsk
 

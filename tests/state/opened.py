@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.state import NAMESPACE
 

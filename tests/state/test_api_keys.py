@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.api_keys import ApiKey, key_hash
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import ApiKey, key_hash
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.key_view import KeyView
 from baton.state.keys import Keys

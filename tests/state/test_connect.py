@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Endpoint, parse_url
 from baton.state.embedded import _free_port
 from tests.certificates import self_signed

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import MAX_CONNECTIONS, parse_url
 from baton.state.client.connection import MAX_CALLS, Connection
 from baton.state.client.counters import Counters

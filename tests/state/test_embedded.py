@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from baton.errors import BatonError, ErrorKind
-from baton.process_stat import is_running
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_stat import is_running
 from baton.state import JournalRecord, Member, new_incarnation
 from baton.state.embedded import EmbeddedServer
 from tests.state.opened import open_state

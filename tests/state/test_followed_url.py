@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.embedded import EmbeddedServer
 from tests.state.raw import raw

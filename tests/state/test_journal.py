@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, new_journal_key
 from baton.state.journal import MAX_PENDING, Receipt
 from baton.state.seal import Seal

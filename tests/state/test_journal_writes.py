@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, new_journal_key
 from baton.state.client.counters import Counters
 from baton.state.journal import _BATCH, _BATCH_TOKENS, Journal

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, View, new_incarnation
 from baton.state.client.connection import CALL_S
 from baton.state.embedded import EmbeddedServer

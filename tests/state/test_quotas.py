@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state.records import BucketAsk, QuotaAsk, SlotAsk
 from baton.state.stores import MAX_SETTLED, Quotas
 from tests.state.memory_quotas import MemoryQuotas

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from redis._parsers.base import BaseParser
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connection import _translate
 from baton.state.keys import LEASE_S
 from baton.state.state import State

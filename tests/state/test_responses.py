@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.embedded import EmbeddedServer
 from baton.state.keys import Keys
 from baton.state.response_seal import ResponseSeal

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.support.naive_sampler import naive_logprobs, naive_token
 
 # raw logits, parameters, limits, prompt, output so far → token

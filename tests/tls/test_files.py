@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.tls.files import LOOK_EVERY_S, TlsFiles
 from baton.tls.material import Chain
 from baton.tls.renewal import HOLD_S, Renewal

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.kernel_files.manifest import KernelManifest
-from baton.errors import BatonError, ErrorKind
 
 _DISTRIBUTION = "baton-serve"
 

@@ -14,7 +14,7 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.rings.layout import SharedRings
+from baton.engine.shared_memory.layout import SharedRings
 
 if TYPE_CHECKING:
     # Imported where it is used: it brings Triton, which a CPU worker needs not.

@@ -30,9 +30,9 @@ from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mailbox import Entry, EntryKind
-from baton.engine.rings.mask_board import SlotMask
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.mailbox import Entry, EntryKind
+from baton.engine.shared_memory.mask_board import SlotMask
 
 # Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.

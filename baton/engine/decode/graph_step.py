@@ -30,8 +30,8 @@ from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mailbox import Feature
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.mailbox import Feature
 
 # What the quicker of the two samplers can do; the other does everything.
 SIMPLE = Feature.GREEDY | Feature.TEMPERATURE

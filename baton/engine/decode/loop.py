@@ -18,11 +18,11 @@ from baton.engine.decode.cost import NO_CURVE, StepCurve
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
-from baton.engine.rings.mask_board import SlotMask
-from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
+from baton.engine.shared_memory.mask_board import SlotMask
+from baton.engine.shared_memory.output_ring import RingWriter
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.

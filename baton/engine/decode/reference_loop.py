@@ -17,8 +17,8 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import StepTimes
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
-from baton.engine.rings.mailbox import EntryKind, Mailbox
-from baton.engine.rings.output_ring import Finish, RingWriter
+from baton.engine.shared_memory.mailbox import EntryKind, Mailbox
+from baton.engine.shared_memory.output_ring import Finish, RingWriter
 
 
 class ReferenceDecodeLoop(DecodeLoop):

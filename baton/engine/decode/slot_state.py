@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
-from baton.engine.rings.step_shape import StepShape
 from baton.engine.sampling.slot_sampler import SlotSampler
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
+from baton.engine.shared_memory.step_shape import StepShape
 
 
 @dataclass(frozen=True, slots=True)

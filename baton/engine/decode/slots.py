@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.rings.output_ring import GENERATIONS, MAX_SLOTS
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.output_ring import GENERATIONS, MAX_SLOTS
 
 
 @dataclass(frozen=True, slots=True)

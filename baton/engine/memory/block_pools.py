@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import CachedBlocks
-from baton.layout import Layout
+from baton.model_spec.layout import Layout
 
 
 class BlockPools:

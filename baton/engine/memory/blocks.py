@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 
 BlockTables = tuple[tuple[int, ...], ...]
 """Block numbers of one sequence in token order, by cache group."""

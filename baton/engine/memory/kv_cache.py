@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 
 class KVCache:

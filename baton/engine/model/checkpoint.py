@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.layers.tensor_spec import TensorSpec
 from baton.engine.model.quantization.scheme import stored_parts
 from baton.engine.model.safetensors_file import FLOATS, StoredTensor, stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_formats import stored_format
-from baton.errors import BatonError, ErrorKind
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -19,7 +19,7 @@ from baton.engine.model.layers.residual import Residual
 from baton.engine.model.rope import RopeTable
 from baton.engine.model.tensors import EMBEDDING, HEAD
 from baton.engine.model.weights import packed
-from baton.layout import Layout
+from baton.model_spec.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 
 # What a worker and a router read; no code and no pickled weights are ever fetched.
 CONFIG_FILES = ("config.json", "generation_config.json")

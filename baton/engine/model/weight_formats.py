@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.layers.tensor_spec import TensorSpec
 from baton.engine.model.quantization.scheme import StoredFormat
 from baton.engine.model.tensors import EMBEDDING, HEAD, in_layers, tensor_specs
-from baton.errors import BatonError, ErrorKind
 
 _WEIGHT = ".weight"
 

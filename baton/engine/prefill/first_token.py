@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from baton.device.upload import put_values
-from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Masks, Penalties
 from baton.engine.sampling.logprobs import logprobs_of
 from baton.engine.sampling.reference import Filters, Sampling, sample
 from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sampling.token_bits import allowed_tokens
 from baton.engine.sequence import SamplingParams, Sequence
+from baton.engine.shared_memory.logprob_records import Logprobs
 
 # Prompt positions whose logits stand in memory at a time; each is as wide as the vocabulary.
 _POSITIONS_AT_ONCE = 64

@@ -31,7 +31,7 @@ from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.prefill.step import PrefillStep
-from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.shared_memory.logprob_records import Logprobs
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.

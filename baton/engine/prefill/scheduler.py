@@ -26,17 +26,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
+from baton.engine.prefill.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
 from baton.engine.prefill.cost import PrefillCost
-from baton.engine.prefill.filling import BESIDE_SHARE, SLACK, StepFilling
 from baton.engine.prefill.prompt_order import Prompt, in_order
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
-from baton.errors import BatonError, ErrorKind
-from baton.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 
 # In every fourth step the oldest prompt has a right to half of it if the three steps before gave it
 # nothing, so it takes at most eight times as long as alone. With a larger share, short prompts beside a very

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.memory.blocks import BlockTables
-from baton.layout import Layout
+from baton.model_spec.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ Torch-free.
     reserved ─▶ at a decode worker: blocks on the device are shared, the rest is transferred
     evicted ─▶ kept by the store, where there is one with room; else lost
 
-Blocks are identified by their hashes (`baton.block_hash`). At least one token of a prompt is always computed,
-since its logits are needed. A hit needs the blocks of all cache groups, those with a sliding window included:
-blocks behind a window are not freed.
+Blocks are identified by their hashes (`baton.model_spec.block_hash`). At least one token of a prompt is
+always computed, since its logits are needed. A hit needs the blocks of all cache groups, those with a sliding
+window included: blocks behind a window are not freed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Protocol
 
-from baton.block_hash import BlockHasher
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import Entry
 from baton.engine.sequence import Sequence
+from baton.model_spec.block_hash import BlockHasher
 
 DEVICE = "device"
 # The longest time for which a prompt waits for blocks that are being read from disk; then they are computed.

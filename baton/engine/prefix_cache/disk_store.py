@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.block_hash import HASH_BYTES
 from baton.engine.prefix_cache.outage import Outage
+from baton.model_spec.block_hash import HASH_BYTES
 
 _MAGIC = b"BATONKV1"
 _OWNER = "owner"

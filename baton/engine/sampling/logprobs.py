@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.rings.logprob_records import LogprobBatch
+from baton.engine.shared_memory.logprob_records import LogprobBatch
 
 
 @torch.inference_mode()

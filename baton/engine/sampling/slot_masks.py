@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.rings.mask_board import SlotMask, mask_tag, mask_words
 from baton.engine.sampling.token_bits import allowed_tokens
+from baton.engine.shared_memory.mask_board import SlotMask, mask_tag, mask_words
 
 _NO_TOKEN = -1
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.rings.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
-from baton.engine.rings.mailbox import Feature, field_offset
 from baton.engine.sampling.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Masks, Penalties
 from baton.engine.sampling.logprobs import logprobs_of
 from baton.engine.sampling.reference import Sampling, sample
 from baton.engine.sampling.slot_masks import SlotMasks
 from baton.engine.sequence import MAX_LOGIT_BIAS
+from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
+from baton.engine.shared_memory.mailbox import Feature, field_offset
 
 _EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
 

@@ -21,8 +21,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from baton.addresses import join_address
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import join_address
+from baton.base.errors import BatonError, ErrorKind
 
 Reply = int | bytes | None | list["Reply"]
 Argument = str | bytes | int

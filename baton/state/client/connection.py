@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from redis import exceptions as redis_errors
 
-from baton.errors import BatonError, ErrorKind
-from baton.followed_file import FollowedFile
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.followed_file import FollowedFile
+from baton.base.structured_logs import structlog
 from baton.state.client.connect import MAX_CONNECTIONS, Argument, Client, Endpoint, Reply, Script, make_client
 from baton.state.client.counters import Counters
-from baton.structured_logs import structlog
 
 # Longest time of a call, including its wait for a connection.
 CALL_S = 2.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from baton.cluster_auth import UNAUTHENTICATED, RpcToken
+from baton.base.cluster_auth import UNAUTHENTICATED, RpcToken
 from kvtransfer.transports.grpc.tls import ListenerTls
 
 if TYPE_CHECKING:  # generic in their stub file only

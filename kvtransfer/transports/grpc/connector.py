@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import DETAILS_KEY, from_status
+from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.grpc_errors import DETAILS_KEY, from_status
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.frame_queue import CONTROL_FRAMES, sender_queue

@@ -19,9 +19,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.addresses import join_address, listening_host
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import to_status
+from baton.base.addresses import join_address, listening_host
+from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.grpc_errors import to_status
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import (
     GetChallengeRequest,

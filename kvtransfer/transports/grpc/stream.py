@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES
 
 SERVICE = "baton.v1.TransferService"

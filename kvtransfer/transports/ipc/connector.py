@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import (
     OpenLinkRequest,
     OpenLinkResponse,

@@ -32,8 +32,8 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
-from baton.errors import BatonError, ErrorKind
-from baton.process_stat import process_stat
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_stat import process_stat
 from kvtransfer.protocol.frames import MAX_REASON_BYTES
 
 # As for grpc: how long the other process may take to answer at all, whatever its loop does.

@@ -19,8 +19,8 @@ from concurrent.futures import Future
 
 from google.protobuf.message import DecodeError
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.link_device import LinkDevice
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import (
     OpenLinkRequest,
     OpenLinkResponse,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.protocol.frames import (
     FrameError,

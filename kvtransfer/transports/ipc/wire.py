@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError, ReceiverFrame, SenderControl, encode
 from kvtransfer.transports.ipc.byte_ring import RingReader, RingWriter
 from kvtransfer.transports.ipc.control import Control, ControlByte

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from baton.addresses import split_address
+from baton.base.addresses import split_address
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.frame_queue import CONTROL_FRAMES

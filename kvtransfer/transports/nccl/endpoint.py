@@ -29,9 +29,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.base.errors import BatonError
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_channel import NcclChannel
-from baton.errors import BatonError
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import UnreachableError
 

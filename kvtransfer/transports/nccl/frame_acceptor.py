@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from baton.addresses import accept_both_families, join_address, listening_family, listening_host
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import accept_both_families, join_address, listening_family, listening_host
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.link.open_requests import RejectedCallers
 
 SECRET_BYTES = 32

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameError
 
 _LENGTH = struct.Struct("<I")

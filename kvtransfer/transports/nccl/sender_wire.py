@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.nccl_channel import NcclChannel
 from baton.device.stream import Event
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import Direction

@@ -1,6 +1,6 @@
 """The configuration files of `baton router`, `worker`, `worker-group` and `supervise`.
 
-They hold no secret; they name files of secrets, which `baton.cli.common.config_file` reads.
+They hold no secret; they name files of secrets, which `services.cli.common.config_file` reads.
 """
 
 from __future__ import annotations

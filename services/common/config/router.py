@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from baton.addresses import is_loopback
-from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import is_loopback
+from baton.base.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.state import StateConfig
 from services.common.config.tls import Auth, InternalTls, PublicTls
 from services.common.config.tracing import TracingSettings

@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
-from baton.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
-from baton.errors import BatonError, ErrorKind
+from baton.base.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig, SecretFiles
 from services.common.config.types import StrictModel
 from services.common.config.worker import WorkerConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from baton.cluster_auth import MIN_SECRET_LENGTH
+from baton.base.cluster_auth import MIN_SECRET_LENGTH
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.ports import check_port_ranges
 from services.common.config.router import RouterSettings
@@ -18,7 +18,7 @@ from services.common.config.worker import EngineConfig, TransferConfig, check_qu
 
 
 class UpConfig(StrictModel):
-    """Configuration of `baton up`, from which `baton.cli` makes those of its children."""
+    """Configuration of `baton up`, from which `services.cli` makes those of its children."""
 
     model: str | None = Field(None, description="folder, hub id, demo or random; unset: demo")
     served_model_name: str | None = Field(None, description="unset: the folder's name or the hub id")

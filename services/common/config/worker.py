@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from baton.prefill_defaults import AGE_CAP_S, ALONE_STEP_S, STEP_S
+from baton.base.prefill_defaults import AGE_CAP_S, ALONE_STEP_S, STEP_S
 from services.common.config.state import StateConfig
 from services.common.config.tls import InternalTls
 from services.common.config.tracing import TracingSettings

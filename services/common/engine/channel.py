@@ -10,7 +10,7 @@ import asyncio
 import socket
 import struct
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, FailedEvent
 
 # Bounds the size of a message, and with the prompt's length the number of messages of a prefill.

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import PrefillRequest
 from services.common.engine.channel import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.v1 import types_pb2
 
 

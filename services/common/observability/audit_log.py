@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.observability.audit_chain import LONGEST_LINE, START, AuditRecord, Link, line_of, link_of
 from services.common.observability.logs import get_log
 

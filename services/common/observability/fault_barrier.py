@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.errors import abort
 from services.common.observability.logs import get_log
 from services.common.rpc.interceptor import Continuation, ServerInterceptor

@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any
 
-from baton.structured_logs import structlog
+from baton.base.structured_logs import structlog
 
 
 class _Stderr:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import httptools
 
-from baton.addresses import join_address
+from baton.base.addresses import join_address
 from services.common.rpc.grpc_server import bind_socket
 
 _HEAD_BYTES = 8 * 1024

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.errors import BatonError, ErrorKind
-from baton.parent_death import tied
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.parent_death import tied
 
 _READY_LINE_BYTES = 64 * 1024
 # How `child_protocol.report` writes an answer.

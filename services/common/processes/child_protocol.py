@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from baton.errors import BatonError, ErrorKind
-from baton.parent_death import die_with_parent
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping

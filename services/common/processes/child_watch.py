@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from baton.process_watch import ProcessWatch
+from baton.base.process_watch import ProcessWatch
 from services.common.processes.child_process import Child
 
 ASK_S = 1.0

@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from baton.process_stat import process_stat
+from baton.base.process_stat import process_stat
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.process_stat import process_stat
+from baton.base.process_stat import process_stat
 
 FOLDER_VARIABLE = "BATON_RUN_DIR"
 _DEFAULT = Path("/tmp/baton")

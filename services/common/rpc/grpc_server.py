@@ -10,9 +10,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.addresses import accept_both_families, join_address, listening_family, listening_host
-from baton.cluster_auth import RpcToken
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import accept_both_families, join_address, listening_family, listening_host
+from baton.base.cluster_auth import RpcToken
+from baton.base.errors import BatonError, ErrorKind
 from services.common.rpc.internal_rpc import TokenCheck
 from services.common.rpc.peer_check import PeerCheck
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.common.errors import abort
 
 if TYPE_CHECKING:  # generic in its stub file only

@@ -13,8 +13,8 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.cluster_auth import UNAUTHENTICATED, RpcToken
-from baton.errors import BatonError, ErrorKind
+from baton.base.cluster_auth import UNAUTHENTICATED, RpcToken
+from baton.base.errors import BatonError, ErrorKind
 from services.common.rpc.interceptor import Continuation, ServerInterceptor, refusal
 from services.common.rpc.tls_channel import ChannelTls, TlsChannel
 

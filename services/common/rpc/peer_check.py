@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.errors import abort
 from services.common.rpc.interceptor import Continuation, ServerInterceptor
 

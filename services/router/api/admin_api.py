@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import (
     DESCRIPTOR,
     AdminServiceGetAuditRequest,

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import (
     DESCRIPTOR,
     GenerateResponse,

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Send
 
-from baton.errors import ErrorKind, FieldError
+from baton.base.errors import ErrorKind, FieldError
 from services.common.observability.audit_log import AuditLog
 from services.router.api.docs_page import docs_page
 from services.router.api.openai_response import CompletionResponse, Formatter

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from services.common.observability.audit_chain import AuditRecord
 from services.common.observability.audit_log import AuditLog
 from services.router.conversations.record import Item, StoredResponse, id_of, json_of

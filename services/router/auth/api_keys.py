@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.api_keys import default_key_id, key_hash
-from baton.errors import BatonError, ErrorKind
-from baton.followed_file import FollowedFile
+from baton.base.api_keys import default_key_id, key_hash
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.followed_file import FollowedFile
 from services.router.auth.keys import LOOK_S, Keys
 from services.router.tenants.caller import Caller
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.addresses import is_loopback
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import is_loopback
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.router import RouterConfig
 from services.common.config.tls import Auth
 from services.common.observability.audit_log import AuditLog

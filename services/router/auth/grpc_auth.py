@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.common.rpc.interceptor import Continuation, ServerInterceptor, refusal
 from services.router.auth.keys import Keys
 from services.router.auth.scopes import GRPC_RULES, UNKNOWN, Access, grpc_rule

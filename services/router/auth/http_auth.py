@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, URLPath
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.auth.keys import Keys
 from services.router.auth.scopes import UNKNOWN, Access, Rule, http_rule
 from services.router.http.errors import error_response

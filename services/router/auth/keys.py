@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 
-from baton.api_keys import key_hash
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import key_hash
+from baton.base.errors import BatonError, ErrorKind
 from services.common.observability.audit_chain import AuditRecord
 from services.common.observability.audit_log import AuditLog
 from services.router.auth.scopes import Access, Rule

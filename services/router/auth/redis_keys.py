@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from baton.api_keys import ApiKey
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import ApiKey
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.key_view import KeyView
 from services.common.observability.audit_log import AuditLog
 from services.router.auth.keys import Keys

@@ -9,7 +9,7 @@ from enum import Enum
 from google.protobuf.descriptor import ServiceDescriptor
 from starlette.routing import BaseRoute, Route
 
-from baton.api_keys import KeyScope
+from baton.base.api_keys import KeyScope
 
 
 class Access(Enum):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from baton.api_keys import KeyGrant
-from baton.errors import BatonError, ErrorKind
-from baton.followed_file import FollowedFile
+from baton.base.api_keys import KeyGrant
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.followed_file import FollowedFile
 from services.router.auth.keys import LOOK_S, Keys
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.caller import Caller

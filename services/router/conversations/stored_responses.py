@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sized
 from typing import TypeVar
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from baton.state.stores import ResponseStore
 from services.common.config.router import ResponseStorage
 from services.common.observability.logs import get_log

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.grpc_errors import REQUEST_ID, TRACERESPONSE
+from baton.rpc.grpc_errors import REQUEST_ID, TRACERESPONSE
 from baton.v1.router_pb2 import RequestTrace
 from services.router.formats import ignored_fields, timings
 from services.router.formats.json_bodies import Headers

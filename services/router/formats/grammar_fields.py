@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
 from services.router.formats.json_bodies import parse_text
 

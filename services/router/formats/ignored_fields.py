@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import BaseModel
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.common.observability.logs import get_log
 

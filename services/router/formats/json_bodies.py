@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from starlette.types import Send
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 
 # List items encoded at once. With 20 logprobs each that takes about 1 ms.
 _BATCH = 32

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.http.errors import error_response
 
 _LINGER_S = 1.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.router import ConnectionLimits
 from services.common.observability.logs import get_log
 from services.router.http.connections import RESERVE

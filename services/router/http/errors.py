@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.errors import error_metadata, http_status, openai_body
 from services.common.observability.logs import get_log
 from services.router.request.current_call import current_id

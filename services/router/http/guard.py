@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.addresses import is_loopback
-from baton.errors import BatonError, ErrorKind
+from baton.base.addresses import is_loopback
+from baton.base.errors import BatonError, ErrorKind
 from services.router.http.errors import error_response
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -22,7 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from services.router.http.connections import Connections, client_address
 from services.router.http.errors import error_response
 from services.router.http.framing import unchunked, without_offer

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from baton.addresses import join_address
+from baton.base.addresses import join_address
 from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections

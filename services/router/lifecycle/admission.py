@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody

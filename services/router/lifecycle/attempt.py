@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.router_pb2 import Stage
 from baton.v1.types_pb2 import FinishReason

@@ -10,8 +10,8 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from baton.block_hash import MAX_RESERVE_HASHES
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.model_spec.block_hash import MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, Ticket, TicketState
 from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt

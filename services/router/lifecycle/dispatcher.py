@@ -9,7 +9,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.lifecycle.outbox import MOST_TAKEN, Outbox
 from services.router.lifecycle.request_lifecycle import LifecycleDeps, RequestLifecycle
 from services.router.request.request import Delta, Request

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.common.config.router import RouterConfig
 from services.common.observability.audit_chain import AuditRecord

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import Receipt
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.router.request.request import Delta, Finish

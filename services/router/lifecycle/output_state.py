@@ -8,7 +8,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
 from baton.v1.router_pb2 import Stage, Usage

@@ -7,7 +7,7 @@ import time
 
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.types_pb2 import Attempt

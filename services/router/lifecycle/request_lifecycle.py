@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.state import Journal, JournalRecord
 from baton.v1.journal_pb2 import AcceptedRequest
 from baton.v1.router_pb2 import Stage

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.common.config.router import RouterConfig
 from services.common.observability.tracing.configured import configured_recorder

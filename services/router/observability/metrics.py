@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.state import State
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole

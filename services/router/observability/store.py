@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from baton.api_keys import ApiKey
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import ApiKey
+from baton.base.errors import BatonError, ErrorKind
 from baton.state import Journal, Member, State
 from baton.state.key_view import KeyView
 from baton.state.stores import Quotas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-from baton.prefill_defaults import MOST_PREFILL_SHARE
+from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from services.router.placement.forecast import loaded_step_s
 from services.router.workers.decode_load import LoadMark
 from services.router.workers.worker import Worker

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind
-from baton.prefill_defaults import MARGIN
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.prefill_defaults import MARGIN
 from services.router.placement.forecast import TTFT_SAFETY, prompt_at, sequences_within, step_s
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Prompt, Queued

@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from baton.prefill_defaults import MOST_PREFILL_SHARE
+from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn

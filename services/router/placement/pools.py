@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from services.common.observability.logs import get_log
 from services.router.placement.announced import Announced

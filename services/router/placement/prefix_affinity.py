@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 
-from baton.block_hash import BlockHasher
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from baton.model_spec.block_hash import BlockHasher
 from baton.state import State
 from services.router.workers.worker import Worker
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from baton.errors import BatonError, ErrorKind
-from baton.python_module import python_module
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.python_module import python_module
 from services.common.config.router import GroupMember, RouterConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_process import Child, ChildError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory

@@ -7,7 +7,7 @@ only where no worker can have it cached. What was not measured yet refuses nothi
 
 from __future__ import annotations
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.request_order import Ahead
 

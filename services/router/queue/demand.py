@@ -14,7 +14,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.router.placement.forecast import prefill_s
 from services.router.workers.worker import Worker
 

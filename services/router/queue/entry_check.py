@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.placement.early_refusal import Demand, too_late
 from services.router.placement.forecast import mean_context, usual_output
 from services.router.placement.placement import Cached, Placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from baton.prefill_defaults import AGE_CAP_S
+from baton.base.prefill_defaults import AGE_CAP_S
 from services.router.placement.placement import Placement
 from services.router.queue.request_order import RequestOrder
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.forecast import USUAL_OUTPUT_TOKEN_COST, usual_output
 from services.router.placement.placement import Cached, NoRoom, Placement

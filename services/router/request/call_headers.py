@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 _IDEMPOTENCY_HEADER = "idempotency-key"

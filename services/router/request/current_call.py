@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from baton.grpc_errors import REQUEST_ID, TRACERESPONSE
+from baton.rpc.grpc_errors import REQUEST_ID, TRACERESPONSE
 from services.common.errors import error_metadata
 from services.router.request.call_trace import CallTrace
 

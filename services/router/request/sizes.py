@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence, Sized
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.request.bounds import LENGTHS, MAX_GRAMMAR_BYTES
 from services.router.request.request import Request

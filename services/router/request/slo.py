@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 # In milliseconds: the longest is about a day; below the shortest, a rate would be infinite.

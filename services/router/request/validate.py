@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.errors import ErrorKind, FieldError
+from baton.base.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import Grammar, LogitBias, Sampling
 from services.router.request.bounds import (
     DEFAULT_MAX_TOKENS,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.records import QuotaAsk, QuotaGrant, SlotAsk
 from services.router.tenants.leased_bucket import LeasedBucket
 from services.router.tenants.tenants_file import TenantLimits

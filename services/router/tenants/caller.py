@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from baton.api_keys import KeyGrant, KeyScope
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import KeyGrant, KeyScope
+from baton.base.errors import BatonError, ErrorKind
 from services.router.tenants.account import TenantAccount
 
 

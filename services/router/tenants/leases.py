@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state.stores import MAX_SETTLED, Quotas
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.leased_bucket import SETTLE_S

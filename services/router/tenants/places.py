@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.tenants.account import TenantAccount
 
 # One tenant may have so many for each that is free: 4/5 of all if it is alone, 4/9 each if there are two.

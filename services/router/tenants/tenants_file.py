@@ -8,8 +8,8 @@ from typing import Annotated
 import yaml
 from pydantic import Field, StringConstraints, ValidationError
 
-from baton.api_keys import TENANT_NAME, KeyGrant
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import TENANT_NAME, KeyGrant
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.types import StrictModel
 
 _MOST_TENANTS = 1_000

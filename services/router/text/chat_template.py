@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from services.router.request.request import Chat, ChatTurn
 from services.router.text.control_tokens import ControlTokens, Marks, cut, strings_of
 from services.router.text.render_budget import TooExpensiveError, check_output

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.errors import BatonError, ErrorKind
-from baton.model_files import ConfigFile, ModelLimits, TokenizerFiles
+from baton.base.errors import BatonError, ErrorKind
+from baton.model_spec.model_files import ConfigFile, ModelLimits, TokenizerFiles
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from baton.bounded_cache import BoundedCache
+from baton.base.bounded_cache import BoundedCache
 
 _NO_CHILD = ""  # which no character equals
 ROOT = 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from baton.byte_tokenizer import byte_tokenizer_json
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.model_spec.byte_tokenizer import byte_tokenizer_json
+from baton.model_spec.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from services.router.request.request import Chat, ParsedRequest
 from services.router.request.validate import text_exceeds_context
 from services.router.text.chat_template import ChatTemplate

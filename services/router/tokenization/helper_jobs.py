@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
 from services.router.formats.json_bodies import encode_lines, parse_json

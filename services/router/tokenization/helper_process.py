@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from services.router.request.validate import RequestLimits
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer

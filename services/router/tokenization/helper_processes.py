@@ -19,10 +19,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.parent_death import tied
-from baton.process_watch import activity
-from baton.python_module import python_module
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.base.parent_death import tied
+from baton.base.process_watch import activity
+from baton.base.python_module import python_module
 from services.common.observability.logs import get_log
 from services.router.request.validate import RequestLimits
 from services.router.tenants.current import current_tenant

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc import peek
 from services.router.formats.grpc.generate_message import parse_message, parsed_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.types_pb2 import Grammar
 from services.common.config.types import ReasoningFormat, ToolCallFormat
 from services.router.tools.families import FAMILIES, ToolFamily, detect

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.tools.held_text import BLANK
 from services.router.tools.json_scanner import JsonScanner
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import RequestTrace
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream

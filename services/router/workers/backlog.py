@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from baton.prefill_defaults import ALONE_STEP_S, MARGIN
+from baton.base.prefill_defaults import ALONE_STEP_S, MARGIN
 
 # The prompts of a worker, and of the queue, that are looked at for a prediction; where there are more, one
 # that comes is taken to wait for all.

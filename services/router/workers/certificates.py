@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from baton.cluster_auth import CertificateProof
+from baton.base.cluster_auth import CertificateProof
 from baton.state import Member
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import get_log

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from baton.addresses import is_loopback, split_address
+from baton.base.addresses import is_loopback, split_address
 from baton.state import Member
 from services.common.observability.logs import get_log
 from services.router.workers.certificates import WorkerCertificates

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.process_watch import ProcessWatch, process_space
+from baton.base.process_watch import ProcessWatch, process_space
 from baton.v1.worker_pb2 import DescribeResponse
 
 # A worker that is silent for longer is lost. One that stalls for a second is silent for 1.5 s at most, since

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.decode_pb2 import AttachRequest
 from baton.v1.types_pb2 import Attempt
 from services.router.workers.worker import AttemptOutput, Worker

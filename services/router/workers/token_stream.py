@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Position, SequenceOutput, SubscribeRequest, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log

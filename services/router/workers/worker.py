@@ -13,7 +13,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.types_pb2 import Attempt, WorkerRole

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from services.common.errors import from_grpc, logged_reason
 from services.common.observability.logs import get_log
 

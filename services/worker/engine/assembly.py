@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.decode.factory import decode_loop
@@ -21,9 +22,8 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import SlotPool
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import MaskBoard
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.mask_board import MaskBoard
 from baton.v1.engine_pb2 import EngineEvent
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.link.settings import LinkSettings, WindowSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffResponse
 from baton.v1.engine_pb2 import CanaryCommand, CancelCommand, DoneEvent, EngineCommand, EngineEvent
 from baton.v1.types_pb2 import WorkerRole

@@ -15,11 +15,11 @@ from __future__ import annotations
 import selectors
 from dataclasses import dataclass, field
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.engine.channel import EngineEnd

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.device.shared_memory import SharedMemory
-from baton.errors import BatonError, ErrorKind
-from baton.process_tuning import keep_freed_memory, sharpen_timers
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.engine.channel import ChannelClosedError, EngineEnd, failed_event
 from services.common.engine.launch import EngineLaunch

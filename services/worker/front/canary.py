@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import CanaryCommand, EngineCommand
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import Audit

@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from baton.base.errors import BatonError
+from baton.base.parent_death import tied
+from baton.base.process_watch import ProcessWatch
+from baton.base.python_module import python_module
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.device_watchdog import HUNG_S, HUNG_STEPS
 from baton.engine.model.source import CONFIG_FILES, resolve_model
-from baton.engine.rings.heartbeat import Heartbeat
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mask_board import MaskBoard
-from baton.errors import BatonError
-from baton.model_files import ConfigFile, ModelLimits
-from baton.parent_death import tied
-from baton.process_watch import ProcessWatch
-from baton.python_module import python_module
+from baton.engine.shared_memory.heartbeat import Heartbeat
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.mask_board import MaskBoard
+from baton.model_spec.model_files import ConfigFile, ModelLimits
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
 from services.common.engine.launch import EngineLaunch
-from services.masks.client import mask_processes
-from services.masks.process_client import MaskSetup
+from services.grammar.client import mask_processes
+from services.grammar.process_client import MaskSetup
 
 ENGINE_PROGRAM: tuple[str, ...] = python_module("services.worker.engine.main")
 _STOP_S = 5.0

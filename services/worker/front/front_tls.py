@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from baton.cluster_auth import CertificateProof
+from baton.base.cluster_auth import CertificateProof
 from baton.tls.renewal import Renewal
 from services.common.rpc.mutual_tls import mutual_tls
 

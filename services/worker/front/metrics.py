@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as PrometheusMetric
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
 from services.common.observability.metrics import (
     Metric,

@@ -12,7 +12,7 @@ from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import RestartNeededError
 
 if TYPE_CHECKING:
-    from baton.errors import NameTakenError
+    from baton.base.errors import NameTakenError
     from services.common.processes.child_protocol import StopSignal
     from services.worker.front.registration import Registration
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from baton.addresses import is_loopback
-from baton.engine.rings.layout import SharedRings
-from baton.errors import BatonError, ErrorKind, NameTakenError
-from baton.process_tuning import batch_wakeups, switch_threads_often
-from baton.process_watch import ProcessWatch
+from baton.base.addresses import is_loopback
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.process_tuning import batch_wakeups, switch_threads_often
+from baton.base.process_watch import ProcessWatch
+from baton.engine.shared_memory.layout import SharedRings
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
@@ -47,8 +47,8 @@ from services.common.processes.child_protocol import (
 from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
-from services.masks.client import MaskClient
-from services.masks.grammar_kinds import OUTPUT_FORMATS
+from services.grammar.client import MaskClient
+from services.grammar.grammar_kinds import OUTPUT_FORMATS
 from services.prefill.servicer import PrefillServicer
 from services.worker.front.canary import INTERVAL_S, Canary, audit_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine

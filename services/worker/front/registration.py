@@ -10,8 +10,8 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from baton.cluster_auth import secret_name
-from baton.errors import BatonError, NameTakenError
+from baton.base.cluster_auth import secret_name
+from baton.base.errors import BatonError, NameTakenError
 from baton.state import Lease, Member, State
 
 if TYPE_CHECKING:

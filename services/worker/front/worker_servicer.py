@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError
-from baton.process_watch import process_space
+from baton.base.errors import BatonError
+from baton.base.process_watch import process_space
 from baton.v1.engine_pb2 import EngineCommand, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load

@@ -11,8 +11,8 @@ import pytest
 
 from baton.v1.types_pb2 import Grammar, Limits
 from bench.cluster.vocabulary import write_tokenizer
-from services.masks.matcher import Matchers
-from tests.masks.model import open_grammar
+from services.grammar.matcher import Matchers
+from tests.grammar.model import open_grammar
 
 
 def test_the_vocabulary_has_every_id_once(tmp_path: Path) -> None:

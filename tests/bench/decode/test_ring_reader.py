@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from baton.engine.rings.output_ring import Finish, Record
+from baton.engine.shared_memory.output_ring import Finish, Record
 from bench.decode.ring_reader import Outlet
 from bench.decode.token_consumer import consume
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from bench.cluster.baton_up import write_model
 from bench.goodput.arms import Arm, parse_arm
 from bench.goodput.gpus import GpuPool, visible_gpus

@@ -13,7 +13,7 @@ from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from bench.engine_driver import take
 from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 

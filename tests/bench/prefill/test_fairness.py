@@ -15,7 +15,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
 from bench.prefill.alone import one_at_a_time, run_alone
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness

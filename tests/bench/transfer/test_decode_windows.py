@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import bench.transfer.devices
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from bench.decode.clocks import ClockReader
 from bench.decode.engine import DecodeEngine
 from bench.decode.step_lines import StepLines

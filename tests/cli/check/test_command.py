@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.cli.check import command
-from baton.cli.main import main
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cli.check import command
+from services.cli.main import main
 from services.common.config.tls import Auth
 from tests.router.conftest import MODEL, Site, SiteMaker, model_folder, site
 
@@ -24,7 +24,7 @@ KEY = "sk-of-the-check"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again soon."""
-    monkeypatch.setattr("baton.cli.check.command._RETRY_S", 0.05)
+    monkeypatch.setattr("services.cli.check.command._RETRY_S", 0.05)
 
 
 def written(folder: Path, **settings: Any) -> str:

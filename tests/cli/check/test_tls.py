@@ -14,8 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton.cli.check.command import Check
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cli.check.command import Check
 from services.common.config.check import CheckFile
 from tests.certificates import self_signed
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.cli.fetch_model.command import fetch
-from baton.cli.main import main
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cli.fetch_model.command import fetch
+from services.cli.main import main
 from services.common.config.files import ModelSource
 from tests.support.fake_hub import COMMIT, FakeHub, serving
 
@@ -139,7 +139,7 @@ def test_the_command(hub: FakeHub, tmp_path: Path) -> None:
     source = {"hub_id": "owner/model", "files": "tokenizer"}
     file.write_text(yaml.safe_dump({"model": str(folder), "router": {}, "model_source": source}))
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "baton.cli.main", "fetch-model", "--config", str(file)]
+    command = [sys.executable, "-m", "services.cli.main", "fetch-model", "--config", str(file)]
     both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(2)]
     errors = [process.communicate(timeout=60)[1].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0], errors

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from baton.cli.common import admin_call
-from baton.cli.main import main
-from baton.cli.status import source as status_source
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import to_status
+from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.grpc_errors import to_status
 from baton.v1 import router_pb2
+from services.cli.common import admin_call
+from services.cli.main import main
+from services.cli.status import source as status_source
 from tests.cli.status.statuses import decode, prefill, status
 
 COMMANDS = [["status"], ["top", "--once"]]

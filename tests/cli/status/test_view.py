@@ -8,11 +8,11 @@ from unittest.mock import AsyncMock
 import pytest
 from rich.console import Console
 
-from baton.cli.common.formatting import bytes_text, duration, short_count
-from baton.cli.status import command
-from baton.cli.status.slow_worker import slow_worker
-from baton.cli.status.top_view import TopView, slot_map, sparkline
 from baton.v1 import admin_pb2, worker_pb2
+from services.cli.common.formatting import bytes_text, duration, short_count
+from services.cli.status import command
+from services.cli.status.slow_worker import slow_worker
+from services.cli.status.top_view import TopView, slot_map, sparkline
 from tests.cli.status.statuses import decode, prefill, status
 
 WIDTHS = [80, 100, 160, 180]

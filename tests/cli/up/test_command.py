@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from services.common.processes.process_tree import descendants
 
 HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.cli.up.embedded_redis import EmbeddedRedis
 from baton.state import State
+from services.cli.up.embedded_redis import EmbeddedRedis
 from services.common.processes.process_tree import descendants
 from tests.state.waiting import until
 

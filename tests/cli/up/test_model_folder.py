@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.up.model_folder import demo_folder, with_model
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cli.up.model_folder import demo_folder, with_model
 from services.common.config.up import UpConfig
 
 

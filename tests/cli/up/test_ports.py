@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.cli.main import main
-from baton.cli.up.command import require_free_ports
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cli.main import main
+from services.cli.up.command import require_free_ports
 from services.common.config.up import UpConfig
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.up.random_checkpoint import BOS, EOS, VOCAB, random_checkpoint
+from services.cli.up.random_checkpoint import BOS, EOS, VOCAB, random_checkpoint
 
 FILES = [
     "config.json",

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from baton.cli.up.router_process import RouterProcess
+from services.cli.up.router_process import RouterProcess
 from services.common.config.router import RouterConfig
 
 ROUTER = """

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from baton.cli import worker as worker_command
-from baton.cli.main import main
-from baton.cli.up import settings
-from baton.cli.up.embedded_redis import EmbeddedRedis
-from baton.cli.up.local_cluster import (
+from baton.base.errors import BatonError
+from services.cli import worker as worker_command
+from services.cli.main import main
+from services.cli.up import settings
+from services.cli.up.embedded_redis import EmbeddedRedis
+from services.cli.up.local_cluster import (
     cluster_config,
     router_config,
     state_config,
     with_generated_secrets,
     worker_configs,
 )
-from baton.errors import BatonError
 from services.common.config.router import RouterConfig
 from services.common.config.state import StateConfig
 from services.common.config.up import UpConfig

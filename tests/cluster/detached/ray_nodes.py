@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.cluster.local_ray import STARTED, free_ports
+from services.cluster.local_ray import STARTED, free_ports
 from services.common.processes.process_tree import descendants
 
 START_S = 60.0

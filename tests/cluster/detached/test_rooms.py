@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster.detached.rooms import MAX_PLACES, Node, find_room, first_free_place, gpu_share
+from services.cluster.detached.rooms import MAX_PLACES, Node, find_room, first_free_place, gpu_share
 from services.common.config.types import Role
 
 GPU = {"GPU": 4.0, "baton-prefill": 1.0, "baton-decode": 3.0}

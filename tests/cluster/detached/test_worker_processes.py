@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from baton.cli.main import _parser
-from baton.cli.supervise import supervise_config
-from baton.cluster import ray_worker_processes
-from baton.cluster.detached import worker_processes
-from baton.cluster.detached.rooms import Node
-from baton.cluster.detached.worker_processes import DetachedWorkerProcesses
-from baton.cluster.report import Failure, Phase, Report
-from baton.cluster.supervision import NoRoomError
+from services.cli.main import _parser
+from services.cli.supervise import supervise_config
+from services.cluster import ray_worker_processes
+from services.cluster.detached import worker_processes
+from services.cluster.detached.rooms import Node
+from services.cluster.detached.worker_processes import DetachedWorkerProcesses
+from services.cluster.report import Failure, Phase, Report
+from services.cluster.supervision import NoRoomError
 from services.common.config.cluster import ClusterConfig
 
 SECRETS = {name: f"{name}-that-nobody-else-may-know" for name in ("cluster", "prefix")}

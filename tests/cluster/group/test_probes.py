@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from baton.cluster.group.metrics import group_registry
-from baton.cluster.group.probes import GroupProbes
-from baton.cluster.report import ClusterStatus, Phase, Report
+from services.cluster.group.metrics import group_registry
+from services.cluster.group.probes import GroupProbes
+from services.cluster.report import ClusterStatus, Phase, Report
 from services.common.config.worker import WorkerConfig
 
 WORKERS = [WorkerConfig(name=f"{role}-0", role=role, model="m") for role in ("prefill", "decode")]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.kernel_files.environment import kernels_here
 from baton.device.kernel_files.manifest import MANIFEST, KernelManifest
-from baton.errors import BatonError, ErrorKind
 from deploy.release import images
 
 MADE = KernelManifest("0.1.0", "2.11.0+cu130", "3.6.0", "9.0")

@@ -181,7 +181,7 @@ def mask_processes(cluster: Cluster) -> list[int]:
     found = []
     for pid in descendants(cluster.process.pid):
         with contextlib.suppress(OSError):
-            if "services.masks.process" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "services.grammar.process" in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)
     return found
 

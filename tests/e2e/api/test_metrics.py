@@ -186,7 +186,16 @@ def test_top_on_a_terminal_ends_at_q(cluster: Cluster) -> None:
 
 
 def test_the_worker_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "baton.cli.main", "worker", "--role", "decode", "--model", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli.main",
+        "worker",
+        "--role",
+        "decode",
+        "--model",
+        str(tmp_path),
+    ]
     done = subprocess.run([*command, "--metrics-port", "x"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     assert "metrics_port" in done.stderr

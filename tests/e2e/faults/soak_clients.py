@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc.aio
 import httpx
 
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import from_status
+from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason
 from services.common.errors import openai_body

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from baton.v1.admin_pb2 import WorkerState, WorkerStatus
 from tests.e2e.support.cluster import Cluster, eventually
 

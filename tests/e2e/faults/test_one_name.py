@@ -23,7 +23,7 @@ from tests.e2e.support.redis_server import redis_server
 # Codes after which the documentation has a worker restarted.
 _RESTARTED = (1, 3, 4)
 _QUIET_S = 20.0
-_BATON = (sys.executable, "-m", "baton.cli.main")
+_BATON = (sys.executable, "-m", "services.cli.main")
 _PLACE = ("--redis-namespace", "one-name", "--host", "127.0.0.1")
 _WORKER = ("worker", "--role", "decode", "--model", "demo", "--name", "d2-decode-0", *_PLACE)
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from services.common.processes.process_tree import descendants
 from tests.e2e.support import eager_canaries
 from tests.e2e.support.cluster import MODEL, assert_all_free

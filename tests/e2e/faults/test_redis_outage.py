@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from baton.errors import BatonError
-from baton.process_stat import is_running
+from baton.base.errors import BatonError
+from baton.base.process_stat import is_running
 from baton.state import State
 from services.common.processes.process_tree import descendants
 from tests.e2e.operations.test_bad_commands import baton

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.process_stat import is_running, process_stat
+from baton.base.process_stat import is_running, process_stat
 from services.common.processes.process_tree import descendants
 from tests.e2e.support.cluster import Answer, Cluster, assert_all_free
 from tests.e2e.support.workers import loose_workers

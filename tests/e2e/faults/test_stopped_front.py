@@ -22,11 +22,11 @@ import grpc.aio
 import pytest
 import torch
 
+from baton.base.process_stat import process_stat
 from baton.device.shared_memory import SharedMemory
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import RingReader
 from baton.engine.sequence import SamplingParams
-from baton.process_stat import process_stat
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import RingReader
 from baton.v1.decode_pb2 import ReserveRequest, SubscribeRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest

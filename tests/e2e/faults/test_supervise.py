@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.cluster.local_ray import free_ports
+from services.cluster.local_ray import free_ports
 from services.common.processes.run_folder import RunFolder
 from tests.cluster.detached.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
 from tests.e2e.support.prometheus_names import group_page, series_of
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SECRET = "secret-of-a-cluster-on-ray"
 WITHIN_S = 150.0
-BATON = (sys.executable, "-m", "baton.cli.main")
+BATON = (sys.executable, "-m", "services.cli.main")
 HOST = "127.0.0.9"
 
 

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.cluster.local_ray import LocalRay
-from baton.process_stat import is_running, process_stat
+from baton.base.process_stat import is_running, process_stat
 from baton.v1.worker_pb2 import Audit
+from services.cluster.local_ray import LocalRay
 from tests.e2e.support.cluster import (
     CLUSTER_SECRET,
     Cluster,
@@ -200,7 +200,7 @@ async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) 
     """The parent and the owner of Ray are killed at once; the reaper ends the rest."""
     with baton_up(model, ray="local") as cluster:
         left = processes(cluster)
-        (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m baton.cluster")]
+        (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m services.cluster")]
         cluster.process.kill()
         os.kill(owner, signal.SIGKILL)
         await eventually(lambda: not any(is_running(pid) for pid in left), 10)
@@ -283,5 +283,5 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
 
 def ray_folder(commands: dict[int, str]) -> Path:
     """The private folder of a cluster's own Ray."""
-    (reaper,) = [command for command in commands.values() if "baton.cluster.ray_reaper" in command]
-    return Path(reaper.split("baton.cluster.ray_reaper ")[1].split()[0])
+    (reaper,) = [command for command in commands.values() if "services.cluster.ray_reaper" in command]
+    return Path(reaper.split("services.cluster.ray_reaper ")[1].split()[0])

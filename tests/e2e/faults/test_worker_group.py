@@ -30,7 +30,7 @@ from tests.e2e.support.workers import ROUTER, _ready, _start, _stop
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
-BATON = (sys.executable, "-m", "baton.cli.main")
+BATON = (sys.executable, "-m", "services.cli.main")
 NAMESPACE = "group-test"
 DRAIN_S = 60.0
 # Of workers that compile their kernels.

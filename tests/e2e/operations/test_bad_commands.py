@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.main import main
+from services.cli.main import main
 from tests.e2e.support.cluster import CLUSTER_SECRET
 from tests.support.checkpoints import FAMILIES
 
@@ -37,7 +37,7 @@ def taken() -> Iterator[str]:
 
 def baton(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    command = [sys.executable, "-m", "baton.cli.main", *arguments]
+    command = [sys.executable, "-m", "services.cli.main", *arguments]
     environment = {**os.environ, "BATON_CLUSTER_SECRET": CLUSTER_SECRET}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, env=environment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from tests.e2e.support.cluster import descendants
 
 
@@ -21,7 +21,7 @@ def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
     children: set[int] = set()
     with shown.open("w") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "demo", "--ray-address", "none"],
+            [sys.executable, "-m", "services.cli.main", "demo", "--ray-address", "none"],
             stdout=out,
             stderr=err,
             start_new_session=True,

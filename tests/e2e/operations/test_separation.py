@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
+from baton.model_spec.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
@@ -141,7 +141,7 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
 
 
 async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
-    """`baton.process_tuning`, of every thread: gRPC starts its own."""
+    """`baton.base.process_tuning`, of every thread: gRPC starts its own."""
     audits = await serve(cluster, LENGTHS[:1])
     engines = [audit.engine_pid for audit in audits.values()]
     streaming = [audit.front_pid for audit in audits.values()]

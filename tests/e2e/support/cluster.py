@@ -19,8 +19,8 @@ import grpc
 import grpc.aio
 import httpx
 
-from baton.process_stat import is_running
-from baton.python_module import python_module
+from baton.base.process_stat import is_running
+from baton.base.python_module import python_module
 from baton.v1.admin_pb2 import (
     AdminServiceGetAuditRequest,
     AdminServiceGetStatusRequest,
@@ -170,7 +170,7 @@ async def assert_all_free(cluster: Cluster, within_s: float) -> None:
 
 
 WITHOUT_RAY = os.environ.get("BATON_TEST_RAY", "none")
-BATON = python_module("baton.cli.main")
+BATON = python_module("services.cli.main")
 # Names of modules that are files in the folder where clusters run, as users may have them there.
 LOCAL_MODULES = (
     "queue",

@@ -15,11 +15,11 @@ import os
 import sys
 from functools import partial
 
-from baton.cli.main import _parser
-from baton.cli.up.command import up
-from baton.cli.up.local_cluster import Programs
-from baton.cli.up.model_folder import with_model
-from baton.cli.up.settings import load
+from services.cli.main import _parser
+from services.cli.up.command import up
+from services.cli.up.local_cluster import Programs
+from services.cli.up.model_folder import with_model
+from services.cli.up.settings import load
 
 
 def program(module: str) -> tuple[str, ...]:

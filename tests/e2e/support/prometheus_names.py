@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.cluster.group.metrics import group_registry
-from baton.cluster.group.probes import GroupProbes
-from baton.cluster.report import ClusterStatus, Phase, Report
+from services.cluster.group.metrics import group_registry
+from services.cluster.group.probes import GroupProbes
+from services.cluster.report import ClusterStatus, Phase, Report
 from services.common.config.worker import WorkerConfig
 from services.common.observability.metrics import render
 

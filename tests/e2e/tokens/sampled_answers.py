@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import openai
 
 from baton.client import AsyncClient, Message, TokenLogprobs
-from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.e2e.support.cluster import MODEL
 from tests.e2e.tokens.sampled_asks import Ask
 from tests.support.text_truth import TextTruth

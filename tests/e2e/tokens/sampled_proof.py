@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 
 from baton.client import AsyncClient
-from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.e2e.support.cluster import Cluster
 from tests.e2e.tokens.sampled_answers import Answer, Api, GrpcApi, OpenAIApi, Reported
 from tests.e2e.tokens.sampled_asks import Ask

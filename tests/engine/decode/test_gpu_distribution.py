@@ -25,8 +25,8 @@ from scipy import stats
 
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weights import random_weights
-from baton.engine.rings.mailbox import Feature
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.crowd import Crowd, Request
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_distribution, naive_edited

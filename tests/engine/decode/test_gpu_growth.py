@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from baton.engine.memory.host_blocks import HostBlocks
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.output_ring import Finish
 from tests.engine.local_engine import LocalEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.rings.mailbox import Feature
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.sampled_batch import Request, SampledBatch
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.output_ring import Finish
 from tests.engine.local_engine import CONFIG, LocalEngine
 from tests.engine.sampled_batch import mask_bits
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.output_ring import Finish
 from tests.engine.local_engine import LocalEngine
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 3, 4, 5, 16, 17, 33)]

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.checkpoint import checkpoint_digest
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
@@ -21,7 +22,6 @@ from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors
 from baton.engine.model.weights import joined, random_digest, weight_bytes
-from baton.errors import BatonError, ErrorKind
 from tests.engine.dense_weights import load_weights, packed, random_weights, weight_places
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint

@@ -17,7 +17,7 @@ from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from tests.support.events import FakeEvent
 
 VOCAB = 11

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.block_pools import BlockPools
+from baton.engine.prefill.chunk_sizes import LEAST_UNITS, SLACK
 from baton.engine.prefill.cost import PrefillCost
-from baton.engine.prefill.filling import LEAST_UNITS, SLACK
 from baton.engine.prefill.row_times import RowTimes
 from baton.engine.prefill.scheduler import (
     AGED_PASSES,
@@ -21,8 +22,7 @@ from baton.engine.prefill.scheduler import (
     StepBounds,
 )
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.errors import BatonError, ErrorKind
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=4),))
 

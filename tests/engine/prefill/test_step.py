@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 
 def test_a_step_has_the_data_of_its_chunks() -> None:

@@ -10,7 +10,7 @@ import torch
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 # Two groups of unlike blocks: 2 * 4 * 8 and 3 * 4 * 8 floats.
 LAYOUT = Layout(

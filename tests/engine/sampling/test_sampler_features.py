@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from baton.engine.prefill.first_token import draw_first, first_logprobs
-from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Penalties
 from baton.engine.sampling.logprobs import likeliest, logprobs_of
 from baton.engine.sampling.reference import Sampling, sample
 from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.engine.token_filters import filtered
 from tests.support.naive_sampler import naive_distribution, naive_edited, naive_logprobs, naive_token
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weights import random_weights
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.output_ring import Finish
 from bench.engine_driver import finish
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_logprobs, naive_token

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from baton.base.errors import BatonError
 from baton.device.stream import Event
-from baton.errors import BatonError
 from kvtransfer.link.interfaces import Connector, DeviceSenderWire, SenderWire
 from kvtransfer.protocol.frames import (
     Commit,

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.events import Committed
 from kvtransfer.sender.transfer import TransferState

@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from kvtransfer.protocol.frames import Commit, Piece, Withdraw, WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.support.peers import ODD

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.frames import WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers

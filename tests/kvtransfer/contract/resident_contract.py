@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.events import Committed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.layout import FP8, CacheGroup, Layout, Plane, key_value_planes
+from baton.model_spec.layout import FP8, CacheGroup, Layout, Plane, key_value_planes
 from kvtransfer.device.reference import Run
 from kvtransfer.device.resplit import Common, Split
 from kvtransfer.protocol.checksum import PieceChecksum

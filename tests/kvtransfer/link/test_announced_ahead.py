@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.link.interfaces import DeviceReceiverWire
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted

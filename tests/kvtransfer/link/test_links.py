@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from _pytest.mark import ParameterSet
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.events import Committed, Withdrawn
 from kvtransfer.sender.events import Acknowledged, Failed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse, SignedOpenLinkRequest
 from kvtransfer.protocol.frames import StopAck, encode

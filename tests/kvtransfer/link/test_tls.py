@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.tls.mutual import MutualTls, Role
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest

@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.protocol.ticket import MIN_SECRET_BYTES, TicketSigner, resident_counts

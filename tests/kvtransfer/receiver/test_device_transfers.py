@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.device.scatter import MovedPiece, Outcome
 from kvtransfer.link.staging import Owner
 from kvtransfer.protocol.frames import Commit, Credit, FrameError, Piece, Refused, Stop, StopReason, Withdraw

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol import frames

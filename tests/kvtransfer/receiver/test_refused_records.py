@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import Commit, Metadata, Refused, Stop, StopReason, WithdrawReason

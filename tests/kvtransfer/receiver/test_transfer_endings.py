@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol import frames
 from kvtransfer.protocol.frames import Stop, StopReason, Withdraw, WithdrawReason
 from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted, Withdrawn

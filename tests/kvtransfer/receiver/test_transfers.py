@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.link.staging import Owner
 from kvtransfer.protocol import frames

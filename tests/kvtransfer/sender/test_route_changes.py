@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from tests.kvtransfer.support.peers import until
 from tests.kvtransfer.support.several_routes import LOST, SeveralRoutes, logged
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.link_device import LinkDevice
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.link.settings import WindowSettings

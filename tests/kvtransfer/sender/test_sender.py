@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import (

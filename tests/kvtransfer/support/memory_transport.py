@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.frame_queue import receiver_queue, sender_queue
 from kvtransfer.link.interfaces import LinkRequest

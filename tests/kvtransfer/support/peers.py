@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity

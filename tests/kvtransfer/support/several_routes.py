@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.protocol.addresses import Endpoint

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.protocol.addresses import Endpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import Usage
 from baton.v1.types_pb2 import Logprobs, Sampling, TokenLogprob
 from services.router.api.openai_response import CompletionResponse

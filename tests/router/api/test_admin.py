@@ -14,9 +14,8 @@ import httpx
 import pytest
 import structlog
 
-from baton.cli.main import main
-from baton.cluster_auth import SECRET_VARIABLE, RpcToken, admin_metadata
-from baton.errors import BatonError
+from baton.base.cluster_auth import SECRET_VARIABLE, RpcToken, admin_metadata
+from baton.base.errors import BatonError
 from baton.v1.admin_pb2 import (
     WORKER_STATE_DRAINING,
     WORKER_STATE_READY,
@@ -27,6 +26,7 @@ from baton.v1.admin_pb2 import (
 from baton.v1.router_pb2 import GetStatusRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
+from services.cli.main import main
 from services.common.config.router import RouterSettings
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.fake_workers import FakeCluster, FakeWorker

@@ -20,8 +20,8 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.errors import ErrorKind, FieldError
-from baton.grpc_errors import from_status
+from baton.base.errors import ErrorKind, FieldError
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool, ToolChoice
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias
 from services.common.config.tls import Auth

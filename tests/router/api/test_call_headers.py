@@ -7,8 +7,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.errors import ErrorKind, FieldError
-from baton.grpc_errors import from_status
+from baton.base.errors import ErrorKind, FieldError
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
 from baton.v1.types_pb2 import Grammar
 from tests.router.conftest import EOS, MODEL, Site, SiteMaker, ids_request

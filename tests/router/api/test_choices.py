@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.errors import ErrorKind
-from baton.grpc_errors import from_status
+from baton.base.errors import ErrorKind
+from baton.rpc.grpc_errors import from_status
 from baton.v1.types_pb2 import LogitBias
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
-from baton.grpc_errors import from_status
+from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 from services.common.config.tls import Auth
 from tests.router.conftest import Site, SiteMaker, ids_request

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.json_bodies import MOST_LEVELS, parse_json
 from tests.router.conftest import MODEL, SiteMaker
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from baton.errors import BatonError, FieldError
+from baton.base.errors import BatonError, FieldError
 from baton.state.embedded import EmbeddedServer
 from services.common.config.router import ResponseStorage, RouterConfig
 from services.router.conversations import stored_responses

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from baton.cli.up import settings
-from baton.cli.up.local_cluster import router_config
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from services.cli.up import settings
+from services.cli.up.local_cluster import router_config
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.config.tls import Auth
 from services.common.config.up import UpConfig

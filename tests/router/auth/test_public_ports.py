@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.client import AsyncClient, BatonError, Client, ErrorKind
-from baton.grpc_errors import from_status
+from baton.rpc.grpc_errors import from_status
 from loadgen.common.errors import LoadgenError
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.preflight import served_model

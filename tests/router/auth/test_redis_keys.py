@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.api_keys import ApiKey, key_hash
-from baton.errors import BatonError, ErrorKind
+from baton.base.api_keys import ApiKey, key_hash
+from baton.base.errors import BatonError, ErrorKind
 from baton.state.embedded import EmbeddedServer
 from baton.state.key_view import KeyView
 from baton.state.redis_keys import KeyListing

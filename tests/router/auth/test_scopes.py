@@ -12,8 +12,8 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from baton.errors import ErrorKind
-from baton.grpc_errors import from_status
+from baton.base.errors import ErrorKind
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import DESCRIPTOR, GetStatusRequest, ListModelsRequest
 from services.common.config.tls import Auth
 from services.router.auth import scopes

@@ -18,7 +18,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.cluster_auth import RpcToken
+from baton.base.cluster_auth import RpcToken
 from baton.v1.admin_pb2 import DESCRIPTOR as ADMIN
 from services.common.config.tls import Auth
 from services.router.auth.http_auth import KeyedRoute

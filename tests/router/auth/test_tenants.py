@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.errors import ErrorKind
-from baton.grpc_errors import from_status
+from baton.base.errors import ErrorKind
+from baton.rpc.grpc_errors import from_status
 from services.common.config.tls import Auth
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.placement.prefix_affinity import PromptBlocks

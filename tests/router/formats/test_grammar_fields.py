@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.types_pb2 import Choices, Grammar
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody

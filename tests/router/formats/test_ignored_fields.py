@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from services.router.formats.ignored_fields import HEADER, IgnoredFields, shown
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats import json_counts
 from services.router.formats.json_counts import check_counts
 from services.router.request.sizes import check_document

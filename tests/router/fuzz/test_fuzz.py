@@ -19,8 +19,8 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import from_status
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import GenerateResponse
 from services.common.errors import http_status
 from services.router.workers import directory

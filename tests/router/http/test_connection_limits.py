@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.common.config.router import ConnectionLimits
 from services.router.http.connections import RESERVE, Connections, client_address
 from services.router.http.descriptors import raise_descriptor_limit, within_descriptors

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.types_pb2 import Attempt

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.errors import BatonError, ErrorKind, FailureCause
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.state.journal import Receipt
 from baton.v1.decode_pb2 import ReserveResponse, Ticket
 from baton.v1.prefill_pb2 import FirstToken

@@ -16,8 +16,8 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError
-from baton.grpc_errors import to_status
+from baton.base.errors import BatonError
+from baton.rpc.grpc_errors import to_status
 from baton.v1.decode_pb2 import CancelResponse, SequenceOutput
 from baton.v1.prefill_pb2 import PrefillResponse
 from baton.v1.types_pb2 import Attempt, Logprobs, Sampling, WorkerIdentity, WorkerRole

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.block_hash import MAX_RESERVE_HASHES
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.model_spec.block_hash import MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import (
     AttachRequest,
     AttachResponse,

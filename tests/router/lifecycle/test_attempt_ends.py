@@ -10,7 +10,7 @@ import grpc
 import pytest
 import structlog
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.prefill_pb2 import (
     FirstToken,
     HandedOff,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.types_pb2 import Attempt, FinishReason, WorkerRole

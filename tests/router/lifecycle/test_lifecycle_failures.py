@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffResponse, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.router_pb2 import Usage

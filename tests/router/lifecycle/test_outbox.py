@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.router.lifecycle.outbox import MOST_TAKEN, Outbox, UnreadBudget
 from services.router.request.request import Delta, Finish

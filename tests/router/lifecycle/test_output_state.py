@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
 from baton.v1.types_pb2 import Attempt, FinishReason, Sampling

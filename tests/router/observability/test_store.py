@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.embedded import EmbeddedServer
 from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, AdminServiceGetStatusRequest, StoreStatus

@@ -19,7 +19,7 @@ from statistics import median
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeResponse, Rates
 from services.router.placement.claim import Claim
 from services.router.placement.placement import Cached, Placement

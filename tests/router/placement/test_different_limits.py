@@ -20,8 +20,8 @@ from typing import cast
 import grpc.aio
 import pytest
 
-from baton.errors import BatonError, ErrorKind, FieldError
-from baton.grpc_errors import from_status
+from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.types_pb2 import Choices, Grammar, WorkerRole
 from baton.v1.worker_pb2 import WorkerLimits

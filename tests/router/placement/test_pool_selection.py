@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import structlog.testing
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
 from baton.v1.worker_pb2 import DescribeResponse, Pool
 from services.router.placement.pools import Pools, bind

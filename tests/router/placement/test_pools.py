@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 import structlog.testing
 
-from baton.cli.main import main
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, PoolStatus, SwitchPoolRequest, WorkerState
 from baton.v1.types_pb2 import WorkerRole
+from services.cli.main import main
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeWorker

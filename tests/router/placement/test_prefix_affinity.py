@@ -8,8 +8,8 @@ from typing import cast
 import grpc
 import pytest
 
-from baton.block_hash import BlockHasher
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
+from baton.model_spec.block_hash import BlockHasher
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.placement.claim import Claim

@@ -17,7 +17,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, DrainRequest
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GetStatusRequest

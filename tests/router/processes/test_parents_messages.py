@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router import process
 from services.router.app import Router
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.placement.placement import Placement
 from services.router.queue.deadlines import check_deadline
 from services.router.queue.drain_rate import LEAST_PLACEMENTS, DrainRate

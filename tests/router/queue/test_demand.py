@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.placement.claim import Claim
 from services.router.placement.placement import Placement
 from services.router.queue.counted_queue import CountedQueue

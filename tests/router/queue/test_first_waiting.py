@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.router.placement.claim import Claim
 from services.router.queue import waiting_queue
 from services.router.queue.waiting_queue import WaitingQueue

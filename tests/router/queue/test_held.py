@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import WorkerLimits
 from services.router.placement.claim import Claim
 from services.router.queue.waiting_queue import WaitingQueue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.placement.claim import PrefillClaim
 from services.router.placement.placement import Placement
 from services.router.queue.waiting_queue import WaitingQueue

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request.sizes import check_document, check_message, has_many_messages, max_body_bytes

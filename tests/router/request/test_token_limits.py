@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import ErrorKind, FieldError
+from baton.base.errors import ErrorKind, FieldError
 from services.router.request import validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import ErrorKind, FieldError
+from baton.base.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias, Sampling
 from services.router.request import validate
 from services.router.request.request import Chat, ChatTurn, ParsedRequest

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from baton.state import State
 from baton.state.embedded import EmbeddedServer
 from baton.state.stores import Quotas

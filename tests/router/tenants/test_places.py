@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.places import Places
 from services.router.tenants.tenants_file import TenantLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.tenants.account import CallCost, TenantAccount
 from services.router.tenants.tenants_file import parse_tenants

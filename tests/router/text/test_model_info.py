@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.request.request import Chat, ChatTurn
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.model_info import ModelInfo

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.request import sizes
 from services.router.request.request import Chat, ChatTurn
 from services.router.text import render_budget

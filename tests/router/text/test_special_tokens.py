@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from services.router.request.request import Chat, ChatTurn
 from services.router.text.model_info import ModelInfo

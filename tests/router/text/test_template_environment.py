@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError
+from baton.base.errors import BatonError
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer

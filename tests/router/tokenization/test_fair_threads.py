@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.router.request.request import ParsedRequest
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.caller import Caller

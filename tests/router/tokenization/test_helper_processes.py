@@ -16,10 +16,10 @@ import grpc.aio
 import httpx
 import pytest
 
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_stat import is_running
+from baton.base.process_watch import Activity
 from baton.client import AsyncClient
-from baton.errors import BatonError, ErrorKind
-from baton.process_stat import is_running
-from baton.process_watch import Activity
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.tools.parameter_types import MOST_VISITS, ParameterValue, types_of_tools
 
 SCHEMA: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.prefill_defaults import ALONE_STEP_S
+from baton.base.prefill_defaults import ALONE_STEP_S
 from services.router.workers.backlog import MOST_PROMPTS, Backlog, BacklogPart, Prompt, seconds_by_length
 
 

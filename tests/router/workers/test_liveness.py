@@ -10,8 +10,8 @@ import random
 import grpc.aio
 import pytest
 
-from baton.errors import BatonError, ErrorKind
-from baton.process_watch import Activity, ProcessWatch, process_space
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_watch import Activity, ProcessWatch, process_space
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from services.router.workers import liveness
 from services.router.workers.liveness import CHECK_INTERVAL_S, FrontProcess, LivenessTimer

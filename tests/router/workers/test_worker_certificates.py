@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.cluster_auth import CertificateProof, secret_name
+from baton.base.cluster_auth import CertificateProof, secret_name
 from baton.state import Member
 from baton.state.records import new_incarnation
 from baton.tls.mutual import MutualTls

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from services.router.workers.worker_error import WorkerError, client_error
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.plaintext import plaintext_ports
 from services.common.config.tls import InternalTls
 from services.common.config.worker import TransferConfig, WorkerConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.engine_pb2 import (
     EngineCommand,

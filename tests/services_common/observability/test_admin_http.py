@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.addresses import split_address
+from baton.base.addresses import split_address
 from services.common.observability import small_http
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.metrics import ScrapedCollector, process_metrics

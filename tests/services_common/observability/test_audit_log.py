@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.cli.main import main
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from services.cli.main import main
 from services.common.observability import audit_log
 from services.common.observability.audit_chain import FIRST_HASH, AuditRecord, verify
 from services.common.observability.audit_log import MOST_FAILURES_PER_S, AuditFile, AuditLog

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 import structlog
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.errors import abort, from_grpc
 from services.common.observability.fault_barrier import FaultBarrier
 from services.common.rpc.grpc_server import GrpcServer

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.observability.histogram import Histogram
 from services.common.observability.metrics import (
     Metric,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from services.common.processes.child_protocol import RestartNeededError, exit_code
 
 

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.cluster_auth import METADATA_KEY, RpcToken, link_key
-from baton.errors import ErrorKind
+from baton.base.cluster_auth import METADATA_KEY, RpcToken, link_key
+from baton.base.errors import ErrorKind
 from services.common.errors import from_grpc
 from services.common.rpc.grpc_server import GrpcServer, channel_options
 from services.common.rpc.internal_rpc import internal_channel

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.tls.material import Chain
 from baton.tls.mutual import MutualTls
 from baton.tls.renewal import Renewal

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from baton.block_hash import BlockHasher
-from baton.engine.rings.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
+from baton.engine.shared_memory.output_ring import Finish
+from baton.model_spec.block_hash import BlockHasher
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.prefill_pb2 import ProvideTicketRequest

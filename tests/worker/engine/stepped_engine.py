@@ -8,11 +8,11 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
+from baton.base.errors import ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.output_ring import Finish, Record
-from baton.errors import ErrorKind
+from baton.engine.shared_memory.layout import SharedRings
+from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import ReserveRequest, Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, SlotEndedCommand
 from baton.v1.prefill_pb2 import PrefillRequest

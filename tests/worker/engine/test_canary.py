@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.engine_pb2 import CanaryCommand
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import GetAuditRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.types_pb2 import Sampling
 from baton.v1.worker_pb2 import WorkerLimits
 from kvtransfer.protocol.addresses import IPC

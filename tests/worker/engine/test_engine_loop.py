@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.decode.cost import DecodeCost, StepCurve
-from baton.engine.rings.heartbeat import UNKNOWN_STEP_S
-from baton.engine.rings.output_ring import Finish
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import GetHandoffRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import CancelCommand, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import PrefillRequest

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device import nccl_channel
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig

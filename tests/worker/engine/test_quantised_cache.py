@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
+from baton.engine.shared_memory.output_ring import Finish
 from services.common.config.worker import TransferConfig, Transport, WorkerConfig
 from tests.worker.engine.engine_pair import Pair
 from tests.worker.engine.stepped_engine import SteppedEngine

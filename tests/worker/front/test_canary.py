@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.worker_pb2 import Audit
 from services.common.config.types import Role

@@ -10,10 +10,10 @@ from typing import Literal
 
 import pytest
 
+from baton.base.errors import BatonError, ErrorKind
+from baton.base.process_watch import Activity, ProcessWatch
 from baton.device.shared_memory import SharedMemory
-from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
-from baton.errors import BatonError, ErrorKind
-from baton.process_watch import Activity, ProcessWatch
+from baton.engine.shared_memory.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
@@ -22,7 +22,7 @@ from services.common.processes.drain import Drain
 from services.worker.front import worker_servicer
 from services.worker.front.engine_handle import _mask_setup, detect_hang
 from services.worker.front.worker_servicer import WorkerServicer
-from tests.masks.model import VOCAB_SIZE, make_folder
+from tests.grammar.model import VOCAB_SIZE, make_folder
 
 
 async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:

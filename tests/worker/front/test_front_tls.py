@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster_auth import CertificateProof
+from baton.base.cluster_auth import CertificateProof
 from baton.state.embedded import EmbeddedServer
 from baton.tls.mutual import MutualTls
 from baton.tls.renewal import Renewal

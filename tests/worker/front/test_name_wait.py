@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from baton.errors import NameTakenError
+from baton.base.errors import NameTakenError
 from services.common.processes.child_protocol import RestartNeededError, StopSignal
 from services.worker.front.name_wait import wait_for_name
 from services.worker.front.registration import Registration

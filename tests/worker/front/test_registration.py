@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind, NameTakenError
+from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.embedded import EmbeddedServer
 from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity

@@ -1,6 +1,7 @@
 """What a model is: shapes, rotary embeddings, windows, biases, norms. Torch-free.
 
-`families` reads it from a model's folder. What the router needs of the same files is in `baton.model_files`.
+`families` reads it from a model's folder. What the router needs of the same files is in
+`baton.model_spec.model_files`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from baton.engine.model.config.rope_config import LATER_FIELDS, RopeConfig
 from baton.engine.model.quantization.scheme import Scheme
-from baton.layout import CacheGroup, Layout, key_value_planes
+from baton.model_spec.layout import CacheGroup, Layout, key_value_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class ModelConfig:
 
     def layout(self, block_tokens: int, dtype_name: str, rank: int = 0, rank_count: int = 1) -> Layout:
         """One cache group for each distinct window, with the planes of this rank's heads. `dtype_name`: of
-        the cache, which may be `baton.layout.FP8`.
+        the cache, which may be `baton.model_spec.layout.FP8`.
 
         Raises ValueError when the KV heads do not divide evenly among the ranks.
         """

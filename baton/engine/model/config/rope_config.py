@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 # All but longrope, which families that have it read from keys of their own.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.config.rope_config import RopeConfig
 from baton.engine.model.quantization.read import read_scheme
-from baton.layout import DTYPE_BYTES
-from baton.model_files import ConfigFile, ModelLimits
+from baton.model_spec.layout import DTYPE_BYTES
+from baton.model_spec.model_files import ConfigFile, ModelLimits
 
 _DEFAULT_WINDOW = 4096
 

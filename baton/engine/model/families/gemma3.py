@@ -8,7 +8,7 @@ from dataclasses import replace
 from baton.engine.model.config.model_config import LayerNorms, ModelConfig
 from baton.engine.model.config.rope_config import RopeConfig, rope_of_section
 from baton.engine.model.families.decoder import read_decoder, read_head_dim, read_layer_windows
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 _HEAD_DIM = 256
 _QUERY_SCALAR = 256.0

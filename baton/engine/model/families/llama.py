@@ -12,7 +12,7 @@ from baton.engine.model.families.decoder import (
     read_layer_windows,
     read_window,
 )
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 _MISTRAL_WINDOW = 4096
 _QWEN_FIRST_WINDOW_LAYER = 28

@@ -9,7 +9,7 @@ from dataclasses import replace
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.config.rope_config import RopeConfig, original_positions, rope_section
 from baton.engine.model.families.decoder import read_decoder, read_head_dim, read_window
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 
 def phi3(file: ConfigFile) -> ModelConfig:

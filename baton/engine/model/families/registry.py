@@ -9,7 +9,7 @@ from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.gemma3 import gemma3
 from baton.engine.model.families.llama import llama, mistral, qwen2, qwen3
 from baton.engine.model.families.phi3 import phi3
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 FAMILIES: dict[str, Callable[[ConfigFile], ModelConfig]] = {
     "LlamaForCausalLM": llama,

@@ -7,7 +7,7 @@ import re
 
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.scheme import Rule, Scheme, StoredFormat
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 _SCALED = ("float-quantized", "int-quantized", "naive-quantized")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.compressed_tensors import read_block, read_names
 from baton.engine.model.quantization.scheme import Rule, Scheme, StoredFormat
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 _ALL = ("Linear",)
 # Not quantised, whatever the lists of exceptions say.

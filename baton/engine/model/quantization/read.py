@@ -8,7 +8,7 @@ from baton.engine.model.quantization.compressed_tensors import read_compressed_t
 from baton.engine.model.quantization.fp8 import read_fbgemm_fp8, read_fp8, read_modelopt
 from baton.engine.model.quantization.integers import read_awq, read_gptq
 from baton.engine.model.quantization.scheme import Scheme
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 
 _METHODS: dict[str, Callable[[ConfigFile], Scheme]] = {
     "compressed-tensors": read_compressed_tensors,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
 from services.router.formats.json_bodies import parse_json, parse_text
 from services.router.formats.json_counts import check_items

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.grammar_fields import ANY_OBJECT

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, FailFast, Field, JsonValue
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.field_table import CHAT, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
 from services.router.formats.openai.fields import Body, Integer, Part, SamplingBody

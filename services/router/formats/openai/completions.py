@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.field_table import COMPLETIONS, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
 from services.router.formats.openai.fields import Integer, SamplingBody, are_token_ids, whole_numbers

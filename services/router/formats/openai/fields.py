@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.base.errors import BatonError, ErrorKind, FieldError
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import FieldTable, Treatment
 from services.router.formats.grammar_fields import grammar_of

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.field_table import DETOKENIZE, TOKENIZE, FieldTable
 from services.router.formats.json_bodies import encode
 from services.router.formats.openai.chat import ChatFields, Messages

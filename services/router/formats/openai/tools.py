@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.openai.fields import Part
 from services.router.tools.tool_use import Tool, ToolUse
 

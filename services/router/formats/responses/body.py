@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, FailFast
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format

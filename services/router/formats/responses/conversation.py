@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from services.router.formats.responses.body import InputItem, ResponsesBody
 from services.router.formats.responses.items import Document
 from services.router.request.sizes import check_message_count

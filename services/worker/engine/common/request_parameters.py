@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from baton.engine.rings.logprob_records import Logprobs
-from baton.engine.rings.mailbox import MAX_STOP_IDS
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.mailbox import MAX_STOP_IDS
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Limits
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
 from services.worker.engine.common.request_parameters import (
     check_token_ids,

@@ -21,7 +21,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
-from baton.engine.rings.step_shape import MAX_TOKENS_A_STEP
+from baton.engine.shared_memory.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.output_lengths import OutputLengths
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 from services.worker.engine.decode.swapping import SwappedSequences

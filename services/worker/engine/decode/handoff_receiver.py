@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.ticket import TicketSigner

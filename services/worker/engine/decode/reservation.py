@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.rings.mailbox import Entry
 from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.mailbox import Entry
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 

@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineEvent, TicketEndedEvent
 from baton.v1.worker_pb2 import SlotState
 from kvtransfer.receiver.receiver import Receiver

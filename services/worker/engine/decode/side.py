@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.engine.decode.cost import DecodeCost, DecodeRates
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.engine.rings.mask_board import MaskBoard
-from baton.prefill_defaults import MOST_PREFILL_SHARE
+from baton.engine.shared_memory.mask_board import MaskBoard
 from baton.v1.engine_pb2 import EngineEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.engine.decode.slots import Grant
-from baton.errors import BatonError, ErrorKind, FailureCause
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.engine_pb2 import ReservedEvent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.engine.rings.logprob_records import Logprobs
-from baton.errors import BatonError
+from baton.base.errors import BatonError
+from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.v1.engine_pb2 import EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillResponse, PromptLogprobs
 from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, failed_event

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.engine.rings.mask_board import Mask, mask_words
 from baton.engine.sequence import Sequence
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.mask_board import Mask, mask_words
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
 from services.worker.engine.common.request_parameters import check_token_ids, limits_of, sampling_of

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.kv_cache import KVCache
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from services.common.config.worker import KVWire
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.cuda_link_device import CudaLinkDevice
 from baton.device.nccl import Nccl
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.mover import warm
 from kvtransfer.protocol.addresses import NCCL

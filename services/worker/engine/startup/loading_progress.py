@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from baton.structured_logs import structlog
+from baton.base.structured_logs import structlog
 from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:

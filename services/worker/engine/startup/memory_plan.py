@@ -19,11 +19,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.tensors import HEAD, layer_matrices
 from baton.engine.model.weight_formats import weight_formats
-from baton.errors import BatonError, ErrorKind
-from baton.layout import Layout
+from baton.model_spec.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
 from services.common.config.worker import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.checkpoint import checkpoint_digest
@@ -15,10 +16,9 @@ from baton.engine.model.modules import Model, Precision
 from baton.engine.model.source import resolve_model
 from baton.engine.model.weight_formats import format_name, weight_formats
 from baton.engine.model.weights import load_weights, random_digest, random_weights, weight_bytes
-from baton.engine.rings.output_ring import MAX_VOCAB
-from baton.errors import BatonError, ErrorKind
-from baton.layout import FP8, Layout
-from baton.model_files import TokenizerFiles
+from baton.engine.shared_memory.output_ring import MAX_VOCAB
+from baton.model_spec.layout import FP8, Layout
+from baton.model_spec.model_files import TokenizerFiles
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from baton.block_hash import BlockHasher
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
-from baton.errors import BatonError, ErrorKind
+from baton.model_spec.block_hash import BlockHasher
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel

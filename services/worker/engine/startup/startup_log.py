@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.kernel_files.cache import counted_kernels, kernel_cache
-from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.memory_plan import link_bytes, other_bytes

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from tests.e2e.support.cluster import (
     MODEL,

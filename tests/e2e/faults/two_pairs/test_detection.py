@@ -20,7 +20,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from tests.e2e.faults.interrupted import (
     ANSWERS_SWALLOWED,
     BOTH_SWALLOWED,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from baton.process_stat import is_running
+from baton.base.process_stat import is_running
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.support.cluster import Answer, eventually, leaks
 from tests.e2e.support.workers import Loose, Worker, all_started_again

@@ -17,7 +17,7 @@ from baton.engine.kernels.reference.paged_attention import (
 )
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.memory.kv_cache import KVCache
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 TOLERANCE = {torch.float64: 3e-7, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)

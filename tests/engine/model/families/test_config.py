@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoConfig
 
 import baton
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
-from baton.errors import BatonError, ErrorKind
 from tests.engine.model.quantization.packing import compressed
 from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, Case
 

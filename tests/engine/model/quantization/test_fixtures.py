@@ -23,7 +23,7 @@ from baton.engine.model.quantization.unpack import unpack
 from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
-from baton.model_files import ConfigFile
+from baton.model_spec.model_files import ConfigFile
 from tests.engine.model.quantization.packing import compressed
 from tests.engine.model.quantization.tools.base import DEQUANTIZED, digest, write_base
 from tests.engine.model.quantization.tools.environments import environment_of

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.checkpoint import read_headers
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
-from baton.errors import BatonError, ErrorKind
 from tests.engine.model.quantization.test_fixtures import CHECKPOINTS
 from tests.engine.model.quantization.tools.pack_compressed_tensors import FIXTURES
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.base.errors import BatonError
 from baton.engine.kernels.quantized_weight import QuantizedWeight, pack_int4
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.families.registry import load_config
@@ -19,7 +20,6 @@ from baton.engine.model.modules import Model, Precision
 from baton.engine.model.quantization.quantize import quantize
 from baton.engine.model.weight_formats import format_name, weight_formats
 from baton.engine.model.weights import load_weights, random_weights, weight_bytes
-from baton.errors import BatonError
 from tests.engine.passes import Passes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.reference import greedy_matches, load_reference

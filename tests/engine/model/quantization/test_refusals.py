@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import load_weights
-from baton.errors import BatonError, ErrorKind
 from tests.engine.model.quantization.packing import AWQ, CHANNEL_FP8, GPTQ, PACKED_INT4, TENSOR_FP8, Format
 from tests.support.checkpoints import make_checkpoint
 

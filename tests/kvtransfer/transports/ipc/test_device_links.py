@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
 from kvtransfer.device.scatter import DeviceScatter
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece, WithdrawReason

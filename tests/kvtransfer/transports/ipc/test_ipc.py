@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 import pytest
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
-from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
 from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.protocol.addresses import IPC, Endpoint

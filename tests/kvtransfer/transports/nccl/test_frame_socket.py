@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.nccl import frame_acceptor as frame_acceptor

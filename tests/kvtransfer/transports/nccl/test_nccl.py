@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device import nccl_channel
 from baton.device.nccl import Result
 from baton.device.stream import Event
-from baton.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError, Piece, StopAck, encode, encode_piece_header
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import Fallbacks

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.errors import FieldError
+from baton.base.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.formats.grpc.peek import check_counts, without_text

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from baton.byte_tokenizer import byte_tokenizer_json
-from baton.errors import FieldError
+from baton.base.errors import FieldError
+from baton.model_spec.byte_tokenizer import byte_tokenizer_json
 from baton.v1.types_pb2 import Limits
-from services.masks.matcher import Matchers
+from services.grammar.matcher import Matchers
 from services.router.formats.openai.chat import ChatBody
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
@@ -20,7 +20,7 @@ from services.router.tools.conversation_format import ConversationFormat
 from services.router.tools.families import FAMILIES
 from services.router.tools.output_parser import OutputParser
 from services.router.tools.pieces import CallArguments, CallBegin
-from tests.masks.model import END_ID, allowed, make_folder, open_grammar
+from tests.grammar.model import END_ID, allowed, make_folder, open_grammar
 
 # As Qwen's and Llama's templates use them.
 TEMPLATE = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine.rings.logprob_records import Logprobs
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
-from baton.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import LogitBias, TokenLogprob

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import pytest
 
-from baton.block_hash import BlockHasher
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.errors import BatonError, ErrorKind
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.block_hash import BlockHasher
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity

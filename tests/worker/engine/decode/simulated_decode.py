@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from baton.base.errors import BatonError
 from baton.engine.decode.cost import NO_CURVE
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
-from baton.errors import BatonError
 from kvtransfer.receiver.events import ReceiverEvent
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import SlotKey

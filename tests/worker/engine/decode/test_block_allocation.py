@@ -11,7 +11,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 from services.worker.engine.decode.block_allocation import ALLOCATION_TOKENS, BlockAllocation

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import CancelCommand
 from tests.worker.engine.engine_pair import BLOCK, Pair, PairRequest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.rings.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.base.errors import ErrorKind
+from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import ProvideTicketRequest

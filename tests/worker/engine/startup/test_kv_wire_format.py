@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.kv_cache import KVCache
-from baton.errors import BatonError, ErrorKind
-from baton.layout import CacheGroup, Layout, Plane
+from baton.model_spec.layout import CacheGroup, Layout, Plane
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from kvtransfer.protocol.piece_geometry import PieceGeometry
 from services.common.config.worker import KVWire, TransferConfig

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
-from baton.errors import BatonError, ErrorKind
-from baton.layout import FP8
+from baton.model_spec.layout import FP8
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.memory_plan import (
     CPU_KV_BYTES,

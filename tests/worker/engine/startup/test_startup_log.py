@@ -12,7 +12,7 @@ import triton
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from baton.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import load

@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
+from baton.base.errors import BatonError
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
-from baton.errors import BatonError
-from baton.layout import FP8
+from baton.model_spec.layout import FP8
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, other_bytes
 from tests.worker.engine.startup.test_memory_plan import LLAMA_8B

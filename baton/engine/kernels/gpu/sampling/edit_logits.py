@@ -32,7 +32,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     logits_of,
 )
 from baton.engine.kernels.gpu.step.step_kernels import RECORD_WORDS
-from baton.engine.rings.mailbox import MAX_STOP_IDS
+from baton.engine.shared_memory.mailbox import MAX_STOP_IDS
 
 _STOPS = tl.constexpr(MAX_STOP_IDS)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.device.ptx import clock_ns
 from baton.engine.kernels.gpu.step.step_kernels import CLOCK_LINES, CLOCK_WIDTH, RECORD_WORDS, REPLAYS
 from baton.engine.kernels.reference.philox import PURPOSE_DRAW
-from baton.engine.rings.mailbox import field_offset
+from baton.engine.shared_memory.mailbox import field_offset
 
 CHUNK = 8192
 _QUADS = 512

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from baton.engine.kernels.gpu.step.step_kernels import RECORD_WORDS
-from baton.engine.rings.mailbox import Feature, field_offset
+from baton.engine.shared_memory.mailbox import Feature, field_offset
 
 CHUNK = 8192
 

@@ -20,7 +20,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     value_of,
 )
 from baton.engine.kernels.gpu.step.step_kernels import HEAD
-from baton.engine.rings.logprob_records import MAX_LOGPROBS
+from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
 
 _BEST = triton.next_power_of_2(MAX_LOGPROBS)
 _NOTHING = tl.constexpr(-(1 << 63))

@@ -16,9 +16,9 @@ import triton.language as tl
 
 from baton.device.ptx import clock_ns, fence_system, together
 from baton.engine.kernels.gpu.attention.items import item_span
-from baton.engine.rings.logprob_records import MAX_LOGPROBS
-from baton.engine.rings.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, Feature, field_offset
-from baton.engine.rings.output_ring import LAPS, Finish
+from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
+from baton.engine.shared_memory.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, Feature, field_offset
+from baton.engine.shared_memory.output_ring import LAPS, Finish
 
 # Places in `control`.
 STEPS = tl.constexpr(0)  # steps that ran: a step without room has not
@@ -89,7 +89,7 @@ assert max(Feature).bit_length() <= STATUS_APPLIED.value - STATUS_FEATURES.value
 
 @triton.jit
 def _word(position, token, slot, generation, finish, CAPACITY: tl.constexpr):
-    """`baton.engine.rings.output_ring`'s word for a ring position."""
+    """`baton.engine.shared_memory.output_ring`'s word for a ring position."""
     lap = (position // CAPACITY) % _LAPS + 1
     low = token.to(tl.int64) | (slot.to(tl.int64) << 24) | (generation.to(tl.int64) << 36)
     return low | (finish.to(tl.int64) << 52) | (lap << 56)
@@ -118,7 +118,7 @@ def fetch(control, header, mailbox_words, mailbox_laps, inbox, ENTRIES: tl.const
 
 @triton.jit
 def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.constexpr, POWER: tl.constexpr):
-    """`baton.engine.rings.logprob_records`' record of a ring position, from a row of
+    """`baton.engine.shared_memory.logprob_records`' record of a ring position, from a row of
     `SlotSampler.last_records`."""
     width: tl.constexpr = 4 + 2 * TOP  # lap (two words), count, logprob, ids, logprobs
     record = logprobs + (position % CAPACITY) * width

@@ -1,1 +1,0 @@
-"""`baton demo`: a cluster, a few streamed prompts, a summary. Only `baton.cli.main` imports it."""

@@ -1,5 +1,0 @@
-"""`python -m baton.cluster.group`: the process of `baton worker-group`, which runs the workers of one
-container. They are started, watched and restarted as those of `baton up` without Ray (`PlainCluster`); added
-here are probes, metrics and a stop within a promised time. Imports `baton.cluster`; `baton.cluster.detached`
-imports it for its probes and metrics.
-"""

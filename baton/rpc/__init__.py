@@ -1,0 +1,1 @@
+"""How errors travel over gRPC. Any package may import it."""

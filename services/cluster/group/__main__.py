@@ -1,0 +1,85 @@
+"""`python -m services.cluster.group`: GroupConfig as JSON on stdin; runs its workers until SIGTERM.
+
+stdout   the ready line, with the admin HTTP port, once every worker has served; or an error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from services.cluster.group.metrics import group_registry
+from services.cluster.group.probes import GroupProbes
+from services.cluster.plain_cluster import PlainCluster
+from services.common.config.cluster import GroupConfig
+from services.common.config.plaintext import plaintext_ports
+from services.common.observability.admin_http import AdminHttp
+from services.common.observability.logs import configure_logs, get_log
+from services.common.processes.child_protocol import StopSignal, report_ready, run_child
+from services.common.processes.no_process_left import no_process_left
+
+_POLL_S = 0.1
+# What is left of `drain_s` once the last worker must have ended, for this process's own end.
+_OWN_END_S, _OWN_END_SHARE = 0.5, 0.05
+
+log = get_log("group")
+
+
+async def serve(config: GroupConfig, stop: StopSignal) -> None:
+    """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or would be
+    plaintext against the configuration, or there are too few GPUs, UNAVAILABLE where the GPU driver does not
+    answer."""
+    configure_logs(config.log_level, exception_texts=True, process="group", group=config.group)
+    for worker in config.workers:
+        plaintext_ports(worker)  # a worker would refuse to start again and again
+    probes = GroupProbes(config.workers)
+    model = config.workers[0].served_name
+    admin = AdminHttp(probes, group_registry(config.group, model, probes))
+    async with no_process_left(_on_left):
+        address = await admin.start(config.admin_http_host, config.admin_http_port)
+        log.info("group_starting", admin_http=address, workers=len(config.workers))
+        try:
+            await _run(config, stop, probes, address)
+        finally:
+            await admin.stop()
+
+
+async def _run(config: GroupConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
+    cluster = PlainCluster(config)
+    stopping = asyncio.create_task(stop.wait())
+    running = asyncio.create_task(_watch(cluster, probes, address))
+    within_s = 0.0
+    try:
+        await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
+        probes.drain()
+        if not stopping.done():
+            running.result()
+        within_s = config.drain_s - min(_OWN_END_S, _OWN_END_SHARE * config.drain_s)
+        log.info("draining", within_s=within_s)
+    finally:
+        for task in (stopping, running):
+            task.cancel()
+        await asyncio.gather(stopping, running, return_exceptions=True)
+        await cluster.stop(within_s)
+        log.info("workers_ended")
+
+
+async def _watch(cluster: PlainCluster, probes: GroupProbes, address: str) -> None:
+    """Starts the workers and gives their state to the probes. Raises what supervision fails with."""
+    await cluster.open()
+    reported = False
+    while True:
+        probes.update(await cluster.status())
+        if not reported and probes.unhealthy() is None:
+            reported = True
+            report_ready({"admin_http": address})
+        await asyncio.sleep(_POLL_S)
+
+
+def _on_left(pids: Sequence[int]) -> None:
+    log.error("processes_left", pids=list(pids))
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(GroupConfig, serve))
