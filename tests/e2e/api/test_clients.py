@@ -240,7 +240,7 @@ def test_openai_chat_logprobs(cluster: Cluster, truth: Truth, readable: dict[str
 def test_openai_errors(cluster: Cluster) -> None:
     with openai.OpenAI(**options(cluster)) as client:
         create: Any = client.completions.create
-        for field, value in (("temperature", -1), ("max_tokens", 0), ("n", 500), ("stop", [""])):
+        for field, value in (("temperature", -1), ("max_tokens", -1), ("n", 500), ("stop", [""])):
             with pytest.raises(openai.BadRequestError) as refused:
                 create(**{"model": MODEL, "prompt": "a", field: value})
             assert (refused.value.param, refused.value.type) == (field, "invalid_request_error")

@@ -26,7 +26,9 @@ _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 _GROUPED = re.compile(r"(?:by|on)\s*\(([^)]*)\)\s*\((?:\w+\()*" + _METRIC)
 _LEGEND_LABEL = re.compile(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}")
 # Labels that Prometheus adds to every series of a pod.
-_OF_THE_POD = {"namespace", "pod"}
+_OF_THE_POD = {"job", "namespace", "pod"}
+# Words of Go's templates that stand alone as labels do.
+_TEMPLATE_WORDS = {"else", "end"}
 
 
 @dataclass
@@ -74,7 +76,7 @@ def named_in_legends() -> dict[str, set[str]]:
     for expression, legend in queries:
         metrics = re.findall(_METRIC, expression)
         if metrics:
-            labels = set(_LEGEND_LABEL.findall(legend)) - _OF_THE_POD
+            labels = set(_LEGEND_LABEL.findall(legend)) - _OF_THE_POD - _TEMPLATE_WORDS
             found.setdefault(metrics[0][0], set()).update(labels)
     return found
 
