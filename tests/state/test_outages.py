@@ -174,9 +174,10 @@ async def test_malformed_members_are_skipped(redis_url: str) -> None:
         new_incarnation().encode() + b":1:null",
     ]
     async with raw(redis_url) as client:
+        now_s, _ = await client.time()
         for number, text in enumerate(rubbish):
             await client.hset(members, f"bad-{number}", text)
-            await client.zadd(leases, {f"bad-{number}": 1e15})
+            await client.zadd(leases, {f"bad-{number}": 1000 * (now_s + 60)})
     assert [entry.member for entry in (await state.registry.listing()).entries] == [one]
     assert state.counters.malformed == len(rubbish)
     await state.close()
