@@ -1,3 +1,3 @@
-"""What everything stands on: kinds of errors, addresses, followed files, processes, logs. Torch-free; any
+"""Kinds of errors, addresses, followed files, processes, logs: the ground floor. Torch-free; any
 package may import it, and it imports none.
 """

@@ -22,7 +22,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is reached from its own machine alone."""
+    """True if `host`, a name or an address, is reached from its own machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -49,7 +49,7 @@ def accept_both_families(bound: socket.socket) -> None:
 
 @functools.cache
 def _has_ipv6() -> bool:
-    """Whether a socket can be bound to all addresses of IPv6; not with the kernel's `ipv6.disable=1`."""
+    """True if a socket can be bound to all addresses of IPv6; not with the kernel's `ipv6.disable=1`."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind((ANY_IPV6, 0))

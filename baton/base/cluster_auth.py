@@ -107,7 +107,7 @@ class KeyProof:
         return hmac.compare_digest(proof.encode(), self.sign(key_id, text).encode())
 
     def verify_alone(self, proof: str, text: str) -> bool:
-        """Whether it is the proof of an entry's text alone, as it was before clusters and ids were part of
+        """True if it is the proof of an entry's text alone, as it was before clusters and ids were part of
         it."""
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
         return hmac.compare_digest(proof.encode(), expected.encode())
@@ -118,7 +118,7 @@ class KeyProof:
         return self._signed("all", self._namespace, str(generation), *parts)
 
     def verify_all(self, proof: str, generation: int, values: Mapping[str, str]) -> bool:
-        """Whether `sign_all` made this proof. Compares in constant time."""
+        """True if `sign_all` made this proof. Compares in constant time."""
         return hmac.compare_digest(proof.encode(), self.sign_all(generation, values).encode())
 
     def _signed(self, *parts: str) -> str:

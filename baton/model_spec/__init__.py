@@ -1,3 +1,3 @@
-"""What a model is to those that do not compute it: its files, the layout of its KV cache, block hashes.
+"""A model as seen by code that does not compute it: its files, its KV layout, block hashes.
 Torch-free; any package may import it.
 """

@@ -85,7 +85,7 @@ class KeyView:
             self._take({bytes.fromhex(key.sha256): key for key in listing.entries})
 
     def _goes_back(self, listing: KeyListing) -> bool:
-        """Whether Redis has keys of an earlier generation, one of which may have been revoked since."""
+        """True if Redis has keys of an earlier generation, one of which may have been revoked since."""
         if listing.entries is None:
             return bool(self._refused)
         if listing.generation >= self._generation:

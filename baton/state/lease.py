@@ -96,7 +96,7 @@ class Lease:
         self.replaced.set()
 
     def _may_lapse(self) -> bool:
-        """Whether the lease that keeps the name may still be that of a worker that has ended."""
+        """True if the lease that keeps the name may still be that of a worker that has ended."""
         now = asyncio.get_running_loop().time()
         self._kept_until = self._kept_until or now + LEASE_S + RENEW_S
         return now < self._kept_until

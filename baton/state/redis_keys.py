@@ -69,7 +69,7 @@ class KeyListing:
 
 @dataclass
 class _Stored:
-    """What is in Redis: the version, the signed entries by id, and the ids of what is no entry."""
+    """The content of Redis: the version, the signed entries by id, and the ids of what is no entry."""
 
     version: str
     generation: int = 0

@@ -1,4 +1,4 @@
-"""What a worker's ends of links are configured with."""
+"""Settings of the ends of a worker's links."""
 
 from __future__ import annotations
 

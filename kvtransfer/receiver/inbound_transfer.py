@@ -69,7 +69,7 @@ class VerifiedTicket(NamedTuple):
 
     @property
     def has_metadata(self) -> bool:
-        """Whether the record has early metadata; otherwise it has the ticket alone."""
+        """True if the record has early metadata; otherwise it has the ticket alone."""
         return self.record.prompt_length > 0
 
 

@@ -205,7 +205,7 @@ class Settings(Strict):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether prompts share prefixes by design, so that a server has parts of them in its cache."""
+        """True if prompts share prefixes by design, so that a server has parts of them in its cache."""
         prompts = self.prompts
         shared = prompts.prefix_len or prompts.system_len or prompts.turns != "1"
         return bool(shared) or prompts.dataset != "random" or self.load.trace is not None

@@ -159,7 +159,7 @@ class StreamListener:
         return next((text for name in _TEXTS if (text := delta.get(name))), "")
 
     def _calls(self, choice: dict[str, Any]) -> bool:
-        """Whether the delta has a part of a call."""
+        """True if the delta has a part of a call."""
         return self._chat and any(choice["delta"].get(name) for name in _CALLS)
 
 

@@ -78,7 +78,7 @@ def _drop_annotations(schema: object) -> bool:
 
 
 def _constrains_nothing(key: str, schema: Mapping[str, Any]) -> bool:
-    """Whether the schema has the keyword, at a value that constrains nothing."""
+    """True if the schema has the keyword, at a value that constrains nothing."""
     if key not in schema:
         return False
     value = schema[key]

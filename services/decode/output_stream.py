@@ -42,7 +42,7 @@ class OutputStream:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether there is output beyond the watermark."""
+        """True if there is output beyond the watermark."""
         return self.sent < len(self.token_ids) or (self.finish is not Finish.NONE and not self.sent_finish)
 
     @property

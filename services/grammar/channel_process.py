@@ -25,7 +25,7 @@ _STOP_S = 2.0
 log = get_log(__name__)
 
 Launch = Callable[[int], CompilerLaunch]
-"""What the process is told at its start, by the descriptor of its socket."""
+"""Settings of the process, given the descriptor of its socket."""
 
 
 class ChannelProcess:
@@ -78,7 +78,7 @@ class ChannelProcess:
 
     @property
     def ready(self) -> bool:
-        """Whether it answers calls at once."""
+        """True if it answers calls at once."""
         return self._ready.done()
 
     @property
@@ -93,7 +93,7 @@ class ChannelProcess:
         return stat.cpu_s if stat else 0.0
 
     def answered_within(self, seconds: float) -> bool:
-        """Whether it has answered a call so recently."""
+        """True if it has answered a call so recently."""
         return asyncio.get_running_loop().time() - self._answered_at < seconds
 
     async def until_ready(self) -> None:

@@ -82,11 +82,11 @@ class _Copy:
 
     @property
     def takes_long(self) -> bool:
-        """Whether its grammar does not compile at once."""
+        """True if its grammar does not compile at once."""
         return time.monotonic() >= self.given + _LONG_S
 
     def is_as_new(self, event: MaskEvent) -> bool:
-        """Whether it may be used again after this answer."""
+        """True if it may be used again after this answer."""
         small = event.WhichOneof("event") == "source" and len(event.source) <= _SMALL_CHARS
         return small and not self.takes_long and self.uses < _USES
 
@@ -241,7 +241,7 @@ def _be_copy(channel: socket.socket, matchers: Matchers) -> NoReturn:
 
 
 def _compile(grammar: Grammar, matchers: Matchers) -> MaskEvent:
-    """What is answered: the grammar's source, or why it cannot be used."""
+    """Returns the answer: the grammar's source, or why it cannot be used."""
     try:
         source = grammar_source(grammar)
         matchers.check(source)

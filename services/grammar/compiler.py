@@ -52,7 +52,7 @@ class _Turn:
 
 
 KnownGrammars = BoundedCache[bytes, str | BatonError]
-"""What compiling has found out, by the grammars' digests: a source or a refusal."""
+"""Results of compilations by the grammars' digests: a source or a refusal."""
 
 
 class GrammarCompiler:
@@ -127,7 +127,7 @@ class GrammarCompiler:
             await self._running.stop()
 
     async def _compiled(self, tenant: str, key: bytes, grammar: Grammar) -> str | BatonError:
-        """What is found out in the tenant's turn."""
+        """Compiles in the tenant's turn; returns the source or the refusal."""
         turn = self._turns.setdefault(tenant, _Turn())
         if turn.users >= _MOST_WAITING:
             raise BatonError(LOST, "too many grammars of the tenant wait to be compiled")

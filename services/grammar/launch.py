@@ -1,4 +1,4 @@
-"""What the processes of guided decoding read from standard input at their start."""
+"""Settings that the processes of guided decoding read from standard input at their start."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SlotKey = tuple[int, int]
 
 
 class CompilerLaunch(StrictModel):
-    """Of the compile process: the model's folder and the descriptor of its socket."""
+    """Settings of the compile process: the model's folder and the descriptor of its socket."""
 
     folder: str
     channel_fd: int
 
 
 class MasksLaunch(CompilerLaunch):
-    """Of a mask process: the vocabulary, and sizes and descriptors of the shared memory. `memory_mb` bounds
+    """Settings of a mask process: vocabulary, sizes and descriptors of the shared memory. `memory_mb` bounds
     the process's address space; `process` is its number among the worker's."""
 
     vocab_size: int

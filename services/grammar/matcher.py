@@ -162,7 +162,7 @@ class Matchers:
         self.check(LLMatcher.grammar_from_regex("[a-z ]+"))
 
     def keeps(self, source: str) -> bool:
-        """Whether a sequence of that grammar can be opened without compiling it."""
+        """True if a sequence of that grammar can be opened without compiling it."""
         with self._lock:
             return _key(source) in self._kept
 

@@ -227,15 +227,15 @@ class MaskLoop:
 
 
 def _failure(error: Exception) -> Failure:
-    """What the front is told. An error that nobody foresaw, such as want of memory, is not the grammar's: it
-    may go on at another worker."""
+    """Converts an error for the front. An unforeseen one, such as want of memory, is not the grammar's fault:
+    the sequence may go on at another worker."""
     if not isinstance(error, BatonError):
         error = BatonError(ErrorKind.CONFLICT, f"the mask process failed: {type(error).__name__}")
     return failure_of(error)
 
 
 def _lower_priority() -> None:
-    """Of this thread alone: masks are computed first."""
+    """Lowers the priority of this thread alone: masks are computed first."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 

@@ -41,8 +41,9 @@ log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MaskSetup:
-    """What a worker's mask processes are started with: the model's folder and vocabulary, the memory of the
-    rings and of the mask board, the slots and logprobs that these are made for, and how many processes."""
+    """Settings that a worker's mask processes start with: the model's folder and vocabulary, the memory of
+    the rings and of the mask board, the slots and logprobs that these are made for, and how many
+    processes."""
 
     folder: Path
     vocab_size: int
@@ -97,7 +98,7 @@ class MaskProcessClient:
 
     @property
     def ready(self) -> bool:
-        """Whether a call would be answered without a start of the process."""
+        """True if a call would be answered without a start of the process."""
         return self._running is not None and self._running.ready
 
     @property
@@ -106,7 +107,7 @@ class MaskProcessClient:
         return len(self._followed)
 
     def follows(self, key: SlotKey) -> bool:
-        """Whether the masks of that sequence are computed, or will be."""
+        """True if the masks of that sequence are computed, or will be."""
         return key in self._followed
 
     @property

@@ -42,7 +42,7 @@ class AdminPorts:
 
     @property
     def started(self) -> bool:
-        """Whether `start` has been called."""
+        """True if `start` has been called."""
         return "admin" in self._addresses
 
     def bind_http(self) -> None:

@@ -1,4 +1,4 @@
-"""What a server answers where a servicer fails in a way that nobody foresaw."""
+"""Answers calls whose servicer fails in an unforeseen way."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def detached() -> bool:
-    """Whether no parent watches this process."""
+    """True if no parent watches this process."""
     return DETACHED in sys.argv
 
 

@@ -44,7 +44,7 @@ class Readiness:
         return self._failure
 
     def set_processes(self, silence: str | None, failure: str | None) -> None:
-        """What is wrong with the router's other processes: some do not answer, or are not replaced."""
+        """Faults of the router's other processes: some do not answer, or are not replaced."""
         self._silence, self._failure = silence, failure
         self.update()
 

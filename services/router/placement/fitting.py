@@ -26,23 +26,23 @@ class Fitting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Of one attempt. `avoided`: pairs that it is not placed on. `suspects`: workers that are considered
-    after all others."""
+    """Constraints of one attempt's placement. `avoided`: pairs that it is not placed on. `suspects`: workers
+    that are considered after all others."""
 
     needs: Needs
     avoided: Sequence[FailedPair] = ()
     suspects: frozenset[Worker] = frozenset()
 
     def prefills(self, worker: Worker) -> bool:
-        """Whether the attempt is within the limits of a worker that would compute its prompt."""
+        """True if the attempt is within the limits of a worker that would compute its prompt."""
         return worker.limits.prefills(self.needs)
 
     def decodes(self, worker: Worker) -> bool:
-        """Whether the attempt is within the limits of a worker that would decode it."""
+        """True if the attempt is within the limits of a worker that would decode it."""
         return worker.limits.decodes(self.needs)
 
     def pair(self, prefill: Worker, decode: Worker) -> bool:
-        """Whether a prefill worker may compute the prompt for a decode worker that the attempt fits."""
+        """True if a prefill worker may compute the prompt for a decode worker that the attempt fits."""
         if not (prefill.can_prefill_for(decode) and self.prefills(prefill)):
             return False
         if prefill is not decode and not prefill.links.usable(decode):
@@ -50,7 +50,7 @@ class Fit:
         return not self.avoided or (prefill, decode) not in self.avoided
 
     def some_pair(self, workers: Sequence[Worker]) -> bool:
-        """Whether some pair may serve the attempt, now or once it has room. A link over which one request is
+        """True if some pair may serve the attempt, now or once it has room. A link over which one request is
         sent to try it again counts."""
         return any(
             self.prefills(prefill)
@@ -71,9 +71,9 @@ class Fit:
 
 
 def fit_of(needs: Needs, failed: Sequence[FailedPair], workers: Sequence[Worker]) -> Fit:
-    """That of an attempt whose earlier ones have failed on these pairs: they are avoided while another pair
-    can serve it, busy or not. Pairs without any of their workers are preferred. What failed with a worker
-    that is lost says nothing of the other one."""
+    """Returns the fit of an attempt whose earlier ones failed on these pairs: they are avoided while another
+    pair can serve it, busy or not. Pairs without any of their workers are preferred. What failed with a
+    worker that is lost says nothing of the other one."""
     failed = [pair for pair in failed if not (pair.prefill.lost or (pair.decode and pair.decode.lost))]
     if not failed:
         return Fit(needs)

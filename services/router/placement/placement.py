@@ -111,7 +111,7 @@ class Placement:
         return some_pair(self._admitted(call))
 
     def fits(self, needs: Needs, call: ClientCall | None = None, failed: Sequence[FailedPair] = ()) -> bool:
-        """Whether a request of this call is within the limits of some pair but these, now or once it has
+        """True if a request of this call is within the limits of some pair but these, now or once it has
         room."""
         return Fit(needs, failed).some_pair(self._admitted(call))
 

@@ -1,4 +1,4 @@
-"""Whether some pair of workers could serve a request: what readiness is, of a router and of a pool."""
+"""True if some pair of workers could serve a request: what readiness is, of a router and of a pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.router.workers.worker import Worker
 
 
 def some_pair(workers: Iterable[Worker]) -> bool:
-    """Whether a pair of these could serve a request, now or once it has room: both are alive, have a common
+    """True if a pair of these could serve a request, now or once it has room: both are alive, have a common
     transport, and their link has not failed just now."""
     members = list(workers)
     return any(

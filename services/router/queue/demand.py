@@ -1,4 +1,4 @@
-"""What clients ask of workers, whether it is served or not: what scalers need to see.
+"""Demand on the workers, served or not, as scalers need to see it.
 
 A worker's own figures end at its capacity: a router sends it no more than it can begin soon, and refuses what
 would come too late. So a router counts every request when it asks for workers first, by the seconds that its
@@ -61,7 +61,7 @@ class Asked:
 
 
 class Demand:
-    """That of one queue."""
+    """Demand of one queue's requests."""
 
     def __init__(self, expected_tokens_per_s: float = EXPECTED_TOKENS_PER_S) -> None:
         """`expected_tokens_per_s`: prompt tokens a second of a worker, until one was measured."""

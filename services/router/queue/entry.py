@@ -52,7 +52,7 @@ class QueueEntry:
     number: PlacedNumber = _NOT_PLACED
 
     def needs(self, computed: int, total: int) -> Needs:
-        """What an attempt of it asks of workers."""
+        """Returns what an attempt of the request needs of workers."""
         return Needs(computed, total, self.logprobs, self.output_format)
 
     @property

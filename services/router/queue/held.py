@@ -25,11 +25,11 @@ class Held:
         self._decodes.clear()
 
     def may_prefill(self, worker: Worker) -> bool:
-        """Whether a prefill worker is kept for none that was passed over."""
+        """True if a prefill worker is kept for none that was passed over."""
         return worker not in self._prefills
 
     def may_decode(self, worker: Worker) -> bool:
-        """Whether a decode worker is kept for none that was passed over."""
+        """True if a decode worker is kept for none that was passed over."""
         return worker not in self._decodes
 
     def hold(self, why: NoRoom, fitting: Fitting, among: Fitting) -> bool:

@@ -1,4 +1,4 @@
-"""What a request in the queue waits for."""
+"""The wait of a request in the queue."""
 
 from __future__ import annotations
 

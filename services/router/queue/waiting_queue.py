@@ -212,11 +212,11 @@ class WaitingQueue:
         return await self._wait(entry, pick, needs, until)
 
     def has_other_pair(self, entry: QueueEntry, computed: int, total: int) -> bool:
-        """Whether a pair could serve a request on which no attempt of it has failed; sizes as of `Needs`."""
+        """True if a pair could serve a request on which no attempt of it has failed; sizes as of `Needs`."""
         return self._placement.fits(entry.needs(computed, total), entry.call, entry.failed)
 
     def _may_use(self, entry: QueueEntry, tokens: int, worker: Worker) -> bool:
-        """Whether a request may be placed on a decode worker with a free slot."""
+        """True if a request may be placed on a decode worker with a free slot."""
         return self._held.may_decode(worker) and self._blocks.may_use(entry.number, worker, tokens)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:

@@ -13,8 +13,8 @@ UNKNOWN = sys.maxsize
 
 
 class Needs(NamedTuple):
-    """What an attempt asks of workers. `computed`: tokens to prefill, with the output of earlier attempts.
-    `total`: tokens of prompt and output together. `logprobs`: alternatives of each token, None for
+    """Requirements of an attempt on workers. `computed`: tokens to prefill, with the output of earlier
+    attempts. `total`: tokens of prompt and output together. `logprobs`: alternatives of each token, None for
     no logprobs. `output_format`: the kind of its grammar; empty without one."""
 
     computed: int
@@ -54,13 +54,13 @@ class WorkerLimits(NamedTuple):
         )
 
     def prefills(self, needs: Needs) -> bool:
-        """Whether the worker may compute the prompt of a request."""
+        """True if the worker may compute the prompt of a request."""
         if needs.computed > self.kv_tokens or needs.total > self.context:
             return False
         return (needs.logprobs is None and not needs.output_format) or self._offers(needs)
 
     def decodes(self, needs: Needs) -> bool:
-        """Whether the worker may decode the whole output of a request."""
+        """True if the worker may decode the whole output of a request."""
         if needs.total > self.kv_tokens or needs.total > self.context:
             return False
         return (needs.logprobs is None and not needs.output_format) or self._offers(needs)
@@ -97,16 +97,16 @@ class PairLimits(NamedTuple):
         return min(self.prompt, self.total)
 
     def offers(self, logprobs: int | None, output_format: str) -> bool:
-        """Whether the pair serves requests with so many logprobs and such a grammar."""
+        """True if the pair serves requests with so many logprobs and such a grammar."""
         return offers_logprobs(self.max_logprobs, logprobs) and offers_format(self.formats, output_format)
 
 
 def offers_logprobs(limit: int, wanted: int | None) -> bool:
-    """Whether `wanted` alternatives of each token are within a worker's limit, of which 0 disables
+    """True if `wanted` alternatives of each token are within a worker's limit, of which 0 disables
     logprobs."""
     return wanted is None or 0 < limit >= wanted
 
 
 def offers_format(formats: frozenset[str] | None, wanted: str) -> bool:
-    """Whether a kind of grammar is among those of a worker."""
+    """True if a kind of grammar is among those of a worker."""
     return not wanted or formats is None or wanted in formats

@@ -58,7 +58,7 @@ class RequestLimits:
         return dataclasses.replace(self, pairs=())
 
     def pairs_for(self, parsed: ParsedRequest) -> Sequence[PairLimits]:
-        """What the pairs serve that report its logprobs and guide its output."""
+        """Returns the limits of pairs that report the request's logprobs and guide its output."""
         pairs = self.pairs or (PairLimits(self.max_context_tokens, self.max_context_tokens),)
         return [pair for pair in pairs if pair.offers(parsed.logprobs, kind_of(parsed.grammar))]
 

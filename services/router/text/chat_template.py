@@ -212,7 +212,7 @@ def _as_sent(arguments: object) -> str:
 
 
 def _has_json(text: str, values: Iterable[object]) -> bool:
-    """Whether each object is in the text as JSON, however that is spaced, sorted and escaped."""
+    """True if each object is in the text as JSON, however that is spaced, sorted and escaped."""
     squeezed = "".join(text.split())
     return all(
         any("".join(form.split()) in squeezed for form in _forms(value))

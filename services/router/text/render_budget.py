@@ -35,7 +35,7 @@ def check_output(chars: int) -> None:
 
 
 class RenderBudget:
-    """What a rendering has left. Belongs to one thread, whose processor time it measures."""
+    """The budget left to a rendering. Belongs to one thread, whose processor time it measures."""
 
     def __init__(self) -> None:
         self._deadline = time.thread_time() + MAX_CPU_S

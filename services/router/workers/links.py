@@ -57,12 +57,12 @@ class Links:
         self.changes = 0
 
     def usable(self, decode: Receiver) -> bool:
-        """Whether a request may be sent over the link to a decode worker now."""
+        """True if a request may be sent over the link to a decode worker now."""
         failed = self._failed.get(decode)
         return failed is None or (not failed.trying and self._clock() >= failed.retry_at)
 
     def has_failed(self, decode: Receiver) -> bool:
-        """Whether the link failed and no request has succeeded since, and its pause is not over."""
+        """True if the link failed and no request has succeeded since, and its pause is not over."""
         failed = self._failed.get(decode)
         return failed is not None and self._clock() < failed.retry_at
 

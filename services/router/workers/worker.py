@@ -162,7 +162,7 @@ class Worker:
         return self.described.draining or self.drained_by_operator
 
     def can_prefill_for(self, decode: Worker) -> bool:
-        """Whether this worker may prefill a sequence for that decode worker, now or once it has room: their
+        """True if this worker may prefill a sequence for that decode worker, now or once it has room: their
         link has not failed just now."""
         if self is decode:
             return self.prefills_itself and self.alive
@@ -173,7 +173,7 @@ class Worker:
         return not self.links.has_failed(decode)
 
     def reaches(self, decode: Worker) -> bool:
-        """Whether it sends blocks over a transport by which that decode worker receives them, as far as both
+        """True if it sends blocks over a transport by which that decode worker receives them, as far as both
         say."""
         known = self.described.HasField("limits") and decode.described.HasField("limits")
         return not (known and self._sends_over.isdisjoint(decode._receives_over))

@@ -127,7 +127,7 @@ class Registration:
         return await never
 
     async def may_have_name(self) -> bool:
-        """Whether no other worker keeps this one's name, as far as Redis answers."""
+        """True if no other worker keeps this one's name, as far as Redis answers."""
         try:
             return await self.state.registry.keeper(self._name) is None
         except BatonError:

@@ -75,7 +75,7 @@ class Gemm:
         run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
 
     def by_codes(self, product: Product, rows: int) -> bool:
-        """Whether the vendor's library multiplies codes of so many rows with the product's codes."""
+        """True if the vendor's library multiplies codes of so many rows with the product's codes."""
         weight, activations = product.linear.weight, self.scratch.normed.dtype
         return isinstance(self._choose(product, rows), W8A8Library) and w8a8_by_library(weight, activations)
 
