@@ -15,7 +15,7 @@ import pytest
 from baton.base.parent_death import tied
 from baton.base.python_module import python_module
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("baton", "kvtransfer", "services", "loadgen", "deploy")
 
 

@@ -26,6 +26,8 @@ MOST_WAITING = 64
 HEAD_S = 2.0
 # From the connection to the answer's last byte. A scrape may wait for the engine for half of it.
 CONNECTION_S = 10.0
+# Turns of the event loop in which a connection that was just accepted is known, aborted and closed.
+_TURNS_TO_CLOSE = 6
 _JSON = "application/json"
 
 
@@ -92,7 +94,7 @@ class SmallHttp:
         """Closes the port and all connections."""
         self._stopped = True
         if self._server is not None:
-            self._server.close()
+            await _close(self._server)
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -155,6 +157,19 @@ class Scrapes:
                 return await asyncio.to_thread(answer)
         finally:
             self._count -= 1
+
+
+async def _close(server: asyncio.Server) -> None:
+    """Closes a server's port. Python 3.11's asyncio drops, without closing it, a connection whose server
+    closes between its acceptance and its transport: so accepting ends first, and what was accepted gets its
+    turn."""
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        with contextlib.suppress(RuntimeError):  # uvloop, which has no such gap
+            loop.remove_reader(listening.fileno())
+    for _ in range(_TURNS_TO_CLOSE):
+        await asyncio.sleep(0)
+    server.close()
 
 
 def json_answer(succeeded: bool, document: Mapping[str, str]) -> Answer:

@@ -66,8 +66,6 @@ async def served(kind: str) -> AsyncIterator[str]:
         await server.stop()
 
 
-# asyncio itself drops a connection whose server closes between its acceptance and its transport.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_connection_that_arrives_during_the_stop_is_closed(turns: int) -> None:
     async with served("admin") as address:
