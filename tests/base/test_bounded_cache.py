@@ -1,4 +1,4 @@
-"""What is kept takes at most so many bytes, however small or large its entries are."""
+"""Kept entries take at most the limit in bytes, however small or large they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before routers: ports, Ingress controllers and gateways, with TLS and without."""
+"""The edge before routers: ports, Ingress controllers and gateways, with TLS and without."""
 
 from __future__ import annotations
 

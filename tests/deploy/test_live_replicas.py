@@ -25,7 +25,7 @@ def _deployment(name: str, replicas: int) -> dict[str, Object]:
 
 
 def _replicas(values: Values, live: dict[str, Object]) -> dict[str, int | None]:
-    """What Helm renders where these objects are, by Deployment."""
+    """Renders the chart where these objects exist; returns the replicas by Deployment."""
     with (
         serving(live) as url,
         Chart.load(CHART) as chart,

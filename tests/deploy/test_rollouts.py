@@ -27,7 +27,7 @@ IMAGES = {"router": {"tag": "1"}, "worker": {"digest": "sha256:" + "0" * 64}}
 
 
 def _render_other_version(folder: Path, values: Any) -> Rendered:
-    """What another version of the chart gives, which is otherwise the same."""
+    """Renders another version of the chart, which is otherwise the same."""
     shutil.copytree(CHART, folder)
     chart = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
     chart |= {"version": "9.9.9", "appVersion": "9.9.9"}

@@ -84,7 +84,7 @@ class Host:
         return [*target, "--wd=/", "env", "-i", *settings, *command]
 
     async def run(self, script: str) -> str:
-        """What a script of the shell prints on this host; AssertionError where it fails."""
+        """Runs a shell script on this host; returns its output. AssertionError where it fails."""
         process = await asyncio.create_subprocess_exec(
             *self.command(["bash", "-e", "-o", "pipefail", "-c", script], {}),
             stdout=subprocess.PIPE,

@@ -48,7 +48,7 @@ class Network:
             self.ports.append(name)
 
     def rule(self, source: str, target: str, **settings: Any) -> None:
-        """What becomes of frames from `source` to `target` from now on; without settings they pass."""
+        """Sets the fate of frames from `source` to `target` from now on; without settings they pass."""
         self._tell({"rule": [source, target], **settings})
 
     def both(self, one: str, others: Collection[str], **settings: Any) -> None:

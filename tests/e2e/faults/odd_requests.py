@@ -1,4 +1,4 @@
-"""What a hostile client sends: odd paths, HTTP variants, texts that are no Unicode, tools, grammars."""
+"""Requests of a hostile client: odd paths, HTTP variants, texts that are no Unicode, tools, grammars."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
 
 @contextlib.contextmanager
 def cut(network: Network, pairs: list[tuple[str, str]]) -> Iterator[None]:
-    """What the first sends to the second is lost, while the block runs."""
+    """Drops frames from the first host to the second while the block runs."""
     for source, target in pairs:
         network.rule(source, target, drop=True)
     try:
