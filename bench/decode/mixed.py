@@ -73,7 +73,7 @@ class MixedSteps:
 
     def _ms(self, rows: int, *, joins: bool) -> float:
         """A prefill step of so many rows, behind another one, so that the host's launches take no part."""
-        from baton.engine.prefill.step import PrefillStep
+        from baton.engine.plan.prefill_step import PrefillStep
 
         step = PrefillStep.on_scratch(self._engine.decoder.layout, 0, rows)
         took = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.prefill.scheduler import StepBounds
+from baton.engine.plan.prefill_scheduler import StepBounds
 from bench.case_output import show
 from bench.precision import Precision
 from bench.prefill.case import Case

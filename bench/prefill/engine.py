@@ -16,10 +16,10 @@ from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.tensors import half_context
-from baton.engine.prefill.cost import PrefillCost
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore

@@ -14,9 +14,9 @@ import numpy as np
 from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.model.tensors import half_context
-from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from bench.case_output import show
 from bench.precision import Precision
 from bench.prefill.case import Case

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.engine.prefill.cost import PrefillCost
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
-from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import take
 

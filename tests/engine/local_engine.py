@@ -25,10 +25,10 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.graphs import GraphBounds
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.reference_pass import ReferencePass
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.logprob_records import Logprobs

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.join_parts import JOIN_COUNT, JOIN_FIRST, JOIN_STEP, JOIN_WIDTH
 from baton.engine.kernels.gpu.attention.prompt_items import ITEM_TABLE, ITEM_WIDTH, PromptTuning
+from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.attention_plan import AttentionPlan
-from baton.engine.prefill.step import PrefillStep
 
 # Tables begin at multiples of so many entries: kernels are compiled anew where an address is a multiple of 16
 # bytes in one call and not in the next. The first is padding's: the scratch block.

@@ -1,6 +1,6 @@
 """What a router knows of the prompts that a worker has yet to compute, and what of them goes before another.
 
-Workers do not compute prompts as they came (`baton.engine.prefill.prompt_order`): the shortest first, as long
+Workers do not compute prompts as they came (`baton.engine.plan.prompt_order`): the shortest first, as long
 as every prompt that can meet its limit does, else the one that is due first. The model of that here is coarse
 and cheap: of a prompt that comes now, those go first that take no longer, and longer ones that are due before
 it and would be late otherwise. If it would be late then, only those go first that are due before it, as long

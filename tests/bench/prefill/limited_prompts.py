@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from bench.engine_driver import take

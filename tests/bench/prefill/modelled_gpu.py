@@ -11,9 +11,9 @@ from torch import Tensor
 
 from baton.device.stream import TimedEvent
 from baton.engine.forward.layer_program import JoinedRows
-from baton.engine.prefill.cost import TimedPass
-from baton.engine.prefill.row_times import RowTimes
-from baton.engine.prefill.step import PrefillStep
+from baton.engine.plan.prefill_cost import TimedPass
+from baton.engine.plan.prefill_step import PrefillStep
+from baton.engine.plan.row_times import RowTimes
 from tests.support.events import FakeEvent
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
 from bench.prefill.alone import one_at_a_time, run_alone

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from baton.engine.prefill import scheduler
-from baton.engine.prefill.prompt_order import Prompt
+from baton.engine.plan import prefill_scheduler
+from baton.engine.plan.prompt_order import Prompt
 from baton.engine.sequence import Sequence
 from tests.bench.prefill.limited_prompts import BOUNDS, Arrival, InTurn, in_time, poisson, serve
 
@@ -25,7 +25,7 @@ def test_tight_limits_are_met_though_shorter_prompts_come(monkeypatch: pytest.Mo
     assert in_time(served, 500) == 1
     assert in_time(served, 2048) >= 0.9
     assert in_time(serve(arrivals, InTurn), 2048) < 0.6
-    monkeypatch.setattr(scheduler, "in_order", shortest_first)
+    monkeypatch.setattr(prefill_scheduler, "in_order", shortest_first)
     assert in_time(serve(arrivals), 2048) < 0.75
 
 

@@ -13,7 +13,7 @@ from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.decode.joined_rows import joined_buckets
 from baton.engine.device_watchdog import StepTimes
 from baton.engine.forward.layer_program import JoinedRows, row_count
-from baton.engine.prefill.scheduler import StepBounds
+from baton.engine.plan.prefill_scheduler import StepBounds
 from baton.engine.prefill.step_inputs import StepInputs
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine, Start

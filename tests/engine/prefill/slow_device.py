@@ -11,11 +11,11 @@ from torch import Tensor
 from baton.device.stream import TimedEvent
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.cost import PrefillCost
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.prefill_step import PrefillStep
+from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.row_times import RowTimes
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
-from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from tests.support.events import FakeEvent

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.plan.prefill_scheduler import Chunk, step_of
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
-from baton.engine.prefill.scheduler import Chunk, step_of
 from bench.precision import Precision
 from bench.random_model import random_model
 from bench.shapes import SHAPES, Shape

@@ -26,13 +26,13 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
+from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.prefill.attention import library_rule
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.loop import PrefillLoop, PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import prefill_step, take
 from tests.engine.dense_weights import random_weights

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.memory.blocks import OutOfBlocksError
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.prefix_driver import BLOCK, Driver
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from baton.base.prefill_defaults import ALONE_STEP_S
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.cost import PrefillCost
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.worker_pb2 import Rates

@@ -18,7 +18,7 @@ from functools import partial
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.stream import TimedEvent
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.prefill.scheduler import PrefillScheduler
+from baton.engine.plan.prefill_scheduler import PrefillScheduler
 from baton.engine.sequence import Sequence
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import EngineEvent, PrefillEndedEvent

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
 from baton.engine.model.tensors import half_context
-from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log

@@ -16,8 +16,8 @@ from baton.engine.decode.factory import decode_loop
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.gpu_pass import PrefillPass
-from baton.engine.prefill.step import PrefillStep
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.prefill.chunk_sizes import LEAST_UNITS, SLACK
-from baton.engine.prefill.cost import PrefillCost
-from baton.engine.prefill.row_times import RowTimes
-from baton.engine.prefill.scheduler import (
+from baton.engine.plan.chunk_sizes import LEAST_UNITS, SLACK
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_scheduler import (
     AGED_PASSES,
     AGED_SHARE,
     LATELY_S,
@@ -21,6 +20,7 @@ from baton.engine.prefill.scheduler import (
     PrefillScheduler,
     StepBounds,
 )
+from baton.engine.plan.row_times import RowTimes
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 

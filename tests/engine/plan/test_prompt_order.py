@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.prefill.prompt_order import Prompt, in_order
+from baton.engine.plan.prompt_order import Prompt, in_order
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 STEP_S = 1.0

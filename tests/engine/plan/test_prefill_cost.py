@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.tensors import half_context
-from baton.engine.prefill.cost import PrefillCost, TimedPass
+from baton.engine.plan.prefill_cost import PrefillCost, TimedPass
 
 
 @given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from baton.engine.prefill.cost import ATTENTION_SHARE, PrefillCost
+from baton.engine.plan.prefill_cost import ATTENTION_SHARE, PrefillCost
 from baton.engine.sequence import Sequence
 
 # A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.

@@ -30,11 +30,11 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.base.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
-from baton.engine.prefill.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
-from baton.engine.prefill.cost import PrefillCost
-from baton.engine.prefill.prompt_order import Prompt, in_order
-from baton.engine.prefill.row_times import RowTimes
-from baton.engine.prefill.step import PrefillStep, StepChunk
+from baton.engine.plan.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
+from baton.engine.plan.prefill_cost import PrefillCost
+from baton.engine.plan.prefill_step import PrefillStep, StepChunk
+from baton.engine.plan.prompt_order import Prompt, in_order
+from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
 
