@@ -8,7 +8,8 @@ progress, and by the states of its threads (proc(5)).
 
 On a loaded machine, or under a cgroup's quota, a healthy process may not run for seconds. It is then
 runnable, or waits for memory that is read from disk, and uses no processor time. A process that sleeps or is
-stopped waits for nothing that the scheduler could give it.
+stopped waits for nothing that the scheduler could give it; one that sleeps may yet return by itself, and the
+watcher says whether it is given the time for that.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ RAN_S = 1.0
 STARVED_S = 20.0
 # The most that the time between two looks counts: a watcher that did not run itself has not watched.
 _LONGEST_LOOK_S = 0.5
-# Threads that run, wait for a processor, or wait for a disk.
-_WANTING = "RD"
+# States of threads that run, wait for a processor, or wait for a disk; and of those that a signal or a tracer
+# has stopped.
+_WANTING, _STOPPED = frozenset("RD"), frozenset("Tt")
 
 
 class Activity(NamedTuple):
-    """A process at one moment: the processor time that it has used, in seconds, and whether a thread of it
-    waits for a processor or a disk, or runs."""
+    """A process at one moment: the processor time that it has used, in seconds; whether a thread of it waits
+    for a processor or a disk, or runs; whether all its threads are stopped."""
 
     cpu_s: float
     wanting: bool
+    stopped: bool = False
 
 
 def activity(pid: int) -> Activity | None:
@@ -45,7 +48,8 @@ def activity(pid: int) -> Activity | None:
     stat = process_stat(pid)
     if stat is None or stat.ended:
         return None
-    return Activity(stat.cpu_s, _any_wanting(pid))
+    states = _states(pid)
+    return Activity(stat.cpu_s, bool(states & _WANTING), bool(states) and states <= _STOPPED)
 
 
 def hangs(silent_s: float, ran_s: float, limit_s: float) -> bool:
@@ -66,9 +70,13 @@ class ProcessWatch:
         pid: int,
         clock: Callable[[], float] = time.monotonic,
         look_at: Callable[[int], Activity | None] = activity,
+        *,
+        sleep_counts: bool = True,
     ) -> None:
-        """`clock`: monotonic seconds."""
+        """`clock`: monotonic seconds. `sleep_counts`: whether time in which the process sleeps counts as time
+        in which it could have run."""
         self._pid = pid
+        self._sleep_counts = sleep_counts
         self._clock = clock
         self._look_at = look_at
         self._looked_at = clock()
@@ -91,7 +99,7 @@ class ProcessWatch:
         since, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
         self.silent_s += since
         seen = self._look_at(self._pid)
-        if seen is None or not seen.wanting:
+        if seen is None or seen.stopped or (self._sleep_counts and not seen.wanting):
             self.ran_s += since
         elif self._cpu_s is not None:
             self.ran_s += min(since, seen.cpu_s - self._cpu_s)
@@ -113,9 +121,10 @@ def process_space() -> str:
         return ""
 
 
-def _any_wanting(pid: int) -> bool:
+def _states(pid: int) -> set[str]:
+    """The states of a process's threads."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
-        return False
-    return any(state_of(task / "stat") in _WANTING for task in tasks)
+        return set()
+    return {state_of(task / "stat") for task in tasks}

@@ -21,9 +21,13 @@ LIMITS = (0.5, 2.0, 5.0, 60.0)
 class Watched:
     """A watch in virtual time, of a process that is given `share` of a processor while it wants one."""
 
-    def __init__(self, share: float, *, wanting: bool = True) -> None:
-        self.now, self.cpu_s, self.share, self.wanting = 100.0, 7.0, share, wanting
-        self.watch = ProcessWatch(1, lambda: self.now, lambda _: Activity(self.cpu_s, self.wanting))
+    def __init__(
+        self, share: float, *, wanting: bool = True, stopped: bool = False, sleep_counts: bool = True
+    ) -> None:
+        self.now, self.cpu_s, self.share = 100.0, 7.0, share
+        self.watch = ProcessWatch(
+            1, lambda: self.now, lambda _: Activity(self.cpu_s, wanting, stopped), sleep_counts=sleep_counts
+        )
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -49,6 +53,17 @@ def test_a_process_that_sleeps_or_computes_hangs_at_the_limit(limit_s: float) ->
 def test_a_process_that_is_given_nothing_hangs_after_the_longest_time(limit_s: float) -> None:
     longest = max(STARVED_S, limit_s)
     assert longest < Watched(0.0).seconds_until_hung(limit_s) < longest + 0.75
+
+
+@pytest.mark.parametrize("limit_s", LIMITS)
+def test_a_watcher_may_give_a_process_that_sleeps_the_longest_time(limit_s: float) -> None:
+    """One that is stopped, or computes, hangs at the limit all the same."""
+    longest = max(STARVED_S, limit_s)
+    sleeps = Watched(0.0, wanting=False, sleep_counts=False)
+    assert longest < sleeps.seconds_until_hung(limit_s) < longest + 0.75
+    stopped = Watched(0.0, wanting=False, stopped=True, sleep_counts=False)
+    for watched in (stopped, Watched(1.0, sleep_counts=False)):
+        assert limit_s < watched.seconds_until_hung(limit_s) < limit_s + 0.75
 
 
 def test_a_share_of_a_processor_counts_as_far_as_it_goes() -> None:
@@ -98,8 +113,8 @@ def _running(code: str, *, idle: bool = False) -> Iterator[int]:
         child.wait()
 
 
-def _watch_for(pid: int, seconds: float) -> ProcessWatch:
-    watch = ProcessWatch(pid)
+def _watch_for(pid: int, seconds: float, *, sleep_counts: bool = True) -> ProcessWatch:
+    watch = ProcessWatch(pid, sleep_counts=sleep_counts)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.05)
@@ -111,11 +126,13 @@ def test_real_processes() -> None:
     with _running(SLEEPS) as pid:
         watch = _watch_for(pid, 0.5)
         assert watch.ran_s == watch.silent_s > 0.4
+        assert _watch_for(pid, 0.5, sleep_counts=False).ran_s < 0.1
     with _running(SPINS) as pid:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.1)
-        watch = _watch_for(pid, 0.5)
-        assert watch.ran_s == watch.silent_s > 0.4
+        for sleep_counts in (True, False):
+            watch = _watch_for(pid, 0.5, sleep_counts=sleep_counts)
+            assert watch.ran_s == watch.silent_s > 0.4
     with _running(SPINS), _running(SPINS, idle=True) as pid:
         watch = _watch_for(pid, 0.6)
         assert watch.silent_s > 0.5

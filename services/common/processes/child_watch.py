@@ -13,7 +13,8 @@ from services.common.processes.child_process import Child
 ASK_S = 1.0
 # A child that has not answered for so long is reported as silent,
 SILENT_S = 3.0
-# and killed after so long, unless it is starved (`ProcessWatch`).
+# and killed after so long if it is stopped or computes, later if it is starved or sleeps (`ProcessWatch`): it
+# takes its clients' connections with it, and a call that sleeps may return.
 HUNG_S = 5.0
 _LOOK_S = 0.25
 
@@ -35,7 +36,7 @@ class ChildWatch:
         self._on_hung = on_hung
         self._on_change = on_change
         self._silent_s, self._hung_s = silent_s, hung_s
-        self._process = ProcessWatch(child.pid)
+        self._process = ProcessWatch(child.pid, sleep_counts=False)
         self._asked = self._answered = 0
         self._silent: bool | None = None
 

@@ -16,6 +16,8 @@ from services.common.processes.child_process import Child
 from services.common.processes.child_watch import ChildWatch
 
 HUNG_S = 0.8
+# How long one may sleep.
+ASLEEP_S = 2.0
 
 CHILD = """
 import asyncio, os, sys, time
@@ -67,8 +69,10 @@ async def until_answers(one: Watched, count: int = 1) -> None:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks ten times as often."""
+    from baton.base import process_watch
     from services.common.processes import child_watch
 
+    monkeypatch.setattr(process_watch, "STARVED_S", ASLEEP_S)
     monkeypatch.setattr(child_watch, "ASK_S", 0.1)
     monkeypatch.setattr(child_watch, "_LOOK_S", 0.025)
 
@@ -88,7 +92,7 @@ async def test_a_child_that_hangs(how: str) -> None:
         assert await one.child.ended() == -signal.SIGKILL
         assert one.changes == [False, True]
         (silent_s,) = one.hung
-        assert silent_s >= HUNG_S
+        assert silent_s >= (ASLEEP_S if how == "sleeps" else HUNG_S)
 
 
 async def test_a_child_that_answers_again() -> None:
