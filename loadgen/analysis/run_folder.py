@@ -50,10 +50,11 @@ class Run:
         }
 
 
-def fresh_folder(wanted: str | None, kind: str) -> Path:
-    """Creates the folder `wanted`, or one named by the time. Raises LoadgenError where it already contains a
-    run."""
-    path = Path(wanted) if wanted else Path("loadgen-runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+def fresh_folder(wanted: str | None, kind: str, parent: Path | None = None) -> Path:
+    """Creates the folder `wanted`, or one named by the time within `parent` (None: `loadgen-runs`). Raises
+    LoadgenError where it already contains a run."""
+    named = f"{kind}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    path = Path(wanted) if wanted else (parent or Path("loadgen-runs")) / named
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`loadgen compare`: compares two or more runs, or searches."""
+"""`loadgen compare`: compares two or more runs, or searches; sends servers the load of the first run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
 from loadgen.analysis.run_folder import Run
+from loadgen.commands.same_load import is_target, send_same_load
 from loadgen.common.errors import LoadgenError
 from loadgen.common.formatting import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
@@ -25,14 +26,22 @@ from loadgen.reports.descriptions import load_words
 HELP = "compare runs or searches, with intervals"
 DESCRIPTION = (
     "Compares each further run with the first. Every difference has a 95 % interval; significant ones are "
-    "marked. Folders of searches are compared by their goodput."
+    "marked. Folders of searches are compared by their goodput. A server's address in place of a further "
+    "folder is sent the load of the first run, with the same prompts at the same times."
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of this command."""
     parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="folders of two or more runs, or of searches"
+        "folders",
+        nargs="+",
+        metavar="DIR|TARGET",
+        help="folders of two or more runs, or of searches; behind the first also addresses of servers",
+    )
+    parser.add_argument("--model", default="", help="model name at those servers (default: the served model)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where folders of their runs are made (default: loadgen-runs)"
     )
     parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
@@ -40,12 +49,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Prints the comparison; returns 0."""
-    paths = [Path(folder) for folder in arguments.folders]
-    if len(paths) < 2:
-        raise LoadgenError("compare needs two folders or more")
-    if all((path / CURVE).exists() for path in paths):
-        return _curves([read_curve(path) for path in paths], paths, arguments)
-    runs = [run_folder.load(path) for path in paths]
+    if len(arguments.folders) < 2:
+        raise LoadgenError("compare needs two folders or more, or a folder and servers")
+    if not any(map(is_target, arguments.folders)):
+        paths = [Path(folder) for folder in arguments.folders]
+        if all((path / CURVE).exists() for path in paths):
+            return _curves([read_curve(path) for path in paths], paths, arguments)
+    runs = runs_of(arguments)
     compared = {str(run.path): compare(runs[0], run) for run in runs[1:]}
     if arguments.html:
         Path(arguments.html).write_text(comparison_page(runs, compared))
@@ -76,13 +86,27 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def runs_of(arguments: argparse.Namespace) -> list[Run]:
+    """The runs of the folders, and those that are sent now. Raises LoadgenError where the first is none."""
+    first = arguments.folders[0]
+    if is_target(first):
+        raise LoadgenError(f"{first}: the first is the folder of a run, whose load the servers are sent")
+    loaded = {one: run_folder.load(Path(one)) for one in arguments.folders if not is_target(one)}
+    return [
+        loaded[one] if one in loaded else send_same_load(loaded[first], one, arguments.model, arguments.out)
+        for one in arguments.folders
+    ]
+
+
 def other_prompts(runs: Sequence[Run]) -> str:
     """A word of caution where the runs sent different prompts; empty if all sent the same."""
-    seeds = {run.settings.load.seed for run in runs}
-    if len(seeds) == 1:
-        return ""
-    first = runs[0].settings.load.seed
-    return f"the runs sent different prompts and arrivals: with --seed {first} a run sends those of the first"
+    if len({run.settings.load.seed for run in runs}) > 1:
+        seed = runs[0].settings.load.seed
+        return (
+            f"the runs sent different prompts and arrivals: with --seed {seed} a run sends those of the first"
+        )
+    prompts = [run.settings.prompts for run in runs]
+    return "the runs sent different prompts" if any(one != prompts[0] for one in prompts) else ""
 
 
 def table(differences: list[Difference]) -> Table:

@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,8 +126,10 @@ class Server:
             return len(prompt) + behaviour.usage_off_by
         return behaviour.tokens_a_prompt + len(prompt.split()) * behaviour.tokens_a_word
 
-    def keep(self, request_id: str, log: list[float]) -> None:
-        self.emitted.append({"id": request_id, "emitted": log})
+    def keep(self, request_id: str, log: list[float], prompt: object) -> None:
+        """`prompt`: as it came; the log has its checksum."""
+        checksum = zlib.crc32(json.dumps(prompt).encode())
+        self.emitted.append({"id": request_id, "emitted": log, "prompt": checksum})
 
 
 class GrpcServer:
@@ -182,7 +185,7 @@ class GrpcServer:
             number += tokens
         if fault != "no_finish":
             yield self._last(request, number)
-        server.keep(metadata.get("x-request-id", ""), log)
+        server.keep(metadata.get("x-request-id", ""), log, list(request.token_ids.ids) or request.text)
 
     def _last(self, request: GenerateRequest, number: int) -> GenerateResponse:
         stages = [
@@ -305,7 +308,7 @@ class HttpConnection(asyncio.Protocol):
             self._event({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
         self._write(b"0\r\n\r\n")
-        server.keep(headers.get("x-request-id", ""), log)
+        server.keep(headers.get("x-request-id", ""), log, body.get("prompt") or body.get("messages"))
 
     def _choice(self, number: int, tokens: int, body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
         text = "".join(f" w{n}" for n in range(number, number + tokens))

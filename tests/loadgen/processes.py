@@ -27,8 +27,14 @@ class Served:
 
     def emitted(self) -> dict[str, list[float]]:
         """By request id, when each token was."""
-        lines = [json.loads(line) for log in self.logs for line in log.read_text().splitlines()]
-        return {line["id"]: line["emitted"] for line in lines}
+        return {line["id"]: line["emitted"] for line in self._lines()}
+
+    def prompts(self) -> dict[str, int]:
+        """By request id, the checksum of its prompt."""
+        return {line["id"]: line["prompt"] for line in self._lines()}
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for log in self.logs for line in log.read_text().splitlines()]
 
 
 Serve = Callable[[Behaviour], contextlib.AbstractContextManager[Served]]
