@@ -177,7 +177,10 @@ class Router:
             self.store.responses,
         )
         self.readiness = Readiness(
-            self.placement, self.dispatcher, lambda: self._leases is None or self._leases.joined
+            self.placement,
+            self.dispatcher,
+            lambda: self._leases is None or self._leases.joined,
+            config.queue_timeout_s,
         )
 
     def _assemble_siblings(self, registry: CollectorRegistry) -> None:

@@ -183,9 +183,13 @@ class Site:
         """Waits until every worker is ready."""
 
         async def ready() -> bool:
-            return set(await self._held()) == set(self.workers)
+            return await self.ready_workers() == set(self.workers)
 
         await self._until(ready, "not every worker is ready")
+
+    async def ready_workers(self) -> set[str]:
+        """Names of those that the router takes for ready."""
+        return set(await self._held())
 
     async def until_whole(self) -> None:
         """Waits until every worker is ready, and nothing is held any more."""

@@ -192,7 +192,8 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_step_correction",
            "How many times longer recent requests had between tokens than the worker's rates predict.",
            lambda router: _by_worker(router, lambda worker: worker.tpot_ratio.value), ("worker",)),
-    Metric("baton_router_ready", "Whether /ready is 200: a request would be served.",
+    Metric("baton_router_ready",
+           "Whether /ready is 200: a request would be served, or waits for a worker that has just gone.",
            lambda router: router.readiness.ready()),
     Metric("baton_router_workers",
            "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "

@@ -104,7 +104,7 @@ class Status:
         processes = [own, *(await self.siblings.ask(QUESTION, window_s)).values()]
         totals = status_of([Recent(**one["recent"]) for one in processes])
         totals.model = self.model.name
-        totals.serving = self.readiness.ready()
+        totals.serving = self.readiness.serving()
         totals.running = sum(one["running"] for one in processes)
         totals.waiting = sum(one["waiting"] for one in processes)
         totals.uptime_s = max(one["uptime_s"] for one in processes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 from services.router.workers.worker import Worker
 
@@ -17,6 +18,35 @@ def some_pair(workers: Iterable[Worker]) -> bool:
         if decode.decodes and decode.alive
         for worker in members
     )
+
+
+class LastingPair:
+    """Readiness of a router by its workers: some pair could serve a request, or could within the last
+    `hold_s` seconds, for which a request that comes now would wait for another one (`queue_timeout_s`). So a
+    router whose last worker is replaced keeps its place behind a load balancer. Before its first pair it is
+    not ready."""
+
+    def __init__(self, some_pair: Callable[[], bool], hold_s: float, clock: Callable[[], float]) -> None:
+        """`some_pair`: returns True if there is one now. `clock`: returns seconds."""
+        self._some_pair = some_pair
+        self._hold_s = hold_s
+        self._clock = clock
+        # When it ends to be ready; infinite while there is a pair.
+        self._until = -math.inf
+
+    def ready(self) -> bool:
+        """True if a request that comes now is served, or waits for a pair that may come back."""
+        if self._some_pair():
+            self._until = math.inf
+        elif self._until == math.inf:
+            self._until = self._clock() + self._hold_s
+        return self._until > self._clock()
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """Seconds until it is not ready any more if no pair comes; None where no end is due."""
+        left_s = self._until - self._clock()
+        return left_s if 0 < left_s < math.inf else None
 
 
 def unusable_reason(workers: Sequence[Worker]) -> str:

@@ -20,7 +20,7 @@ CONTEXT = 256
 
 
 async def test_models_and_health(site: SiteMaker) -> None:
-    async with site() as here, http(here) as client:
+    async with site(queue_timeout_s=0.3) as here, http(here) as client:
         models = (await client.get("/v1/models")).json()
         assert models["object"] == "list"
         assert [model["id"] for model in models["data"]] == [MODEL]
@@ -35,7 +35,8 @@ async def test_models_and_health(site: SiteMaker) -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
         here.worker("decode-0").behaviour.draining = True
         await until(lambda: not here.router.readiness.ready())
-        assert (await client.get("/ready")).status_code == 503
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "no decode worker is ready")
         assert (await client.get("/health")).status_code == 200
 
 

@@ -53,16 +53,17 @@ async def answers(here: Site, count: int, seed: int) -> list[bool]:
 
 
 @contextlib.asynccontextmanager
-async def always_ready(here: Site, *, expected: bool) -> AsyncIterator[None]:
-    """Checks that readiness does not change where that is `expected`."""
+async def always_usable(here: Site, *, expected: bool) -> AsyncIterator[None]:
+    """Checks that some pair could always serve, where that is `expected`."""
 
     async def watch() -> None:
-        await here.router.readiness.wait(ready=False)
+        while here.router.placement.usable():  # noqa: ASYNC110 (links have no events)
+            await asyncio.sleep(0.001)
 
     watching = asyncio.create_task(watch())
     try:
         yield
-        assert not (watching.done() and expected), "it was not ready, though a pair had no failed link"
+        assert not (watching.done() and expected), "no pair was usable, though one had no failed link"
     finally:
         watching.cancel()
 
@@ -90,7 +91,7 @@ async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(s
         for number, broken in enumerate(order):
             some_work = len(broken) < len(PAIRS)
             forget_failures(here)
-            async with always_ready(here, expected=some_work):
+            async with always_usable(here, expected=some_work):
                 break_links(here, broken)
                 served = await answers(here, 6, number)
             named = await failed_links(here)
@@ -117,9 +118,9 @@ async def test_pauses_of_a_link_grow_until_a_handoff_succeeds(site: SiteMaker) -
         (link,) = worker.links.status()
         assert (link.decode, link.failures) == ("decode-0", 4)
         assert "no link to decode-0" in link.reason
-        assert not here.router.readiness.ready()
+        assert not here.router.placement.usable()
         break_links(here, ())
-        await until(lambda: here.router.readiness.ready())
+        await until(here.router.placement.usable)
         assert await answers(here, 4, 3) == [True] * 4
         assert worker.links.status() == []
 

@@ -343,8 +343,7 @@ async def test_no_pair_without_equal_fingerprints(site: SiteMaker) -> None:
         async with stranger.serving():
             await _add_worker(here, stranger)
             here.worker("both-0").behaviour.draining = True
-            await asyncio.sleep(0.7)
-            assert not here.router.readiness.ready()
+            await until(lambda: not here.router.readiness.ready())
             code, message = await failure(here)
             assert code == grpc.StatusCode.UNAVAILABLE
             assert "no pair" in message
