@@ -93,9 +93,11 @@ class FakeDecodeLoop(ReferenceDecodeLoop):
         token = ticks()
         going = position + 2 < state.end[rows]
         state.position[rows] += 1
+        generations, slots = state.generation[rows].tolist(), rows.tolist()
+        self.positions.publish(slots, generations, state.position[rows].tolist())
         state.active[rows] = going
         finish = [Finish.NONE if goes else Finish.LENGTH for goes in going.tolist()]
-        self.ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
+        self.ring.write([token] * count, slots, generations, finish)
         self._tokens_decoded += count
 
 
@@ -103,7 +105,8 @@ def decode_loop(
     model: Model, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
 ) -> DecodeLoop:
     """Stands in for `baton.engine.decode.factory.decode_loop`."""
-    return FakeDecodeLoop(_fake(), cache, state, rings.mailbox(memory), rings.writer(memory))
+    box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
+    return FakeDecodeLoop(_fake(), cache, state, box, ring, positions)
 
 
 def prompt_pass(model: Model, cache: KVCache, most_rows: int, **_: object) -> ReferencePass:

@@ -144,7 +144,7 @@ class Bench:
             plan_items[(1,)](
                 control, inputs.slot, inputs.position, items.count, items.items, heads.seen,
                 policy.wanted, policy.shortest, policy.wave,
-                SLOTS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0,
+                ROWS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0,
             )  # fmt: skip
 
 

@@ -115,6 +115,7 @@ class LocalEngine:
         ring_slots: int | None = None,
         cache_dtype: str | None = None,
         mixed: Literal["", "graphs", "eager"] = "",
+        rows_per_slot: int = 1,
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens.
         `ring_slots`: slots that mailbox and ring are sized for; by default `slots`. `cache_dtype`: by
@@ -139,11 +140,12 @@ class LocalEngine:
         self.prefill = PrefillLoop(
             ReferencePass(ReferenceModel(model), cache), self.scheduler, compute_stream(model.device)
         )
-        rings = SharedRings(ring_slots or slots)
+        rings = SharedRings(ring_slots or slots, rows_per_slot=rows_per_slot)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
+        widths, place = self.pools.counts_for(longest), torch.device(device)
+        self.state = SlotState(slots, widths, config.vocab_size, place, rows_per_slot)
         self.decode: DecodeLoop
         if graph:
             from baton.engine.decode.factory import decode_loop
@@ -152,8 +154,8 @@ class LocalEngine:
                 model, cache, self.state, rings, memory, exact=numerics == "exact", interpreted=True
             )
         else:
-            box, ring = rings.mailbox(memory), rings.writer(memory)
-            self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
+            box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
+            self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring, positions)
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
         if mixed:

@@ -76,7 +76,8 @@ class SampledBatch:
         self._rings = SharedRings(slots, top)
         memory = SharedMemory.create("sampled-batch", self._rings.size)
         mailbox = self._rings.mailbox(memory)
-        loop = _Admitting(self.state, mailbox, self._rings.writer(memory))
+        positions = self._rings.positions(memory)
+        loop = _Admitting(self.state, mailbox, self._rings.writer(memory), positions)
         for slot, request in enumerate(requests):
             admit(
                 loop,

@@ -80,7 +80,8 @@ class SharedPrefix:
             self.loop = GraphDecodeLoop(model, cache, state, rings, host, options)
         else:
             box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
-            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring)
+            positions = rings.positions(self.memory)
+            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions)
         self.output: list[list[int]] = [[] for _ in range(shape.slots)]
         self.ended: set[int] = set()
 

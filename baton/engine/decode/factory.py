@@ -49,9 +49,8 @@ def decode_loop(
 
         host = HostMemory(memory, model.device)
         return GraphDecodeLoop(model, cache, state, rings, host, pass_options(model, exact=exact))
-    return ReferenceDecodeLoop(
-        ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory), before_step
-    )
+    box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
+    return ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions, before_step)
 
 
 def pass_options(model: Model, *, exact: bool) -> PassOptions:

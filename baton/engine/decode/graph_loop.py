@@ -80,7 +80,8 @@ class GraphDecodeLoop(DecodeLoop):
         options: PassOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(state, rings.mailbox(memory.memory), rings.writer(memory.memory))
+        shared = memory.memory
+        super().__init__(state, rings.mailbox(shared), rings.writer(shared), rings.positions(shared))
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         self._queue = GraphStream(model.device)
@@ -190,6 +191,10 @@ class GraphDecodeLoop(DecodeLoop):
     @property
     def tokens_decoded(self) -> int:
         return int(self.ring.device_counters[1])
+
+    @property
+    def steps_under_way(self) -> int:
+        return self._enqueued - self._look().replays
 
     @property
     def expected_step_s(self) -> float:

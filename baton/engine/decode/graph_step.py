@@ -39,7 +39,7 @@ _EVERYTHING = ~Feature(0)
 
 
 class _HostArrays:
-    """Views of host memory that the kernels read and write: mailbox and ring."""
+    """Views of host memory that the kernels read and write: mailbox, ring and the slots' positions."""
 
     def __init__(self, memory: HostMemory, rings: SharedRings) -> None:
         (tail, entries), (header, words) = rings.mailbox_place, rings.ring_place
@@ -50,6 +50,7 @@ class _HostArrays:
         self.header = memory.tensor(header, (words - header) // 8, torch.int64)
         self.words = memory.tensor(words, rings.ring_words, torch.int64)
         self.logprobs = memory.tensor(*rings.records_place, torch.int32)
+        self.positions = memory.tensor(*rings.positions_place, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class GraphStep:
             bucket,
             int(features),
             SLOTS=self._shape.slots,
-            SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
+            ROWS_POWER=triton.next_power_of_2(self._shape.rows),
             WORDS=self._shape.words,
             CAPACITY=self._capacity,
             TOP=self._top,
@@ -200,7 +201,7 @@ class GraphStep:
                 policy.wanted,
                 policy.shortest,
                 policy.wave,
-                SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
+                ROWS_POWER=triton.next_power_of_2(self._shape.rows),
                 TILE=TILE,
                 FIXED=policy.fixed or 0,
                 num_warps=4,
@@ -214,6 +215,7 @@ class GraphStep:
             host.header,
             host.mailbox_tail,
             host.words,
+            host.positions,
             state.active,
             state.records.view(torch.int32),
             inputs.slot,
@@ -221,7 +223,7 @@ class GraphStep:
             self._place,
             self._drawn,
             SLOTS=self._shape.slots,
-            SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
+            ROWS_POWER=triton.next_power_of_2(self._shape.rows),
             CAPACITY=self._capacity,
             num_warps=4,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from baton.device.stream import ComputeStream
 from baton.engine.decode.cost import NO_CURVE, StepCurve
@@ -23,6 +24,7 @@ from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.shared_memory.mask_board import SlotMask
 from baton.engine.shared_memory.output_ring import RingWriter
+from baton.engine.shared_memory.slot_positions import SlotPositions
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
@@ -37,12 +39,16 @@ class DecodeLoop(ABC):
     """Posts changes of slots to the mailbox (`admit`, `extend`, `stall`, `preempt`, `cancel`), and runs the
     steps that apply them."""
 
-    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
+    def __init__(
+        self, state: SlotState, mailbox: Mailbox, ring: RingWriter, positions: SlotPositions
+    ) -> None:
         self._state = state
         self._mailbox = mailbox
         self.shape = state.shape
         self.ring = ring
         """The output ring; it counts the steps that ran, and those that found it full."""
+        self.positions = positions
+        """How far each slot's sequence had come when the last step ended."""
 
     def begin_admission(
         self,
@@ -173,6 +179,18 @@ class DecodeLoop(ABC):
     def applied(self, number: int) -> bool:
         """Whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
+
+    @property
+    def steps_under_way(self) -> int:
+        """Steps that were launched and have not ended: each may advance a slot by `shape.rows_per_slot`
+        tokens beyond its published position."""
+        return 0
+
+    def furthest_tags(self) -> npt.NDArray[np.int64]:
+        """The words of `positions` with the furthest positions that sequences may have by now."""
+        # The steps first: one that ends meanwhile counts twice, and none is left out.
+        launched = self.steps_under_way
+        return self.positions.tags + launched * self.shape.rows_per_slot
 
     def preempt(self, slot: int, generation: int) -> None:
         """Ends a slot whose sequence continues on another worker; the ring reports `Finish.PREEMPTED`."""

@@ -19,6 +19,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.shared_memory.mailbox import EntryKind, Mailbox
 from baton.engine.shared_memory.output_ring import Finish, RingWriter
+from baton.engine.shared_memory.slot_positions import SlotPositions
 
 
 class ReferenceDecodeLoop(DecodeLoop):
@@ -31,10 +32,11 @@ class ReferenceDecodeLoop(DecodeLoop):
         state: SlotState,
         mailbox: Mailbox,
         ring: RingWriter,
+        positions: SlotPositions,
         before_step: Callable[[float], None] | None = None,
     ) -> None:
         """`before_step` is called with `expected_step_s` before each step, which blocks its caller."""
-        super().__init__(state, mailbox, ring)
+        super().__init__(state, mailbox, ring, positions)
         self._before_step = before_step
         self._reference = reference
         self._cache = cache
@@ -125,6 +127,7 @@ class ReferenceDecodeLoop(DecodeLoop):
         state.last_token[rows] = tokens.int()
         state.position[rows] = (position + 1).int()
         state.active[rows] = finish == Finish.NONE
-        generations = state.generation[rows].tolist()
-        self.ring.write(tokens.tolist(), rows.tolist(), generations, finish.tolist(), logprobs)
+        generations, slots = state.generation[rows].tolist(), rows.tolist()
+        self.positions.publish(slots, generations, (position + 1).tolist())
+        self.ring.write(tokens.tolist(), slots, generations, finish.tolist(), logprobs)
         self._tokens_decoded += rows.numel()

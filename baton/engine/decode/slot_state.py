@@ -47,13 +47,18 @@ class SlotState:
     `records` [slots, 128] uint8; its columns are int32: `generation`, `last_token`, `position` (of
     last_token, whose KV is not computed yet), `end` (length of the sequence at which it ends), `capacity`
     (tokens its granted blocks hold), `stop_ids` (unused places negative). `block_tables`: [slots, width]
-    int32 a cache group.
+    int32 a cache group. `rows_per_slot`: of the steps' rows; see `StepShape`.
     """
 
     def __init__(
-        self, slots: int, max_blocks: tuple[int, ...], vocab_size: int, device: torch.device
+        self,
+        slots: int,
+        max_blocks: tuple[int, ...],
+        vocab_size: int,
+        device: torch.device,
+        rows_per_slot: int = 1,
     ) -> None:
-        self.shape = StepShape(slots)
+        self.shape = StepShape(slots, rows_per_slot)
         self.records = torch.zeros(slots, ENTRY.itemsize, dtype=torch.uint8, device=device)
         self.active = torch.zeros(slots, dtype=torch.bool, device=device)
         self.generation = self._column("generation")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling.token_bits import allowed_tokens
-from baton.engine.shared_memory.mask_board import SlotMask, mask_tag, mask_words
+from baton.engine.shared_memory.mask_board import SlotMask, mask_words
+from baton.engine.shared_memory.slot_positions import position_tag
 
 _NO_TOKEN = -1
 
@@ -76,7 +77,7 @@ class SlotMasks:
                 raise ValueError(message)
         masks = sorted(masks, key=lambda mask: mask[0])
         words = torch.from_numpy(np.stack([bits for _, _, _, bits in masks]).view(np.int32))
-        tags = torch.tensor([mask_tag(generation, position) for _, generation, position, _ in masks])
+        tags = torch.tensor([position_tag(generation, position) for _, generation, position, _ in masks])
         self._copies.send([slot for slot, _, _, _ in masks], words, tags)
 
     @property

@@ -1,4 +1,5 @@
-"""Where mailbox, output ring and heartbeat lie in the memory of a worker's two processes. Torch-free."""
+"""Where mailbox, output ring, the slots' positions and the heartbeat lie in the memory that a worker's two
+processes share. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from baton.engine.shared_memory.output_ring import (
     RingWriter,
     ring_bytes,
 )
+from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
 from baton.engine.shared_memory.step_shape import StepShape
 
 _PAGE = 4096
@@ -26,10 +28,12 @@ class SharedRings:
 
     `slots`: a bound of those that the engine has; it decides how many when it knows its memory.
     `max_logprobs`: alternatives that a token's record holds; 0: the ring carries no logprobs.
+    `rows_per_slot`: see `StepShape`.
     """
 
     slots: int
     max_logprobs: int = MAX_LOGPROBS
+    rows_per_slot: int = 1
 
     @property
     def mailbox_entries(self) -> int:
@@ -39,7 +43,7 @@ class SharedRings:
     @property
     def ring_words(self) -> int:
         """A power of two that holds at least 64 steps of all slots: a reader may be that late."""
-        return 1 << (64 * StepShape(self.slots).rows - 1).bit_length()
+        return 1 << (64 * StepShape(self.slots, self.rows_per_slot).rows - 1).bit_length()
 
     @property
     def size(self) -> int:
@@ -54,8 +58,12 @@ class SharedRings:
         return _page_after(self._ring_offset + ring_bytes(self.ring_words))
 
     @property
-    def _heartbeat_offset(self) -> int:
+    def _positions_offset(self) -> int:
         return _page_after(self._records_offset + logprob_bytes(self.ring_words, self.max_logprobs))
+
+    @property
+    def _heartbeat_offset(self) -> int:
+        return _page_after(self._positions_offset + positions_bytes(self.slots))
 
     @property
     def mailbox_place(self) -> tuple[int, int]:
@@ -75,11 +83,19 @@ class SharedRings:
             return 0, 1
         return self._records_offset, logprob_bytes(self.ring_words, self.max_logprobs) // 4
 
+    @property
+    def positions_place(self) -> tuple[int, int]:
+        """Where the slots' positions begin, and how many 8-byte words they are."""
+        return self._positions_offset, self.slots
+
     def mailbox(self, memory: SharedMemory) -> Mailbox:
         return Mailbox(memory, 0, self.mailbox_entries)
 
     def writer(self, memory: SharedMemory) -> RingWriter:
         return RingWriter(memory, self._ring_offset, self.ring_words, self._records(memory))
+
+    def positions(self, memory: SharedMemory) -> SlotPositions:
+        return SlotPositions(memory, *self.positions_place)
 
     def reader(self, memory: SharedMemory) -> RingReader:
         return RingReader(memory, self._ring_offset, self.ring_words, self._records(memory))

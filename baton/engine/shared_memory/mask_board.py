@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.shared_memory.slot_positions import position_tag
 
 NO_TAG = -1
 MOST_PROCESSES = 8
@@ -34,11 +35,6 @@ SlotMask = tuple[int, int, int, Mask]
 def mask_words(vocab_size: int) -> int:
     """32-bit words of a mask."""
     return -(-vocab_size // 32)
-
-
-def mask_tag(generation: int, position: int) -> int:
-    """Identifies the token at `position` of the sequence that has a slot in this generation."""
-    return generation << 32 | position
 
 
 class MaskBoard:
@@ -76,7 +72,7 @@ class MaskBoard:
 
     def publish(self, slot: int, generation: int, position: int) -> None:
         """Makes the slot's row the mask of its token at `position`."""
-        self._tags[slot] = mask_tag(generation, position)
+        self._tags[slot] = position_tag(generation, position)
 
     def take(self) -> list[SlotMask]:
         """The masks written since the last call."""

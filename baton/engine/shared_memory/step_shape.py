@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Tokens by which one slot advances in one step, at most. With speculative decoding it will be more than one.
-MAX_TOKENS_A_STEP = 1
-
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of up to `slots` sequences with `rows_per_slot` rows of activations each; a row is one token."""
+    """A step of up to `slots` sequences with `rows_per_slot` rows of activations each, the most tokens by
+    which one step may advance one sequence. Rows that a sequence does not use are padding."""
 
     slots: int
-    rows_per_slot: int = MAX_TOKENS_A_STEP
+    rows_per_slot: int = 1
 
     @property
     def rows(self) -> int:

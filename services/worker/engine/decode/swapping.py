@@ -17,7 +17,6 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks, Saved
-from baton.engine.shared_memory.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 
 
@@ -33,8 +32,6 @@ class _Swapped:
     reservation: Reservation
     capacity: int  # tokens that its blocks have room for when it returns
     entry: int  # the mailbox entry that stalls its slot
-    position: int  # of its last token, at the furthest, after `steps` steps
-    steps: int
     stage: _Stage = _Stage.STALLING
     saved: Saved | None = None
     copy: Event | None = None
@@ -61,13 +58,10 @@ class SwappedSequences:
         unsaved.append(reservation.blocks)
         return self._host.fits(tuple(sum(group, ()) for group in zip(*unsaved, strict=True)))
 
-    def swap_out(self, reservation: Reservation, position: int, capacity: int) -> None:
-        """Begins to swap a sequence out. `position`: of its last token, at the furthest. It returns with
-        blocks for `capacity` tokens."""
+    def swap_out(self, reservation: Reservation, capacity: int) -> None:
+        """Begins to swap a sequence out. It returns with blocks for `capacity` tokens."""
         entry = self._loop.stall(*reservation.key)
-        self._swapped[reservation.key] = _Swapped(
-            reservation, capacity, entry, position, self._loop.ring.steps
-        )
+        self._swapped[reservation.key] = _Swapped(reservation, capacity, entry)
 
     def blocks_being_freed(self) -> list[BlockTables]:
         """Blocks that will be free soon, except those of sequences that are ending."""
@@ -82,17 +76,14 @@ class SwappedSequences:
         if one.saved is not None:
             self._host.release(one.saved)
 
-    def step(self, *, may_return: bool) -> list[tuple[SlotKey, int]]:
-        """Advances each sequence as far as possible; those that have returned, with the furthest position of
-        their last token. `may_return`: whether no running sequence waits for blocks."""
-        returned: list[tuple[SlotKey, int]] = []
+    def step(self, *, may_return: bool) -> list[SlotKey]:
+        """Advances each sequence as far as possible; returns those that run again. `may_return`: whether no
+        running sequence waits for blocks."""
+        returned: list[SlotKey] = []
         for key, one in list(self._swapped.items()):
             if one.reservation.ending:
                 continue  # until its output was read
             if one.stage is _Stage.STALLING and self._loop.applied(one.entry):
-                steps = self._loop.ring.steps - one.steps
-                furthest = one.position + steps * MAX_TOKENS_A_STEP
-                one.position = min(furthest, one.reservation.grant.capacity)
                 one.saved, one.copy = self._host.save(one.reservation.blocks)
                 one.stage = _Stage.SAVING
             if one.stage is _Stage.SAVING and _ended(one.copy):
@@ -102,7 +93,7 @@ class SwappedSequences:
                 may_return = self._load(one)
             if one.stage is _Stage.LOADING and _ended(one.copy):
                 self._restore(one)
-                returned.append((key, one.position))
+                returned.append(key)
         return returned
 
     def _load(self, one: _Swapped) -> bool:

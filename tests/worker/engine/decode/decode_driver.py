@@ -21,6 +21,7 @@ from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.block_hash import BlockHasher
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
@@ -64,7 +65,16 @@ class Ticketed:
 class Driver:
     """Each step is a random event of a worker; `check` compares its state with the reference."""
 
-    def __init__(self, seed: int, *, groups: int = 1, blocks: int = 60, host: int = 40) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        groups: int = 1,
+        blocks: int = 60,
+        host: int = 40,
+        rows_per_slot: int = 1,
+        most_tokens: int = 1,
+    ) -> None:
         self.draw = random.Random(seed)
         self.now = 0.0
         plane = (Plane("k", "float32", 1, 4),)
@@ -77,7 +87,8 @@ class Driver:
             for tenant in TENANTS
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
-        self.loop, self.link, self.slots = SimulatedSteps(self), SimulatedLink(), SlotPool(SLOTS)
+        self.loop = SimulatedSteps(self, StepShape(SLOTS, rows_per_slot), most_tokens)
+        self.link, self.slots = SimulatedLink(), SlotPool(SLOTS)
         model = SimpleNamespace(
             pools=self.pools, layout=layout, cache=self.cache, fingerprint=b"f", max_context_tokens=120,
             max_logprobs=0, config=SimpleNamespace(vocab_size=VOCAB),

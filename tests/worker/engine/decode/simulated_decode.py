@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from baton.base.errors import BatonError
+from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.cost import NO_CURVE
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
+from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
+from baton.engine.shared_memory.step_shape import StepShape
 from kvtransfer.receiver.events import ReceiverEvent
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import SlotKey
@@ -60,12 +66,17 @@ class Slot:
 
 
 class SimulatedSteps:
-    """The driver's `DecodeLoop`: entries take effect in a later step."""
+    """The driver's `DecodeLoop`: entries take effect in a later step. A step advances a slot by up to
+    `most_tokens` tokens."""
 
     curve = NO_CURVE
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, shape: StepShape, most_tokens: int) -> None:
         self._driver = driver
+        self._most_tokens = most_tokens
+        self.shape = shape
+        memory = SharedMemory.create("positions", positions_bytes(shape.slots))
+        self.positions = SlotPositions(memory, 0, shape.slots)
         self.steps = self.full_steps = self.tokens_decoded = 0
         self.applied_entries = 0
         self.posted = 0
@@ -75,6 +86,9 @@ class SimulatedSteps:
     @property
     def ring(self) -> SimulatedSteps:
         return self
+
+    def furthest_tags(self) -> npt.NDArray[np.int64]:
+        return self.positions.tags
 
     @property
     def has_work(self) -> bool:
@@ -120,7 +134,7 @@ class SimulatedSteps:
         self.posted += 1
 
     def step(self) -> None:
-        """Applies some entries, then advances every row that has room."""
+        """Applies some entries, then advances every slot as far as it has room."""
         for _ in range(self._driver.draw.randrange(len(self.entries) + 1)):
             kind, key, *capacity = self.entries.popleft()
             self.applied_entries += 1
@@ -135,8 +149,9 @@ class SimulatedSteps:
                 slot.active = True
         self.steps += 1
         for slot in [one for one in self.slots.values() if one.active]:
-            if len(slot.text.tokens) < slot.capacity:
-                self._advance(slot)
+            for _ in range(self._driver.draw.randint(1, self._most_tokens)):
+                if len(slot.text.tokens) < slot.capacity and slot.key in self.slots:
+                    self._advance(slot)
 
     def _advance(self, slot: Slot) -> None:
         tokens = slot.text.tokens
@@ -147,6 +162,7 @@ class SimulatedSteps:
             self._driver.write(group, blocks[place], slot.text.contents(group, len(tokens)))
         slot.last = self._driver.draw.randrange(VOCAB)
         slot.emitted.append(slot.last)
+        self.positions.publish([slot.key[0]], [slot.key[1]], [len(tokens)])
         if len(tokens) + 1 >= slot.end:
             self._end(slot)
 

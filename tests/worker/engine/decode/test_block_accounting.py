@@ -18,6 +18,12 @@ def test_random_requests_agree_with_the_reference(groups: int, host: int) -> Non
     drive(groups, host, requests=300)
 
 
+@pytest.mark.parametrize("most_tokens", [1, 4], ids=["three rows empty", "up to four tokens"])
+@pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
+def test_four_rows_a_slot_agree_with_the_reference(host: int, most_tokens: int) -> None:
+    drive(1, host, requests=300, rows_per_slot=4, most_tokens=most_tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
 @pytest.mark.parametrize("groups", [1, 2])
@@ -25,8 +31,10 @@ def test_ten_thousand_random_requests_agree_with_the_reference(groups: int, host
     drive(groups, host, requests=10_000)
 
 
-def drive(groups: int, host: int, requests: int) -> None:
-    driver = Driver(seed=groups + host, groups=groups, host=host)
+def drive(groups: int, host: int, requests: int, *, rows_per_slot: int = 1, most_tokens: int = 1) -> None:
+    driver = Driver(
+        groups + host, groups=groups, host=host, rows_per_slot=rows_per_slot, most_tokens=most_tokens
+    )
     while driver.requests < requests:
         driver.step()
     driver.run_out()

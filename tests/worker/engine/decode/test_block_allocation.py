@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
@@ -20,22 +25,27 @@ from services.worker.engine.decode.reservation import Reservation, SlotKey
 
 BLOCK = 16
 PROMPT = 20
+SLOTS = 64
+
+
+def _positions() -> SlotPositions:
+    return SlotPositions(SharedMemory.create("positions", positions_bytes(SLOTS)), 0, SLOTS)
 
 
 @dataclass
 class Steps:
-    """Stands in for a decode loop and its ring."""
+    """Stands in for a decode loop of which `launched` steps are under way."""
 
-    steps: int = 0
+    launched: int = 0
+    shape: StepShape = field(default_factory=lambda: StepShape(SLOTS))
+    positions: SlotPositions = field(default_factory=_positions)
     applied_entries: int = 0
-    posted: int = 0
     grown: list[tuple[SlotKey, int]] = field(default_factory=list)
     stalled: list[SlotKey] = field(default_factory=list)
     preempted: list[SlotKey] = field(default_factory=list)
 
-    @property
-    def ring(self) -> Steps:
-        return self
+    def furthest_tags(self) -> npt.NDArray[np.int64]:
+        return self.positions.tags + self.launched * self.shape.rows_per_slot
 
     def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
@@ -52,17 +62,6 @@ class Steps:
 
     def applied(self, number: int) -> bool:
         return self.applied_entries >= number
-
-
-@dataclass
-class LateSteps(Steps):
-    """Steps that apply an entry when the test has them."""
-
-    def extend(
-        self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
-    ) -> None:
-        super().extend(slot, generation, more, held, capacity)
-        self.posted += 1
 
 
 class Case:
@@ -89,10 +88,17 @@ class Case:
         self.allocation.remove(key)
         self.pools.release(self.reservations.pop(key).grant.blocks)
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, tokens: int = 1) -> None:
+        """Turns, with a step after each that advances every slot by `tokens`, as far as its blocks reach."""
         for _ in range(steps):
             self.allocation.step()
-            self.loop.steps += 1
+            for key, reservation in self.reservations.items():
+                if key not in self.loop.stalled:
+                    at = min(self.position(key) + tokens, reservation.grant.capacity)
+                    self.loop.positions.publish([key[0]], [key[1]], [at])
+
+    def position(self, key: SlotKey) -> int:
+        return self.loop.positions.position(*key) or PROMPT
 
 
 def test_blocks_are_allocated_shortly_before_they_are_needed() -> None:
@@ -100,7 +106,7 @@ def test_blocks_are_allocated_shortly_before_they_are_needed() -> None:
     key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 200)
     case.run(30)
     assert not case.loop.grown
-    case.run(10)  # at the 40th step its blocks would have been full
+    case.run(9)  # the 40th step would have filled its blocks
     assert case.loop.grown == [(key, PROMPT + 40 + ALLOCATION_TOKENS)]
     case.run(150)
     assert case.loop.grown[-1] == (key, PROMPT + 199), "the last token has no KV"
@@ -189,7 +195,7 @@ def test_only_sequences_that_ended_by_themselves_count_for_output_lengths() -> N
         case.reservations[key].ending = number % 2 == 0
         case.end(key)
     assert case.allocation.output_lengths.most is None
-    for number in range(12):
+    for number in range(40, 52):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
         case.run(10)
         case.end(key)
@@ -251,8 +257,8 @@ def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(applied_e
     assert not case.allocation.waiting
 
 
-def test_a_sequence_that_ended_before_it_was_stalled_does_not_count_for_output_lengths() -> None:
-    """Its last record was already written; without its blocks its position is not known."""
+def test_the_length_of_a_sequence_that_ended_before_it_was_stalled_is_known() -> None:
+    """Its last record was already written, and its position with it."""
     case = Case(blocks=1000)
     for number in range(31):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
@@ -263,9 +269,8 @@ def test_a_sequence_that_ended_before_it_was_stalled_does_not_count_for_output_l
     swapped.loop.applied_entries = 1
     swapped.allocation.step()
     assert swapped.table(swapped.far) == ()
-    swapped.end(swapped.far)
     assert case.allocation.output_lengths.most is None, "31 are too few outputs"
-    swapped.end(swapped.near)
+    swapped.end(swapped.far)
     assert case.allocation.output_lengths.most == 10
 
 
@@ -274,25 +279,43 @@ def test_a_sequence_is_preempted_where_host_memory_is_full() -> None:
     assert (case.loop.stalled, case.loop.preempted) == ([], [case.far])
 
 
-def test_steps_in_which_a_slot_is_stalled_do_not_count() -> None:
-    """Each time its blocks end it waits 50 steps for more, and 3 more until the steps apply the entry."""
-    case = Case(blocks=100, loop=LateSteps())
+def test_steps_that_were_launched_count_and_steps_that_advance_nothing_do_not() -> None:
+    """Blocks for 12 tokens: they are short when the launched steps may come within five of their end."""
+    case = Case(blocks=100)
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
-    running, position = case.allocation._running[key], PROMPT
+    case.run(4)
+    assert not case.loop.grown
+    for _ in range(50):  # steps in which the slot is held
+        case.allocation.step()
+    assert not case.loop.grown
+    case.loop.launched = 3
     case.allocation.step()
-    for _ in range(3):
-        case.loop.steps += case.reservations[key].grant.capacity - position + 50
-        position = case.reservations[key].grant.capacity
-        case.allocation.step()
-        for _ in range(3):
-            case.loop.steps += 1
-            case.allocation.step()
-        case.loop.applied_entries = case.loop.posted
-        case.allocation.step()
-        assert case.allocation._position(running) == position
-        case.loop.steps += 7
-        assert case.allocation._position(running) == position + 7
-        position += 7
+    assert case.loop.grown == [(key, PROMPT + 12 + ALLOCATION_TOKENS)]
+    assert case.allocation.context_tokens == PROMPT + 4, "launched steps have written nothing yet"
+
+
+def test_the_position_of_a_slots_sequence_before_is_not_taken_for_its_own() -> None:
+    case = Case(blocks=100)
+    case.loop.positions.publish([0], [0], [PROMPT + 11])
+    case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
+    case.allocation.step()
+    assert case.allocation.context_tokens == PROMPT
+    assert not case.loop.grown
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_four_rows_a_slot_want_their_blocks_four_times_as_early(tokens: int) -> None:
+    """Whether a step advances the slot by one token or by four, its blocks never end."""
+    case = Case(blocks=100, loop=Steps(shape=StepShape(SLOTS, 4), launched=2))
+    key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 400)
+    while not case.loop.grown:
+        case.run(1, tokens)
+    assert case.position(key) - tokens == PROMPT + 40 - 5 * 4 - 2 * 4
+    while case.position(key) < PROMPT + 399:
+        case.run(1, tokens)
+        launched = case.position(key) + 2 * 4
+        assert min(launched, PROMPT + 399) <= case.reservations[key].grant.capacity
+    assert case.loop.grown[-1] == (key, PROMPT + 399)
 
 
 def test_a_known_output_length_is_not_estimated() -> None:

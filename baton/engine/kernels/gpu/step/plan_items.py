@@ -30,14 +30,14 @@ def plan_items(
     wanted,
     shortest,
     wave,
-    SLOTS_POWER: tl.constexpr,
+    ROWS_POWER: tl.constexpr,
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
     """Cuts the rows by their `SplitPolicy`; FIXED 0: mode `fast`. The list holds all items: `fast` cuts no
     more than its policy's bound, and of parts of one length `begin` has run no row that does not fit.
     """
-    row = tl.arange(0, SLOTS_POWER)
+    row = tl.arange(0, ROWS_POWER)
     rows = tl.load(control + ROWS).to(tl.int32)
     there = row < rows
     position = tl.load(row_position + row, mask=there, other=0)

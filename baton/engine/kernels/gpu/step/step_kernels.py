@@ -153,7 +153,7 @@ def begin(
     bucket,
     can,
     SLOTS: tl.constexpr,
-    SLOTS_POWER: tl.constexpr,
+    ROWS_POWER: tl.constexpr,
     WORDS: tl.constexpr,
     CAPACITY: tl.constexpr,
     TOP: tl.constexpr,
@@ -163,9 +163,9 @@ def begin(
     FIXED: tl.constexpr,
 ):
     """`bucket`: rows that this graph has; WORDS: of the ring, that a step may write; `can`: features of its
-    sampler. `words` are the ring's, `records` the slots' as int32; `logprobs` the ring's records as int32,
-    of TOP alternatives each (0: none), and `last_records` the slots' own of the tokens they are admitted
-    with.
+    sampler. ROWS_POWER: a power of two, no less than the rows of the largest bucket. `words` are the ring's,
+    `records` the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives each (0: none),
+    and `last_records` the slots' own of the tokens they are admitted with.
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
@@ -180,7 +180,7 @@ def begin(
     steps = tl.load(control + STEPS)
     head = tl.load(control + HEAD)
     ran = head + WORDS <= tl.load(control + TAIL) + CAPACITY
-    lane = tl.arange(0, SLOTS_POWER)
+    lane = tl.arange(0, ROWS_POWER)
     in_slots = lane < SLOTS
     turn = tl.load(control + TURN).to(tl.int32)
     slots = (lane + turn) % SLOTS
@@ -244,8 +244,8 @@ def begin(
             parts = tl.where(runs, tl.cdiv(span, FIXED), 0)
             fits = fits & (tl.cumsum(parts, 0) <= bucket + tl.load(item_bounds + group * 2 + 1))
         left_out = runs & (fits == 0)
-        next_turn = tl.min(tl.where(left_out, lane, SLOTS_POWER), 0)
-        next_turn = tl.where(next_turn < SLOTS_POWER, (turn + next_turn) % SLOTS, 0)
+        next_turn = tl.min(tl.where(left_out, lane, ROWS_POWER), 0)
+        next_turn = tl.where(next_turn < ROWS_POWER, (turn + next_turn) % SLOTS, 0)
         tl.store(control + TURN, tl.where(ran, next_turn, turn).to(tl.int64))
         held = held | left_out
         runs = fits
@@ -277,6 +277,7 @@ def finish(
     header,
     mailbox_tail,
     words,
+    positions,
     active,
     records,
     row_slot,
@@ -284,12 +285,13 @@ def finish(
     row_place,
     row_drawn,
     SLOTS: tl.constexpr,
-    SLOTS_POWER: tl.constexpr,
+    ROWS_POWER: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """`row_drawn` int32: the rows' tokens, `row_place` int32 the places of their words behind the head;
-    negative: the row is held. The words are written first, then the counters that publish them."""
-    row = tl.arange(0, SLOTS_POWER)
+    negative: the row is held. `positions` int64: `SlotPositions`' words. These and the ring's are written
+    first, then the counters, and last the status: who has read it sees all that was written before."""
+    row = tl.arange(0, ROWS_POWER)
     rows = tl.load(control + ROWS)
     row_at = tl.load(row_place + row, mask=row < rows, other=-1)
     there = row_at >= 0
@@ -309,6 +311,7 @@ def finish(
     place = head + row_at
     fence_system()  # records of logprobs, written before, are seen before their words
     tl.store(words + place % CAPACITY, _word(place, token, slot, generation, why, CAPACITY), mask=there)
+    tl.store(positions + slot, (generation.to(tl.int64) << 32) | (position + 1), mask=there)
     tl.store(mine + _LAST_TOKEN, token, mask=there)
     tl.store(mine + _POSITION, position + 1, mask=there)
     tl.store(active + slot, why == 0, mask=there)
@@ -327,7 +330,7 @@ def finish(
     tl.store(control + STEPS, steps)
     tl.store(control + TOKENS, tokens)
     tl.store(control + REPLAYS, replays)
-    slots = tl.arange(0, SLOTS_POWER)
+    slots = tl.arange(0, ROWS_POWER)
     in_slots = slots < SLOTS
     is_active = tl.load(active + slots, mask=in_slots, other=0).to(tl.int32) != 0
     features = tl.load(records + slots * RECORD_WORDS + _FEATURES, mask=in_slots, other=0)

@@ -35,7 +35,7 @@ def test_the_kernel_cuts_rows_as_the_policy_says(name: str) -> None:
     plan_items[(1,)](
         control, slots, positions, planned.count, planned.items,
         window or 1 << 30, policy.wanted, policy.shortest, policy.wave,
-        SLOTS_POWER=16, TILE=TILE, FIXED=policy.fixed or 0,
+        ROWS_POWER=16, TILE=TILE, FIXED=policy.fixed or 0,
     )  # fmt: skip
     assert planned.count.equal(expected.count)
     assert planned.items[:, :7].equal(expected.items[:, :7])

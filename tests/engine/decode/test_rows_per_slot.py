@@ -1,0 +1,138 @@
+"""Steps whose slots have four rows, three of them empty, beside those of one row: the same tokens and books.
+Positions are published as the output ring reports tokens."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.sequence import SamplingParams
+from baton.engine.shared_memory.output_ring import Finish
+from services.worker.engine.decode import block_allocation
+from tests.engine.crowd import Answer, Crowd
+from tests.engine.local_engine import CONFIG, LocalEngine
+from tests.engine.test_gpu_requests import Size, random_requests
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = [list(range(5, 5 + n)) for n in (1, 3, 4, 5, 16, 17, 33)]
+DRAWN = SamplingParams(0.9, seed=2**63 + 11)
+FILTERED = SamplingParams(0.9, 20, 0.95, seed=7, logprobs=2)
+Key = tuple[int, int]
+
+
+def plain(folder: Path, **options: Any) -> LocalEngine:
+    return LocalEngine(folder / "model", device=DEVICE, **options)
+
+
+def graph(folder: Path, **options: Any) -> LocalEngine:
+    return LocalEngine(folder / "model", device=DEVICE, graph=True, rows_per_slot=4, **options)
+
+
+def assert_published(engine: LocalEngine, key: Key, prompt: list[int]) -> None:
+    """The position is that of the last token that the ring has reported, or a later one."""
+    read = len(prompt) - 1 + len(engine.output[key])
+    published = engine.decode.positions.position(*key)
+    assert (len(prompt) if published is None else published) >= read
+
+
+def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
+    """One joins while two run; one grows; one is cancelled."""
+    expected = plain(tmp_path)
+    wanted = [
+        expected.run(expected.start(PROMPTS[n], max_tokens=4, sampling=sampling))[0]
+        for n, sampling in ((3, SamplingParams()), (1, DRAWN), (4, FILTERED))
+    ]
+    engine = graph(tmp_path, slots=3)
+    growing = engine.start(PROMPTS[3], max_tokens=4, capacity=len(PROMPTS[3]) + 1)
+    drawn = engine.start(PROMPTS[1], max_tokens=4, sampling=DRAWN)
+    while not engine.reader.stalled_rows:
+        engine.step()
+        assert_published(engine, growing, PROMPTS[3])
+    assert engine.decode.positions.position(*growing) == len(PROMPTS[3]) + 1
+    engine.extend(growing, len(PROMPTS[3]) + 1, len(PROMPTS[3]) + 3)
+    cancelled = engine.start(PROMPTS[2], max_tokens=30)
+    engine.decode.cancel(*cancelled)
+    assert engine.run(growing, drawn, cancelled)[:2] == wanted[:2]
+    assert engine.finish[cancelled] is Finish.CANCELLED
+    engine.slots.release(*cancelled)
+    last = engine.start(PROMPTS[4], max_tokens=4, sampling=FILTERED)
+    assert last[0] == cancelled[0]
+    assert engine.decode.positions.position(*last) is None, "the slot's word is that of its last tenant"
+    assert engine.run(last) == wanted[2:]
+    assert engine.decode.positions.position(*last) == len(PROMPTS[4]) + 3
+
+
+def test_a_masked_slot_of_four_rows_waits_for_its_mask(tmp_path: Path) -> None:
+    engine = graph(tmp_path, slots=2)
+    beside = engine.start(PROMPTS[1], max_tokens=4)
+    key = engine.start(PROMPTS[1], max_tokens=3, masked=True)
+    mask = np.zeros(-(-int(CONFIG["vocab_size"]) // 32), dtype=np.uint32)
+    for number, token in enumerate((40, 41)):
+        held = engine.reader.stalled_rows
+        while engine.reader.stalled_rows == held:
+            engine.step()
+        assert len(engine.output[key]) == 1 + number
+        mask[:] = 0
+        mask[token // 32] = 1 << token % 32
+        engine.decode.write_masks([(*key, len(PROMPTS[1]) + 1 + number, mask)])
+    assert engine.run(key, beside)[0][1:] == [40, 41]
+
+
+class WatchedCrowd(Crowd):
+    """A crowd whose published positions are compared with what the ring reports, each turn."""
+
+    def watch(self) -> None:
+        for _, reservation in self._running.values():
+            assert_published(self.engine, reservation.key, [0] * reservation.token_count)
+
+
+def answers(folder: Path, size: Size, how: dict[str, Any]) -> list[Answer]:
+    """Runs requests that grow, are swapped out and in, and cancelled; checks that everything is free after
+    them."""
+    draw = random.Random(7)
+    requests = random_requests(draw, size)
+    engine = LocalEngine(folder / "model", slots=size.slots, blocks=size.blocks, **how)
+    crowd = WatchedCrowd(engine, reserve=size.reserve, host_blocks=4 * size.blocks)
+    ended = crowd.run(requests, draw, join=0.9, each_turn=crowd.watch)
+    crowd.assert_all_free()
+    counts = crowd.counts(ended)
+    assert counts.allocations > size.requests
+    assert counts.swapped_out > size.requests // 50
+    assert counts.cancelled > size.requests // 20
+    return ended
+
+
+def assert_same(one: list[Answer], other: list[Answer]) -> None:
+    """The same tokens and ends; of a request that was cancelled, as many tokens as both have."""
+    for mine, its in zip(one, other, strict=True):
+        shorter = min(len(mine.tokens), len(its.tokens))
+        assert mine.tokens[:shorter] == its.tokens[:shorter]
+        if Finish.CANCELLED not in (mine.finish, its.finish):
+            assert (len(mine.tokens), mine.finish) == (len(its.tokens), its.finish)
+
+
+@pytest.fixture
+def _small_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks come for 8 tokens at a time, so that sequences grow often."""
+    monkeypatch.setattr(block_allocation, "ALLOCATION_TOKENS", 8)
+
+
+@pytest.mark.usefixtures("_small_allocations")
+def test_growth_and_swapping_by_published_positions(tmp_path: Path) -> None:
+    size = Size(24, 6, 40, 24, 40, 4, graph=False)
+    assert_same(*(answers(tmp_path, size, {"rows_per_slot": rows}) for rows in (1, 4)))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_small_allocations")
+def test_four_rows_a_slot_on_a_gpu(tmp_path: Path) -> None:
+    """300 requests in mode `exact`, by graphs of as many rows and of four times as many."""
+    size = Size(300, 24, 300, 60, 64, 2, graph=True)
+    how = {"device": "cuda", "graph": True, "chunk": 256}
+    assert_same(*(answers(tmp_path, size, {**how, "rows_per_slot": rows}) for rows in (1, 4)))
