@@ -3,6 +3,7 @@
     c  claims    everything that a process has at any worker now, so that a lost datagram does no harm: sent
                  soon after a change, and a few times a second
     p  prompt    block hashes of a prompt that was sent to a worker, or of a sequence that one has decoded
+    l  link      a handoff over a link failed, or succeeded again
 
 No process waits for a datagram, and one for which a receiver has no room is lost.
 """
@@ -60,7 +61,10 @@ _PROMPTS = struct.Struct(f"<{LENGTHS}f")
 # prompts took, slots released per second; the sum of what `tpot_ratio` observed; its part of the backlog.
 _CLAIM = struct.Struct(f"<16sIQQIffIddd{LENGTHS}f")
 _NONE_WAITS = Precedence(0, math.inf)
-_CLAIMS, _PROMPT = b"c", b"p"
+_CLAIMS, _PROMPT, _LINK = b"c", b"p", b"l"
+# Incarnations of a prefill and a decode worker; then why their link failed, in so many bytes at most.
+_PAIR = struct.Struct("<16s16s")
+_REASON_BYTES = 1024
 
 
 class OwnLoad(NamedTuple):
@@ -195,12 +199,14 @@ class SiblingView:
 
     def _send_changes(self) -> None:
         self._soon = None
+        self._send_links()
         if (claims := self._claims()) != self._sent:
             self._send(claims)
             self._sent = claims
 
     async def _beat(self) -> None:
         while True:
+            self._send_links()
             self._sent = self._claims()
             self._send(self._sent)
             now = time.monotonic()
@@ -231,6 +237,13 @@ class SiblingView:
             head = _HEAD.pack(_PROMPT, self._member.index)
             self._send(head + incarnation + b"".join(hashes[:_MOST_HASHES]))
 
+    def _send_links(self) -> None:
+        head = _HEAD.pack(_LINK, self._member.index)
+        for worker in self._workers():
+            for decode, reason in worker.links.take_news():
+                pair = _PAIR.pack(worker.identity.incarnation, decode.identity.incarnation)
+                self._send(head + pair + reason.encode()[:_REASON_BYTES])
+
     def _send(self, datagram: bytes) -> None:
         for path in self._paths:
             with contextlib.suppress(OSError):  # it has ended, or does not keep up
@@ -254,6 +267,8 @@ class SiblingView:
                 self._apply()
             elif kind == _PROMPT:
                 self._learn(bytes(body[:_HASH_BYTES]), list(_pieces(body[_HASH_BYTES:])))
+            elif kind == _LINK:
+                self._learn_link(_PAIR.unpack_from(body), bytes(body[_PAIR.size :]))
 
     def _take(self, index: int, body: memoryview) -> None:
         """Takes the claims of a sibling. Raises struct.error where they are malformed."""
@@ -277,6 +292,12 @@ class SiblingView:
         for worker in self._workers():
             if worker.identity.incarnation == incarnation:
                 self._prefixes.sibling_sent(worker, hashes)
+
+    def _learn_link(self, pair: tuple[bytes, ...], reason: bytes) -> None:
+        prefill, decode = pair
+        known = {worker.identity.incarnation: worker for worker in self._workers()}
+        if prefill in known and decode in known:
+            known[prefill].links.learned(known[decode], reason.decode(errors="replace"))
 
     def _apply(self) -> None:
         """Gives every worker the sum of what siblings have there, and duty what the first process says."""

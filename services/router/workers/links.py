@@ -1,22 +1,27 @@
 """The links of one prefill worker over which this router's requests failed.
 
 A failed link gets no request for a while. Then one request at a time is sent over it: where that fails too
-the pause doubles, and where it succeeds the link has not failed any more.
+the pause doubles, and where it succeeds the link has not failed any more. A router's processes tell one
+another (`take_news`, `learned`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton.v1.admin_pb2 import FailedLink
+from baton.v1.types_pb2 import WorkerIdentity
 from services.common.observability.logs import get_log
 
 # The first pause after a failure, and the longest, in seconds.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+# What is kept for other processes; a router that is one process has nobody to take it.
+_MOST_NEWS = 64
 
 _log = get_log("links")
 
@@ -25,6 +30,7 @@ class Receiver(Protocol):
     """A decode worker."""
 
     lost: bool
+    identity: WorkerIdentity
 
     @property
     def name(self) -> str:
@@ -53,6 +59,9 @@ class Links:
         self._on_change = on_change
         self._clock = clock
         self._failed: dict[Receiver, _Failed] = {}
+        # What this process has met and not told others: a decode worker, and why the link failed; empty: it
+        # works again.
+        self._news: deque[tuple[Receiver, str]] = deque(maxlen=_MOST_NEWS)
         # How often it was decided otherwise whether a link has failed.
         self.changes = 0
 
@@ -83,24 +92,54 @@ class Links:
 
     def failed(self, decode: Receiver, reason: str) -> None:
         """A handoff over the link failed. Those that were under way during the pause count as one failure."""
+        if (pause_s := self._pause(decode, reason)) is not None:
+            self._news.append((decode, reason or "unknown"))
+            _log.warning(
+                "link_failed", prefill=self._name, decode=decode.name, retry_s=pause_s, reason=reason
+            )
+
+    def worked(self, decode: Receiver) -> None:
+        """A handoff over the link succeeded."""
+        if (failed := self._end_pause(decode)) is not None:
+            self._news.append((decode, ""))
+            _log.info("link_works_again", prefill=self._name, decode=decode.name, failures=failed.failures)
+
+    def learned(self, decode: Receiver, reason: str) -> None:
+        """Another process of this router met a failure; or, where `reason` is empty, a success."""
+        if reason:
+            self._pause(decode, reason)
+        else:
+            self._end_pause(decode)
+
+    def take_news(self) -> list[tuple[Receiver, str]]:
+        """Returns what this process has met since the last call, as `learned` takes it."""
+        if not self._news:
+            return []
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def _pause(self, decode: Receiver, reason: str) -> float | None:
+        """The seconds of the pause that a failure begins; None where one lasts already."""
         now = self._clock()
         self._forget_lost()
         failed = self._failed.setdefault(decode, _Failed(reason))
         failed.reason = reason
         if now < failed.retry_at:
-            return
-        pause_s = min(MIN_PAUSE_S * 2**failed.failures, MAX_PAUSE_S)
+            return None
+        pause_s: float = min(MIN_PAUSE_S * 2**failed.failures, MAX_PAUSE_S)
         failed.failures += 1
         failed.retry_at = now + pause_s
         asyncio.get_running_loop().call_later(pause_s, self._changed)
-        _log.warning("link_failed", prefill=self._name, decode=decode.name, retry_s=pause_s, reason=reason)
         self._changed()
+        return pause_s
 
-    def worked(self, decode: Receiver) -> None:
-        """A handoff over the link succeeded."""
-        if (failed := self._failed.pop(decode, None)) is not None:
-            _log.info("link_works_again", prefill=self._name, decode=decode.name, failures=failed.failures)
+    def _end_pause(self, decode: Receiver) -> _Failed | None:
+        """What is known of the failed link, which works again; None where it had not failed."""
+        failed = self._failed.pop(decode, None)
+        if failed is not None:
             self._changed()
+        return failed
 
     def _forget_lost(self) -> None:
         self._failed = {decode: failed for decode, failed in self._failed.items() if not decode.lost}

@@ -248,6 +248,26 @@ async def test_outputs_that_siblings_had_decoded_count_as_cached(tmp_path: Path)
         await until(lambda: other.prefixes.cached_tokens(other.decode, next_turn) == 20)
 
 
+async def test_a_link_that_failed_in_one_process_is_avoided_in_the_other(tmp_path: Path) -> None:
+    """One failure counts once, and whoever learns of it does not pass it on."""
+    async with pair(tmp_path) as (one, other):
+        one.prefill.links.failed(one.decode, "it is cut")
+        one.view.changed()
+        await until(lambda: other.prefill.links.has_failed(other.decode))
+        assert not other.prefill.links.usable(other.decode)
+        assert other.workers[1].links.usable(other.decode)
+        other.prefill.links.failed(other.decode, "it is cut, too")  # it was under way
+        other.view.changed()
+        await asyncio.sleep(0.3)  # a heartbeat of each
+        for process in (one, other):
+            (failed,) = process.prefill.links.status()
+            assert (failed.decode, failed.failures) == ("decode-0", 1)
+        other.prefill.links.worked(other.decode)
+        other.view.changed()
+        await until(lambda: not one.prefill.links.status())
+        assert one.prefill.links.usable(one.decode)
+
+
 async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
     async with pair(tmp_path) as (one, other):
         report = other.view._claims()
@@ -260,7 +280,11 @@ async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
             b"p\x01short",
             b"?" * 50,
             b"c\x00" + bytes(8),
+            b"l\x01" + bytes([1]) * 31,
+            b"l\x01" + bytes([1]) * 16 + bytes(16) + b"unknown decode worker",
+            b"l\x01" + bytes([1]) * 16 + bytes([3]) * 16 + b"\xff",
         ):
             one.view.receive(datagram)
         await asyncio.sleep(0)
         assert one.decode.others.siblings.slots == 0
+        assert [link.reason for link in one.prefill.links.status()] == ["\ufffd"]
