@@ -238,7 +238,7 @@ class Load(_message.Message):
     QUEUED_PREFILLS_FIELD_NUMBER: _builtins.int
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
-    RATES_FIELD_NUMBER: _builtins.int
+    STEP_COSTS_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     free_slots: _builtins.int
     blocks: _builtins.int
@@ -249,7 +249,7 @@ class Load(_message.Message):
     context_tokens: _builtins.int
     """Tokens of the sequences that are being decoded, prompts included."""
     @_builtins.property
-    def rates(self) -> Global___Rates: ...
+    def step_costs(self) -> Global___StepCosts: ...
     def __init__(
         self,
         *,
@@ -261,18 +261,18 @@ class Load(_message.Message):
         queued_prefills: _builtins.int = ...,
         queued_prefill_tokens: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
-        rates: Global___Rates | None = ...,
+        step_costs: Global___StepCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_costs", b"step_costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "free_slots", b"free_slots", "queued_prefill_tokens", b"queued_prefill_tokens", "queued_prefills", b"queued_prefills", "rates", b"rates", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "free_slots", b"free_slots", "queued_prefill_tokens", b"queued_prefill_tokens", "queued_prefills", b"queued_prefills", "slots", b"slots", "step_costs", b"step_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
-class Rates(_message.Message):
+class StepCosts(_message.Message):
     """What a worker's steps take, as measured while it runs; 0 where nothing was measured yet. Routers predict
     latencies from it.
     """
@@ -325,7 +325,7 @@ class Rates(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Rates: _TypeAlias = Rates  # noqa: Y015
+Global___StepCosts: _TypeAlias = StepCosts  # noqa: Y015
 
 @_typing.final
 class GetAuditRequest(_message.Message):

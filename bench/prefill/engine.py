@@ -16,7 +16,6 @@ from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.tensors import half_context
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
@@ -25,6 +24,7 @@ from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.block_hash import BlockHasher
+from baton.perf_model.prefill_fit import PrefillFit
 from bench.engine_driver import take
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
@@ -142,7 +142,7 @@ class _CaseRun:
             self._pools,
             StepBounds(case.chunk_tokens, seconds=1e9, alignment=engine.prompt_pass.alignment),
             max_sequences=2 * case.prompts,
-            cost=PrefillCost(half_context(decoder.config)),
+            cost=PrefillFit(half_context(decoder.config)),
             prefixes=self._prefixes,
         )
         self._loop = PrefillLoop(engine.prompt_pass, scheduler, compute_stream(decoder.device))

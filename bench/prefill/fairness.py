@@ -14,9 +14,9 @@ import numpy as np
 from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.model.tensors import half_context
-from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
+from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from bench.case_output import show
 from bench.precision import Precision
 from bench.prefill.case import Case
@@ -46,7 +46,7 @@ class RealTime:
         time.sleep(seconds)
 
 
-class WatchedCost(PrefillCost):
+class WatchedCost(PrefillFit):
     """Records the duration of steps."""
 
     def __init__(self, half_context: float, least_rows: int, log: Callable[[float], None]) -> None:
@@ -184,7 +184,7 @@ def waits(name: str, seen: Served) -> dict[str, float]:
     return found | {f"{name}_{key}": _ms(np.percentile(seen.host, point)) for key, point in host.items()}
 
 
-def learned(cost: PrefillCost) -> dict[str, float]:
+def learned(cost: PrefillFit) -> dict[str, float]:
     """What the cost model has learned so far: a row's time, how slow attention is, the rows of the shortest
     step."""
     return {

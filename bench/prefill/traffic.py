@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.perf_model.prefill_fit import PrefillFit
 from bench.engine_driver import take
 
 # How late the end of a step is seen at most, as in an engine.
@@ -98,7 +98,7 @@ class Served:
 class StepLog:
     """Wraps a loop's pass and cost model, and records each step's chunks, predicted and measured time."""
 
-    def __init__(self, cost: PrefillCost) -> None:
+    def __init__(self, cost: PrefillFit) -> None:
         self.steps: list[Step] = []
         self.host: list[float] = []
         self._cost = cost
@@ -129,7 +129,7 @@ class Traffic:
         self._long: Sequence | None = None
 
     @property
-    def cost(self) -> PrefillCost:
+    def cost(self) -> PrefillFit:
         """The cost model by which the loop's steps are planned."""
         return self._loop.scheduler.cost
 

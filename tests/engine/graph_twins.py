@@ -17,11 +17,11 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.weights import random_weights
 from baton.engine.plan.prefill_scheduler import Chunk, step_of
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.graphs import GraphBounds
 from baton.engine.prefill.step_inputs import StepInputs
+from baton.perf_model.row_times import RowTimes
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, scattered_sequences
 

@@ -61,7 +61,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             numerics="exact",
         )
         self.weight_format = "float32"
-        self.rates = worker_pb2.Rates()
+        self.step_costs = worker_pb2.StepCosts()
         self.tls: ServerTls | None = None
         self.address = ""
 
@@ -104,7 +104,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 blocks=1000,
                 free_blocks=1000,
                 block_tokens=16,
-                rates=self.rates,
+                step_costs=self.step_costs,
             ),
             process_id=self.behaviour.process_id,
             process_space=self.behaviour.process_space,

@@ -200,7 +200,7 @@ class ScaledCluster:
                 described = DescribeResponse()
                 described.CopyFrom(machine.worker.described)
                 described.load.free_slots = described.load.slots - machine.running
-                described.load.rates.prefill_token_s = self._load.prefill_s / self._load.prompt
+                described.load.step_costs.prefill_token_s = self._load.prefill_s / self._load.prompt
                 machine.worker.update(described, machine.worker.claimed_slots, 0.0)
             self.queue.place_waiting()
             present = set(map(id, self._found))

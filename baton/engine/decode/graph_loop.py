@@ -20,7 +20,6 @@ from baton.device.cuda_stream import TorchStream
 from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
 from baton.device.stream import ComputeStream
-from baton.engine.decode.cost import NO_CURVE, StepCurve
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import SIMPLE, GraphStep
 from baton.engine.decode.joined_rows import JoinedDecodeRows, joined_buckets
@@ -33,6 +32,7 @@ from baton.engine.model.modules import Model
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mailbox import Entry, EntryKind
 from baton.engine.shared_memory.mask_board import SlotMask
+from baton.perf_model.step_costs import StepCosts
 
 # Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
@@ -89,10 +89,10 @@ class GraphDecodeLoop(DecodeLoop):
         self._graphs = self.step_state.capture()
         self._queue.drain()
         self._times = StepTimes()
-        self._curve = NO_CURVE
+        self._costs = StepCosts()
         if self._queue.on_chip:
             self._time_largest()
-            self._curve = self._measure_curve(cache)
+            self._costs = self._measure_curve(cache)
         self._joins: dict[int, JoinedDecodeRows] = {}
         self.resume()
         # (number of the entry, features) of admissions that no step is known to have applied.
@@ -122,13 +122,13 @@ class GraphDecodeLoop(DecodeLoop):
         from the start."""
         self._times.add(self._run(self._graphs[self.shape.rows].samples, 1))
 
-    def _measure_curve(self, cache: KVCache) -> StepCurve:
+    def _measure_curve(self, cache: KVCache) -> StepCosts:
         """Runs steps of each bucket with no slot active: all is computed but attention, whose time is that of
         reading KV. The best of a few tries, since a single one that is disturbed would make all larger
         buckets look as slow."""
         buckets = sorted(self._graphs)
         best = [self._seconds_of(self._graphs[each].simple) for each in buckets]
-        return StepCurve.of_batches(buckets, best, self._measure_reading(cache))
+        return StepCosts.of_batches(buckets, best, self._measure_reading(cache))
 
     def _measure_reading(self, cache: KVCache) -> float:
         """Seconds to read a token's KV, by a copy of zeros within the cache, which holds nothing yet. Layers
@@ -162,8 +162,8 @@ class GraphDecodeLoop(DecodeLoop):
         return self._clock() - began
 
     @property
-    def curve(self) -> StepCurve:
-        return self._curve
+    def measured_costs(self) -> StepCosts:
+        return self._costs
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)

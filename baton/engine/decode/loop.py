@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.device.stream import ComputeStream
-from baton.engine.decode.cost import NO_CURVE, StepCurve
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
@@ -25,6 +24,7 @@ from baton.engine.shared_memory.mailbox import ENTRY, Entry, EntryKind, Feature,
 from baton.engine.shared_memory.mask_board import SlotMask
 from baton.engine.shared_memory.output_ring import RingWriter
 from baton.engine.shared_memory.slot_positions import SlotPositions
+from baton.perf_model.step_costs import StepCosts
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
@@ -204,9 +204,9 @@ class DecodeLoop(ABC):
         self._mailbox.post(entry)
 
     @property
-    def curve(self) -> StepCurve:
-        """What steps take by their sequences, measured at the start; empty where that was not."""
-        return NO_CURVE
+    def measured_costs(self) -> StepCosts:
+        """Costs of decode steps as measured at the start; zeros where they were not."""
+        return StepCosts()
 
     @property
     def expected_step_s(self) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from baton.engine.plan.prefill_cost import ATTENTION_SHARE, PrefillCost
 from baton.engine.sequence import Sequence
+from baton.perf_model.prefill_fit import ATTENTION_SHARE, PrefillFit
 
 # A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
 LEAST_UNITS = 128.0
@@ -24,7 +24,7 @@ class StepFilling:
     `given`: the rows of each sequence."""
 
     def __init__(
-        self, cost: PrefillCost, seconds: float, tokens: int, alignment: int, *, crowded: bool
+        self, cost: PrefillFit, seconds: float, tokens: int, alignment: int, *, crowded: bool
     ) -> None:
         self._cost = cost
         self._tokens = tokens

@@ -31,12 +31,12 @@ from baton.base.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.plan.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_step import PrefillStep, StepChunk
 from baton.engine.plan.prompt_order import Prompt, in_order
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
+from baton.perf_model.prefill_fit import PrefillFit
+from baton.perf_model.row_times import RowTimes
 
 # In every fourth step the oldest prompt has a right to half of it if the three steps before gave it
 # nothing, so it takes at most eight times as long as alone. With a larger share, short prompts beside a very
@@ -106,7 +106,7 @@ class PrefillScheduler:
         bounds: StepBounds,
         *,
         max_sequences: int,
-        cost: PrefillCost | None = None,
+        cost: PrefillFit | None = None,
         clock: Callable[[], float] = time.monotonic,
         prefixes: PrefixCache | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class PrefillScheduler:
         self._bounds = bounds
         self._max_sequences = max_sequences
         self._clock = clock
-        self.cost = cost or PrefillCost()
+        self.cost = cost or PrefillFit()
         # Whether this worker decodes sequences too, whose steps wait for prefill steps.
         self.beside_decode = False
         # The tightest limit of the time per output token of those; infinite where none has one.

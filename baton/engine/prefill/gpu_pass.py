@@ -39,13 +39,13 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.layers.linear import Product
 from baton.engine.model.modules import Model
-from baton.engine.plan.prefill_cost import TimedPass
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.graphs import Case, GraphBounds, PrefillGraphs
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
+from baton.perf_model.prefill_fit import TimedPass
+from baton.perf_model.row_times import RowTimes
 
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8

@@ -26,12 +26,12 @@ from torch import Tensor
 from baton.device.stream import ComputeStream, TimedEvent
 from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
-from baton.engine.plan.prefill_cost import TimedPass
 from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
 from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.perf_model.prefill_fit import TimedPass
+from baton.perf_model.row_times import RowTimes
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.plan.prefill_step import PrefillStep, StepChunk
-from baton.engine.plan.row_times import RowTimes
+from baton.perf_model.row_times import RowTimes
 
 if TYPE_CHECKING:
     from baton.engine.forward.layer_program import JoinedRows

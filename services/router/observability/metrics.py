@@ -190,7 +190,7 @@ FAMILIES: tuple[Metric[Status], ...] = (
            "Predicted time from one token to the next at a decode worker; 0 before steps were measured.",
            lambda router: _by_worker(router, lambda worker: step_s(worker, 0)), ("worker",)),
     Metric("baton_router_step_correction",
-           "How many times longer recent requests had between tokens than the worker's rates predict.",
+           "How many times longer recent requests had between tokens than the worker's step costs predict.",
            lambda router: _by_worker(router, lambda worker: worker.tpot_ratio.value), ("worker",)),
     Metric("baton_router_ready",
            "Whether /ready is 200: a request would be served, or waits for a worker that has just gone.",

@@ -136,11 +136,11 @@ class Claim(PrefillClaim):
         self.decode.first_token_s.observe(self._decoded_since.at - self._claimed_at)
         if tokens < _LEAST_TOKENS:
             return
-        # By what is known now of the worker: after a start its first rates are rough.
-        rates = self.decode.described.load.rates
+        # By what is known now of the worker: after a start its first costs are rough.
+        costs = self.decode.costs
         load = self.decode.loads.mean_since(self._decoded_since, self.decode.backlog.computed_s)
-        if rates.decode_step_s > 0 and 0 <= load.prefill_share < MOST_PREFILL_SHARE:
-            self.decode.tpot_ratio.ended(tpot_s, loaded_step_s(rates, load))
+        if costs.decode_step_s > 0 and 0 <= load.prefill_share < MOST_PREFILL_SHARE:
+            self.decode.tpot_ratio.ended(tpot_s, loaded_step_s(costs, load))
 
     def release(self) -> None:
         """Releases everything, the slot too."""

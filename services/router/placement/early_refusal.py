@@ -1,7 +1,7 @@
 """Refuses requests at once that cannot meet their limits.
 
 The predicted time to the first token is that of the prompts that go before it in the order of workers
-(`workers.backlog`), in this router's queue and at the workers, and its own, by measured rates. All go before
+(`workers.backlog`), in this router's queue and at the workers, and its own, by measured costs. All go before
 one that would make another late, which was let in before. Where no decode worker has room under the limits,
 it waits for as many slots to be released as there are requests before it, at the rate at which they were
 released lately, with a margin, since they are released in bursts. Combined workers that leave their prompts

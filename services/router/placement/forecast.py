@@ -1,6 +1,6 @@
-"""Predicts latencies at a worker from its measured rates and this router's own counts.
+"""Predicts latencies at a worker from its measured step costs and this router's own counts.
 
-Rates come with heartbeats and change slowly. What a router has sent since the last heartbeat it knows from
+Step costs come with heartbeats and change slowly. What a router has sent since then it knows from
 its own claims, so a prediction is never older than they are, except for the work of other routers. Everything
 that is not known yet counts as 0: a worker that was never measured gets work, and is measured. Times per
 output token are corrected by what requests of late have had at the worker (`tpot_ratio`).
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
-from baton.v1.worker_pb2 import DescribeResponse, Rates
+from baton.perf_model.step_costs import StepCosts
+from baton.v1.worker_pb2 import DescribeResponse
 from services.router.request.slo import Due
 from services.router.workers.backlog import Backlog, Prompt, Turn
 from services.router.workers.decode_load import DecodeLoad
@@ -35,7 +36,7 @@ _URGENT_FROM = 0.5
 _SEQUENCE_NOISE = 0.001
 # What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
 _HANDOFF_S = 0.002
-# A token of output, in prompt tokens, where rates are not known.
+# A token of output, in prompt tokens, where step costs are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
 _USUAL_OUTPUT = 512
@@ -46,6 +47,8 @@ class MeasuredWorker(Protocol):
 
     @property
     def described(self) -> DescribeResponse: ...
+    @property
+    def costs(self) -> StepCosts: ...
     @property
     def backlog(self) -> Backlog: ...
     @property
@@ -82,12 +85,7 @@ def usual_output(max_tokens: int) -> int:
 
 def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
     """Seconds to compute a prompt whose first `cached` tokens are cached."""
-    rates = worker.described.load.rates
-    count = max(1, tokens - cached)
-    units = float(count)
-    if rates.prefill_half_context:
-        units += count * (cached + count / 2) / rates.prefill_half_context
-    return max(units * rates.prefill_token_s, rates.prefill_step_s)
+    return worker.costs.prompt_s(tokens, cached)
 
 
 class PromptAt(NamedTuple):
@@ -128,49 +126,28 @@ def step_s(
 def uncorrected_step_s(
     worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
 ) -> float:
-    """`step_s` by the worker's own rates alone; 0 where they are not known."""
+    """`step_s` by the worker's own costs alone; 0 where they are not known."""
     load = DecodeLoad(
         worker.used_slots + sequences,
         worker.context_tokens + context_tokens,
         worker.prefill_share.after(more_prefill_s),
     )
-    return loaded_step_s(worker.described.load.rates, load)
+    return loaded_step_s(worker.costs, load)
 
 
-def loaded_step_s(rates: Rates, load: DecodeLoad) -> float:
-    """Seconds of a step in that load, by a worker's own rates; 0 where they are not known."""
-    alone_s = (
-        rates.decode_step_s
-        + _curve_s(rates, load.sequences)
-        + load.sequences * rates.decode_sequence_s
-        + load.context_tokens * rates.decode_context_token_s
-    )
+def loaded_step_s(costs: StepCosts, load: DecodeLoad) -> float:
+    """Seconds from one token to the next in that load, by a worker's own costs; 0 where they are not
+    known."""
+    alone_s = costs.token_s(load.sequences, load.context_tokens)
     return alone_s / (1 - min(MOST_PREFILL_SHARE, load.prefill_share))
-
-
-def _curve_s(rates: Rates, sequences: float) -> float:
-    """What a step of so many sequences takes by the worker's curve, beside the rest (`Rates`)."""
-    numbers, seconds = rates.decode_curve_sequences, rates.decode_curve_s
-    above = bisect.bisect_right(numbers, sequences)
-    if above in (0, len(numbers)):
-        return seconds[-1] if above else 0.0
-    share = (sequences - numbers[above - 1]) / (numbers[above] - numbers[above - 1])
-    return seconds[above - 1] + share * (seconds[above] - seconds[above - 1])
-
-
-def sequence_s(rates: Rates) -> float:
-    """By how many seconds a sequence makes a step longer but for its context: of a curve, on average."""
-    numbers, seconds = rates.decode_curve_sequences, rates.decode_curve_s
-    on_average = seconds[-1] / (numbers[-1] - numbers[0]) if len(numbers) > 1 else 0.0
-    return rates.decode_sequence_s + on_average
 
 
 def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:
     """How many prompt tokens take as long to compute as one token of output: its part of a step of all slots.
     `context_tokens`: of its sequence, on average."""
-    prompt_token_s, rates = prefill.described.load.rates.prefill_token_s, decode.described.load.rates
-    shared_s = rates.decode_step_s / max(1, decode.described.load.slots)
-    token_s = shared_s + each_s(decode, context_tokens)
+    prompt_token_s, costs = prefill.costs.prefill_token_s, decode.costs
+    shared_s = costs.decode_step_s / max(1, decode.described.load.slots)
+    token_s = shared_s + costs.each_s(context_tokens)
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
@@ -274,22 +251,15 @@ def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | No
 
 def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:
     """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
-    alone_s = worker.described.load.rates.decode_step_s + each_s(worker, context_tokens)
+    alone_s = worker.costs.decode_step_s + worker.costs.each_s(context_tokens)
     return worker.tpot_ratio.value * alone_s <= TPOT_SAFETY * tpot_s
 
 
-def each_s(worker: MeasuredWorker, context_tokens: int) -> float:
-    """By how many seconds one more sequence of so many tokens makes a step longer on average, by the worker's
-    rates."""
-    rates = worker.described.load.rates
-    return sequence_s(rates) + context_tokens * rates.decode_context_token_s
-
-
 def knows_sequences(worker: MeasuredWorker, context_tokens: int) -> bool:
-    """Whether a decode worker's rates say what one more sequence of so many tokens costs. After steps of few
+    """Whether a decode worker's costs say what one more sequence of so many tokens costs. After steps of few
     different loads they hardly do, and by them a worker that seems a little faster than another one takes all
     sequences."""
-    return each_s(worker, context_tokens) > _SEQUENCE_NOISE * worker.described.load.rates.decode_step_s
+    return worker.costs.each_s(context_tokens) > _SEQUENCE_NOISE * worker.costs.decode_step_s
 
 
 def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
@@ -298,15 +268,12 @@ def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_token
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free
-    # As `step_s` computes it of these, but for what is the same for any number of sequences.
-    rates, staying = worker.described.load.rates, worker.staying
+    costs, staying = worker.costs, worker.staying
     slots, tokens = staying * worker.used_slots, staying * worker.context_tokens
     share = 1 - min(MOST_PREFILL_SHARE, worker.prefill_share.after(0.0))
-    left_s = share * TPOT_SAFETY * tpot_s / worker.tpot_ratio.value - rates.decode_step_s
-    left_s -= slots * rates.decode_sequence_s + tokens * rates.decode_context_token_s
-    each = rates.decode_sequence_s + context_tokens * rates.decode_context_token_s
+    left_s = share * TPOT_SAFETY * tpot_s / worker.tpot_ratio.value
 
     def takes_s(more: int) -> float:
-        return more * each + _curve_s(rates, slots + more)
+        return costs.token_s(slots + more, tokens + more * context_tokens)
 
     return max(0, bisect.bisect_right(range(free + 1), left_s, key=takes_s) - 1)

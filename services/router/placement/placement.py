@@ -10,7 +10,7 @@ Elsewhere, if all that run have limits as tight, a request that has time until i
 under its limit, and one that is late while others would miss theirs: so bursts are smoothed, and fewer miss
 their limits.
 
-Of prefill workers the one with the earliest predicted first token is chosen, by measured rates; before any
+Of prefill workers the one with the earliest predicted first token is chosen, by measured costs; before any
 are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the longest cached
 prefix wins, unless that worker's queue is longer by more than the hits save.
 
@@ -224,7 +224,7 @@ class Placement:
             on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
         )
         own_s = min((prompt(one).own_s for one in hits if one.exchanges), default=0.0)
-        self.duty.placed(own_s, decode.described.load.rates, context, max_tokens)
+        self.duty.placed(own_s, decode.costs, context, max_tokens)
         self.on_claim()
         return claim
 
@@ -293,7 +293,7 @@ class Placement:
 
     def least(self, tokens: int, call: ClientCall) -> tuple[int, float]:
         """The slots of all decode workers that may serve a call, and predicted seconds of its prompt; 0 where
-        it may be cached, or rates are not known."""
+        it may be cached, or step costs are not known."""
         workers = [worker for worker in self._admitted(call) if worker.alive]
         slots = sum(worker.described.load.slots for worker in workers if worker.decodes)
         seconds = (

@@ -21,16 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from baton.v1.worker_pb2 import Rates
-from services.router.placement.forecast import sequence_s
+from baton.perf_model.step_costs import StepCosts
 from services.router.workers.recent_mean import RecentMean
 from services.router.workers.worker import Worker
 
 # The ratio d e o / ((n - d) p) from which on workers compute their own prompts, and below which they cease
 # to. Between them both arrangements serve about as much; what runs in one of them is in the way of the other.
 _OWN_FROM, _OWN_UNTIL = 1.25, 0.8
-# Workers' decode rates are averaged over so many requests, from an initial value of 0.
-_RATE_REQUESTS = 16
+# Workers' decode costs are averaged over so many requests, from an initial value of 0.
+_COST_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,11 @@ class PrefillDuty:
         # Of requests that were placed: seconds of their prompts where each worker computes its own, their
         # output tokens, and these times the tokens of their context.
         self._prompt_s, self._tokens, self._contexts = RecentMean(), RecentMean(), RecentMean()
-        # Seconds by which a sequence, and a token of context, make a step longer, by the rates of the workers
+        # Seconds by which a sequence, and a token of context, make a step longer, by the costs of the workers
         # that requests were placed on. Of few requests, since until the load has varied for a while workers
         # take what sequences cost for a part of the step itself; not of the first alone, which are rough.
         self._sequence_s, self._context_token_s = (
-            RecentMean(0.0, _RATE_REQUESTS, _RATE_REQUESTS) for _ in range(2)
+            RecentMean(0.0, _COST_REQUESTS, _COST_REQUESTS) for _ in range(2)
         )
         # Of requests that have ended: the share of the output tokens that they asked for.
         self._output_share = RecentMean(1.0)
@@ -113,17 +112,17 @@ class PrefillDuty:
             self._output_share,
         )  # fmt: skip
 
-    def placed(self, prompt_s: float, rates: Rates, context: int, max_tokens: int) -> None:
-        """A request of so many tokens on average was placed on a decode worker with these rates; its prompt
+    def placed(self, prompt_s: float, costs: StepCosts, context: int, max_tokens: int) -> None:
+        """A request of so many tokens on average was placed on a decode worker with these costs; its prompt
         takes `prompt_s` of the combined worker that has cached most of it."""
         tokens = max_tokens * self._output_share.value
         self._prompt_s.observe(prompt_s)
         self._tokens.observe(tokens)
         self._contexts.observe(tokens * context)
-        each_s = sequence_s(rates)
-        if each_s or rates.decode_context_token_s:
+        each_s = costs.each_s(0)
+        if each_s or costs.decode_context_token_s:
             self._sequence_s.observe(each_s)
-            self._context_token_s.observe(rates.decode_context_token_s)
+            self._context_token_s.observe(costs.decode_context_token_s)
 
     def ended(self, tokens: int, max_tokens: int) -> None:
         """A request has ended with so many output tokens."""

@@ -105,8 +105,8 @@ class Room:
         )
 
     def _soon_has_room(self, worker: Worker) -> bool:
-        """False while the worker's rates are not known, since nothing says when it will have."""
-        known = worker.described.load.rates.prefill_token_s > 0
+        """False while the worker's step costs are not known, since nothing says when it will have."""
+        known = worker.costs.prefill_token_s > 0
         moves = worker.backlog.wait_s < _SOON_S and worker.backlog.overdue_s < STUCK_S
         return known and moves and self.within_limits(worker)
 

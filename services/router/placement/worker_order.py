@@ -4,7 +4,7 @@ A decode worker by the limits that would be missed there, then by the delay of a
 seconds: of the prompt, where the way that delays least is taken; of the request's own tokens; and of the
 sequences that run there, whose steps become longer. So a conversation stays where its KV is cached, unless
 that worker runs so many sequences more than another one that computing its tokens again costs less. Where
-rates are not known, by what the cache saves, then by free slots.
+step costs are not known, by what the cache saves, then by free slots.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class WorkerOrder:
 
     @cached_property
     def _least_used(self) -> float:
-        """Slots of the decode worker that uses fewest of those whose rates are known."""
+        """Slots of the decode worker that uses fewest of those whose step costs are known."""
         known = (one for one in self.hits if one.decodes and knows_sequences(one, self.context))
         return min((worker.used_slots for worker in known), default=math.inf)
 

@@ -97,7 +97,7 @@ class Demand:
 
     def seconds(self, tokens: int, cached: int = 0) -> float:
         """How long a prompt takes on one worker."""
-        if self._measured is None or not self._measured.described.load.rates.prefill_token_s:
+        if self._measured is None or not self._measured.costs.prefill_token_s:
             return max(0, tokens - cached) / self._expected_tokens_per_s
         return prefill_s(self._measured, tokens, cached)
 

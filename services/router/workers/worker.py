@@ -14,6 +14,7 @@ from typing import Protocol
 import grpc.aio
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.perf_model import messages
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.types_pb2 import Attempt, WorkerRole
@@ -276,6 +277,7 @@ class Worker:
         that time, in monotonic seconds; a poll sent before a call failed does not make the worker reachable
         again."""
         self.described = described
+        self.costs = messages.from_message(described.load.step_costs)
         self.limits = WorkerLimits.of(described)
         self.answers.reset()
         self.reachable = self.reachable or asked_at > self._failed_at

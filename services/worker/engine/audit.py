@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from dataclasses import dataclass
 
+from baton.perf_model.messages import to_message
 from baton.v1.engine_pb2 import ReadyEvent
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, Rates, WorkerLimits
+from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, StepCosts, WorkerLimits
 from kvtransfer.transports.registry import reach_of
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.decode.side import DecodeSide
@@ -65,7 +65,7 @@ class EngineAudit:
             queued_prefills=len(self.prefill.jobs),
             queued_prefill_tokens=self.prefill.loop.scheduler.queued_tokens,
             context_tokens=self.decode.allocation.context_tokens,
-            rates=self._rates(),
+            step_costs=self._step_costs(),
         )
 
     def report(self, *, integrity: bool = True) -> Audit:
@@ -121,23 +121,11 @@ class EngineAudit:
             audit.links_broken += receiver.links_broken
         return audit
 
-    def _rates(self) -> Rates:
+    def _step_costs(self) -> StepCosts:
         recent = self.prefill.clock.recent()
-        prompts = self.prefill.loop.scheduler.cost
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
-        steps = self.decode.rates(computing if self.prefill.loop.in_turn else 0.0)
-        half = prompts.half_context
-        numbers = steps.curve.sequences if steps.curve.first_s else ()
-        return Rates(
-            prefill_token_s=prompts.seconds_of(1),
-            prefill_step_s=prompts.few_rows_s,
-            prefill_half_context=half if math.isfinite(half) else 0,
-            decode_step_s=steps.step_s,
-            decode_sequence_s=steps.sequence_s,
-            decode_context_token_s=steps.context_token_s,
-            decode_curve_sequences=map(round, numbers),
-            decode_curve_s=(steps.step_s * (steps.curve.times(number) - 1) for number in numbers),
-        )
+        costs = self.decode.costs(computing if self.prefill.loop.in_turn else 0.0)
+        return to_message(self.prefill.loop.scheduler.cost.added_to(costs))
 
     def _links(self) -> list[LinkAudit]:
         receiver = self.decode.receiver

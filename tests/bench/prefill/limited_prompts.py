@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
+from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from bench.engine_driver import take
 from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 
@@ -67,7 +67,7 @@ def serve(
     time = VirtualTime()
     stream = ModelledStream(time)
     prompts = ModelledPass(stream, gpu or Gpu(step_s=2.4e-3), 1.4e-3)
-    cost = PrefillCost(HALF_CONTEXT, LEAST_ROWS_GPU)
+    cost = PrefillFit(HALF_CONTEXT, LEAST_ROWS_GPU)
     cost.begin(*prompts.timed_passes)
     scheduler = make(BlockPools(LAYOUT, [50_000]), BOUNDS, max_sequences=10_000, cost=cost, clock=time.now)
     loop = PrefillLoop(prompts, scheduler, stream, time.now)

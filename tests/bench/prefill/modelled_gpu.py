@@ -11,9 +11,9 @@ from torch import Tensor
 
 from baton.device.stream import TimedEvent
 from baton.engine.forward.layer_program import JoinedRows
-from baton.engine.plan.prefill_cost import TimedPass
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.plan.row_times import RowTimes
+from baton.perf_model.prefill_fit import TimedPass
+from baton.perf_model.row_times import RowTimes
 from tests.support.events import FakeEvent
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.loop import PrefillLoop
 from baton.model_spec.layout import CacheGroup, Layout, Plane
+from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from bench.prefill.__main__ import _parser
 from bench.prefill.alone import one_at_a_time, run_alone
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
@@ -143,7 +143,7 @@ def test_too_low_an_estimate_of_attention_does_not_last() -> None:
     alone = fair.alone()
     cost = traffic.cost
     for _ in range(9):
-        PrefillCost.took(cost, [(80_000, 1024)], cost.unit_s * 1024 * 1.5)
+        PrefillFit.took(cost, [(80_000, 1024)], cost.unit_s * 1024 * 1.5)
     assert cost.attention < 0.8
     found = fair.beside(alone)
     assert found["ratio_p99"] <= 2, found

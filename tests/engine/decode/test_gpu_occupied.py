@@ -18,9 +18,9 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.perf_model.row_times import RowTimes
 from bench.engine_driver import finish, prefill_step
 from tests.engine.local_engine import LocalEngine
 from tests.engine.occupant import Occupant

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.plan.chunk_sizes import LEAST_UNITS, SLACK
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_scheduler import (
     AGED_PASSES,
     AGED_SHARE,
@@ -20,9 +19,10 @@ from baton.engine.plan.prefill_scheduler import (
     PrefillScheduler,
     StepBounds,
 )
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
+from baton.perf_model.prefill_fit import PrefillFit
+from baton.perf_model.row_times import RowTimes
 
 LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=4),))
 
@@ -45,7 +45,7 @@ def make(
     blocks: int,
     bounds: StepBounds,
     most: int = 100,
-    cost: PrefillCost | None = None,
+    cost: PrefillFit | None = None,
     clock: Clock | None = None,
 ) -> tuple[BlockPools, PrefillScheduler]:
     pools = BlockPools(LAYOUT, [blocks + 1])
@@ -53,8 +53,8 @@ def make(
     return pools, scheduler
 
 
-def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
-    cost = PrefillCost(half_context)
+def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillFit:
+    cost = PrefillFit(half_context)
     cost.took([(0, 1)], seconds_a_unit)
     return cost
 
@@ -309,7 +309,7 @@ def test_a_prompt_goes_before_shorter_ones_when_its_limit_requires_it() -> None:
 
 
 def test_a_step_predicts_each_prompt_once() -> None:
-    class Counted(PrefillCost):
+    class Counted(PrefillFit):
         predicted = 0
 
         def seconds_of(self, units: float) -> float:

@@ -11,13 +11,13 @@ from torch import Tensor
 from baton.device.stream import TimedEvent
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
+from baton.perf_model.prefill_fit import PrefillFit
+from baton.perf_model.row_times import RowTimes
 from tests.support.events import FakeEvent
 
 VOCAB = 11
@@ -90,7 +90,7 @@ class Ahead:
     def __init__(self, tokens: int, blocks: int = 200, *, measured: bool = True) -> None:
         planes = (Plane("k", "float32", 1, 4), Plane("v", "float32", 1, 4))
         self.pools = BlockPools(Layout((CacheGroup((0,), planes, BLOCK),)), [blocks])
-        cost = PrefillCost()
+        cost = PrefillFit()
         if measured:
             cost.took([(0, 1)], PACE)
         bounds = StepBounds(tokens, seconds=1e6)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from baton.device.graphs import Recorder
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.attention_plan import KeySplit
 from baton.engine.prefill.graphs import GraphBounds
+from baton.perf_model.row_times import RowTimes
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_SPLIT, SMALL_TUNING
 

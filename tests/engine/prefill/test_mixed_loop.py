@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from baton.engine.plan.row_times import RowTimes
 from baton.engine.prefill.loop import PrefillLoop
+from baton.perf_model.row_times import RowTimes
 from bench.engine_driver import take
 from tests.engine.prefill.slow_device import Ahead, NumberedPass
 

@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from baton.v1.worker_pb2 import Rates
+from baton.v1.worker_pb2 import StepCosts
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 
@@ -24,12 +24,12 @@ async def post(here: Site, **headers: str) -> httpx.Response:
         return await client.post("/v1/completions", json=BODY, headers=headers)
 
 
-async def slow(here: Site, rates: Rates) -> None:
+async def slow(here: Site, costs: StepCosts) -> None:
     """Lets the workers report these rates."""
     for worker in here.cluster.workers.values():
-        worker.rates = rates
+        worker.step_costs = costs
     workers = here.router.directory.workers
-    await until(lambda: all(worker.described.load.rates == rates for worker in workers))
+    await until(lambda: all(worker.described.load.step_costs == costs for worker in workers))
 
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
@@ -48,7 +48,7 @@ async def test_limits_are_positive_numbers(site: SiteMaker, header: str, value: 
 
 async def test_what_cannot_be_met_is_refused_early_where_configured(site: SiteMaker) -> None:
     async with site(refuse_late=True) as here:
-        await slow(here, Rates(prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05))
+        await slow(here, StepCosts(prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05))
         for header, value in (("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "40")):
             response = await post(here, **{header: value})
             assert response.status_code == 429
@@ -71,7 +71,7 @@ async def test_what_cannot_be_met_is_refused_early_where_configured(site: SiteMa
 
 async def test_a_deadline_that_cannot_be_met_is_refused_early_too(site: SiteMaker) -> None:
     async with site(refuse_late=True) as here:
-        await slow(here, Rates(prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05))
+        await slow(here, StepCosts(prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05))
         with pytest.raises(grpc.aio.AioRpcError, match="would be 2000 ms") as refused:
             await here.generate(ids_request(PROMPT, 4), timeout=1.9)
         assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -79,14 +79,14 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early_too(site: SiteMake
         assert not here.worker("prefill-0").prefill.prompts
         assert tokens_of(await here.generate(ids_request(PROMPT, 4), timeout=20)) == expected(PROMPT, 4)
     async with site() as here:
-        await slow(here, Rates(prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05))
+        await slow(here, StepCosts(prefill_token_s=0.1, prefill_step_s=2.0, decode_step_s=0.05))
         served = await here.generate(ids_request(PROMPT, 4), timeout=1.9)
         assert tokens_of(served) == expected(PROMPT, 4)
 
 
 async def test_otherwise_it_runs(site: SiteMaker) -> None:
     async with site() as here:
-        await slow(here, Rates(prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05))
+        await slow(here, StepCosts(prefill_token_s=0.1, prefill_step_s=0.3, decode_step_s=0.05))
         response = await post(here, **{"x-slo-ttft-ms": "1", "x-slo-tpot-ms": "0.5"})
         assert response.status_code == 200
         (reserved,) = here.worker("decode-0").decode.reserves
@@ -107,7 +107,7 @@ async def test_prefill_workers_are_told_until_when_first_tokens_are_due(site: Si
 async def test_one_that_waits_is_refused_when_it_is_late(site: SiteMaker) -> None:
     """The only slot is in use and no rate of releases is known: it waits as long as its limit allows."""
     async with site(slots=1, refuse_late=True) as here:
-        await slow(here, Rates(prefill_token_s=0.01, prefill_step_s=0.05))
+        await slow(here, StepCosts(prefill_token_s=0.01, prefill_step_s=0.05))
         here.worker("decode-0").behaviour.step_s = 0.05
         running = asyncio.create_task(here.generate(ids_request(PROMPT, 40)))
         await until(lambda: here.router.directory.workers[1].claimed_slots == 1)

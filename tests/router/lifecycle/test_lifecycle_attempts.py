@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from baton.base.errors import ErrorKind
+from baton.perf_model.step_costs import StepCosts
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.types_pb2 import Attempt, FinishReason, WorkerRole
@@ -174,7 +175,7 @@ async def test_the_time_per_output_token_corrects_predictions_of_the_worker_that
     pairs = [a_pair(str(number)) for number in range(1 + moved)]
     async with router.running(request_of(max_tokens=20)):
         for number, pair in enumerate(pairs):
-            pair.decode.described.load.rates.decode_step_s = 0.005
+            pair.decode.costs = StepCosts(decode_step_s=0.005)
             prefill = await router.prefilling(pair)
             router.clock.ms = 100
             prefill.emit(first_token=FirstToken(number=number, token_id=97))

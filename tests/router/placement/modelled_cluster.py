@@ -3,7 +3,7 @@ measured ones (bench/LOG.md: one H200, an 8B model, bf16).
 
 A prefill worker computes one prompt after the other, or with `by_slack` in the order and steps of the
 engine's scheduler; a decode worker gives each of its sequences a token a step. On a worker of role both,
-prompts and steps take turns. Workers report load and rates with heartbeats, which may be old.
+prompts and steps take turns. Workers report load and step costs with heartbeats, which may be old.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import median
 
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import DescribeResponse, Rates
+from baton.perf_model.messages import to_message
+from baton.perf_model.step_costs import StepCosts
+from baton.v1.worker_pb2 import DescribeResponse
 from services.router.placement.claim import Claim
 from services.router.placement.placement import Cached, Placement
 from services.router.queue.request_order import RequestOrder
@@ -38,7 +40,7 @@ from tests.router.workers.bare_workers import Found, bare_worker
 PROMPT, OUTPUT = 1024, 256
 # 24.4 ms for a prompt of 1,024 tokens; steps of 5.0 ms with one sequence, 6.2 with 32 and 7.5 with 64 of
 # about 1,100 tokens.
-RATES = Rates(
+COSTS = StepCosts(
     prefill_token_s=23.4e-6,
     prefill_step_s=5e-3,
     prefill_half_context=26_600,
@@ -59,11 +61,13 @@ class Decoding:
 
 @dataclass(eq=False)
 class Machine:
-    """One worker's hardware. `slower`: how many times as long as `RATES` it takes; `unreported`: how many
+    """One worker's hardware. `slower`: how many times as long as `costs` it takes; `unreported`: how many
     times as long as it reports a client waits for a token."""
 
     role: str
     slower: float = 1.0
+    _: KW_ONLY
+    costs: StepCosts = COSTS
     slots: int = 256
     unreported: float = 1.0
     prompts: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,7 +75,7 @@ class Machine:
     by_slack: bool = False
     running: set[Decoding] = field(default_factory=set)
     most_running: int = 0
-    # Of the prompts computed last, how many times as long as `RATES` they took.
+    # Of the prompts computed last, how many times as long as `costs` they took.
     _slowness: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     # Held by what runs on a worker of role both.
     _gpu: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,17 +86,14 @@ class Machine:
         """Computes a prompt, whose first token is due in `left_s`, once those before it are."""
         if self.by_slack:
             if self._steps is None:
-                self._steps = ModelledPrompts(RATES, self._slower_now, self._turn())
+                self._steps = ModelledPrompts(self.costs, self._slower_now, self._turn())
             await self._steps.compute(tokens, left_s)
             return
-        units = tokens + tokens * tokens / 2 / RATES.prefill_half_context
-        async with self.prompts:
-            took = max(RATES.prefill_step_s, units * RATES.prefill_token_s)
-            async with self._turn() or contextlib.nullcontext():
-                await asyncio.sleep(self._slower_now() * took)
+        async with self.prompts, self._turn() or contextlib.nullcontext():
+            await asyncio.sleep(self._slower_now() * self.costs.prompt_s(tokens))
 
     def _slower_now(self) -> float:
-        """How many times as long as `RATES` a prompt or step takes that begins now."""
+        """How many times as long as `costs` a prompt or step takes that begins now."""
         self._slowness.append(self.slower)
         return self.slower
 
@@ -100,16 +101,7 @@ class Machine:
         return self._gpu if self.role == "both" else None
 
     def step_s(self) -> float:
-        sequences, context = len(self.running), self.context
-        return (
-            self.unreported
-            * self.slower
-            * (
-                RATES.decode_step_s
-                + sequences * RATES.decode_sequence_s
-                + context * RATES.decode_context_token_s
-            )
-        )
+        return self.unreported * self.slower * self.costs.token_s(len(self.running), self.context)
 
     @property
     def context(self) -> int:
@@ -142,13 +134,20 @@ class Machine:
         load = described.load
         load.slots, load.free_slots = self.slots, self.slots - len(self.running)
         load.context_tokens = self.context
-        load.rates.CopyFrom(RATES)
-        for field_, value in load.rates.ListFields():
-            if field_.name.endswith("_s"):
-                measured = median(self._slowness or [self.slower])
-                slower = measured if field_.name == "prefill_token_s" else self.slower
-                setattr(load.rates, field_.name, value * slower)
+        load.step_costs.CopyFrom(to_message(self._reported()))
         return described
+
+    def _reported(self) -> StepCosts:
+        """The costs that it has measured."""
+        costs, slower = self.costs, self.slower
+        return StepCosts(
+            prefill_token_s=costs.prefill_token_s * median(self._slowness or [slower]),
+            prefill_step_s=costs.prefill_step_s * slower,
+            prefill_half_context=costs.prefill_half_context,
+            decode_step_s=costs.decode_step_s * slower,
+            decode_sequence_s=costs.decode_sequence_s * slower,
+            decode_context_token_s=costs.decode_context_token_s * slower,
+        )
 
 
 @dataclass

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from baton.base.prefill_defaults import ALONE_STEP_S
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.plan.prefill_cost import PrefillCost
 from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
-from baton.v1.worker_pb2 import Rates
+from baton.perf_model.prefill_fit import PrefillFit
+from baton.perf_model.step_costs import StepCosts
 
 _LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
 # What a worker is configured with by default.
@@ -21,14 +21,14 @@ _BOUNDS = StepBounds(2048, alignment=256, alone_seconds=ALONE_STEP_S)
 
 
 class ModelledPrompts:
-    """Computes prompts step by step, each of which takes as long as `rates` say of its chunks times what
+    """Computes prompts step by step, each of which takes as long as `costs` say of its chunks times what
     `slower` returns as it begins."""
 
-    def __init__(self, rates: Rates, slower: Callable[[], float], turn: asyncio.Lock | None) -> None:
+    def __init__(self, costs: StepCosts, slower: Callable[[], float], turn: asyncio.Lock | None) -> None:
         """`turn`: held while a step runs, in turn with decode steps; None: the worker decodes nothing."""
-        self._rates, self._slower = rates, slower
+        self._costs, self._slower = costs, slower
         self._turn = contextlib.nullcontext() if turn is None else turn
-        cost = PrefillCost(rates.prefill_half_context, int(rates.prefill_step_s / rates.prefill_token_s))
+        cost = PrefillFit(costs.prefill_half_context, int(costs.prefill_step_s / costs.prefill_token_s))
         self._scheduler = PrefillScheduler(
             BlockPools(_LAYOUT, [100_000]),
             _BOUNDS,
@@ -37,7 +37,7 @@ class ModelledPrompts:
             clock=asyncio.get_running_loop().time,
         )
         self._scheduler.beside_decode = turn is not None
-        cost.took([(0, 2048)], self._seconds([(0, 2048)]))
+        cost.took([(0, 2048)], costs.prefill_s([(0, 2048)]))
         self._ended: dict[Sequence, asyncio.Event] = {}
         self._running: asyncio.Task[None] | None = None
 
@@ -51,14 +51,10 @@ class ModelledPrompts:
             self._running = asyncio.create_task(self._run())
         await ended.wait()
 
-    def _seconds(self, runs: Iterable[tuple[int, int]]) -> float:
-        units = sum(n + n * (start + n / 2) / self._rates.prefill_half_context for start, n in runs)
-        return max(self._rates.prefill_step_s, units * self._rates.prefill_token_s)
-
     async def _run(self) -> None:
         while chunks := self._scheduler.plan():
             runs = [(chunk.start, chunk.count) for chunk in chunks]
-            took = self._seconds(runs) * self._slower()
+            took = self._costs.prefill_s(runs) * self._slower()
             async with self._turn:
                 await asyncio.sleep(took)
             self._scheduler.cost.took(runs, took)

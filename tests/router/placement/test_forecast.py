@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from baton.perf_model.curve import NO_CURVE, Curve
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.forecast import (
     TPOT_SAFETY,
     PromptAt,
-    each_s,
     prefill_delay_s,
     prefill_misses,
     sequences_within,
@@ -26,11 +29,12 @@ CURVE = {1: 0.0, 4: 0.0, 5: 0.001, 8: 0.001, 9: 0.003, 16: 0.003}
 
 def decoding(sequences: int, *, curve: bool = True) -> Worker:
     worker = bare_worker("decode-0", slots=16)
-    rates = worker.described.load.rates
-    rates.decode_step_s, rates.decode_sequence_s, rates.decode_context_token_s = 0.005, 1e-5, 1e-8
-    if curve:
-        rates.decode_curve_sequences.extend(CURVE)
-        rates.decode_curve_s.extend(CURVE.values())
+    worker.costs = StepCosts(
+        decode_step_s=0.005,
+        decode_sequence_s=1e-5,
+        decode_context_token_s=1e-8,
+        decode_curve=Curve(tuple(CURVE), tuple(CURVE.values())) if curve else NO_CURVE,
+    )
     worker.claimed_slots, worker.claimed_context = sequences, sequences * CONTEXT
     return worker
 
@@ -46,13 +50,12 @@ def test_a_step_is_as_long_as_its_batch(sequences: int, curve_s: float) -> None:
 
 def test_between_two_numbers_a_curve_is_linear() -> None:
     worker = decoding(0)
-    del worker.described.load.rates.decode_curve_sequences[1:5]
-    del worker.described.load.rates.decode_curve_s[1:5]
+    worker.costs = replace(worker.costs, decode_curve=Curve((1, 16), (0.0, 0.003)))
     assert step_s(worker, 6, 0) == pytest.approx(0.005 + 5 / 15 * 0.003 + 6e-5)
 
 
 def test_what_a_sequence_adds_is_by_the_whole_curve() -> None:
-    assert each_s(decoding(3), CONTEXT) == pytest.approx(0.003 / 15 + 2e-5)
+    assert decoding(3).costs.each_s(CONTEXT) == pytest.approx(0.003 / 15 + 2e-5)
 
 
 @pytest.mark.parametrize("curve", [True, False])
@@ -110,7 +113,7 @@ def test_a_prompt_makes_those_miss_that_may_still_meet_their_limits(over: float)
 def test_a_prompt_delays_sequences_of_other_processes() -> None:
     """Also where this process has none at the worker that says how near they are to their limits."""
     worker, prompt = bare_worker("both-0", slots=16, receives_handoffs=True), PromptAt(0.1, Turn(0.0, 0))
-    worker.described.load.rates.decode_step_s = 0.005
+    worker.costs = StepCosts(decode_step_s=0.005)
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.1)
     worker.set_siblings(SiblingCounts(processes=1, slots=3, context=3 * CONTEXT))
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.4)

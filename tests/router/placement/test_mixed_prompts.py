@@ -15,7 +15,7 @@ from services.router.placement.placement import Placement
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Backlog, Prompt, Turn
 from tests.loadgen.virtual_time import run_virtual
-from tests.router.placement.modelled_cluster import RATES, Cluster, Machine, Served
+from tests.router.placement.modelled_cluster import COSTS, Cluster, Machine, Served
 from tests.router.workers.bare_workers import pools_of
 
 SHORT, LONG = 256, 8192
@@ -31,10 +31,7 @@ class Mix:
 
     def rate(self, load: float) -> float:
         """Requests a second that take `load` of one prefill worker's time."""
-        seconds = sum(
-            share * (tokens + tokens**2 / 2 / RATES.prefill_half_context) * RATES.prefill_token_s
-            for tokens, share in self.share.items()
-        )
+        seconds = sum(share * COSTS.prompt_s(tokens) for tokens, share in self.share.items())
         return load / seconds
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
@@ -345,16 +346,15 @@ def test_a_near_decode_worker_must_have_room() -> None:
     assert placed(placement) == ("prefill-0", "decode-0")
 
 
-def with_rates(worker: Worker) -> Worker:
-    """Rates by which a prompt of 1,000 tokens takes 100 ms, and a step 10."""
-    rates = worker.described.load.rates
-    rates.prefill_token_s, rates.decode_step_s = 1e-4, 0.01
+def with_costs(worker: Worker) -> Worker:
+    """Step costs by which a prompt of 1,000 tokens takes 100 ms, and a step 10."""
+    worker.costs = StepCosts(prefill_token_s=1e-4, decode_step_s=0.01)
     return worker
 
 
 def test_a_combined_worker_computes_what_delays_less_there() -> None:
-    prefill = with_rates(bare_worker(PREFILL))
-    both = with_rates(bare_worker(BOTH, receives_handoffs=True, slots=64))
+    prefill = with_costs(bare_worker(PREFILL))
+    both = with_costs(bare_worker(BOTH, receives_handoffs=True, slots=64))
     placement = placement_of([prefill, both], ahead=10**6)
 
     def placed_by(tokens: int, cached: int = 0, behind: int = 0) -> str:
@@ -379,8 +379,8 @@ def test_a_combined_worker_computes_what_delays_less_there() -> None:
 
 
 def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
-    prefill = with_rates(bare_worker(PREFILL))
-    both = with_rates(bare_worker(BOTH, receives_handoffs=True, slots=64))
+    prefill = with_costs(bare_worker(PREFILL))
+    both = with_costs(bare_worker(BOTH, receives_handoffs=True, slots=64))
     placement = placement_of([prefill, both], ahead=10**6)
     both.claimed_slots = 20
 
@@ -401,7 +401,7 @@ def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
 
 
 def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:
-    prefill, both = with_rates(bare_worker(PREFILL)), with_rates(bare_worker(BOTH, slots=64))
+    prefill, both = with_costs(bare_worker(PREFILL)), with_costs(bare_worker(BOTH, slots=64))
     both.claimed_slots = 20
     claim = placement_of([prefill, both]).pick(50, 10)
     assert not isinstance(claim, NoRoom)

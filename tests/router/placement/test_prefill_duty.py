@@ -10,13 +10,13 @@ from operator import is_not
 
 import pytest
 
-from baton.v1.worker_pb2 import Rates
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.prefill_duty import PrefillDuty, on_duty
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
-from tests.router.placement.modelled_cluster import RATES, Machine, Make, Traffic, attained, simulate
+from tests.router.placement.modelled_cluster import COSTS, Machine, Make, Traffic, attained, simulate
 from tests.router.workers.bare_workers import Found, bare_worker, placement_of, pools_of
 
 AHEAD = 2048
@@ -117,8 +117,7 @@ def pair() -> tuple[Worker, Worker]:
     """One on duty and another, with room for 100 sequences each."""
     workers = [bare_worker(f"both-{number}", receives_handoffs=True, slots=100) for number in range(2)]
     for worker in workers:
-        rates = worker.described.load.rates
-        rates.CopyFrom(RATES)
+        worker.costs = COSTS
     return workers[0], workers[1]
 
 
@@ -170,33 +169,33 @@ def among(before: PrefillDuty, prompt_s: float, sequence_s: float) -> PrefillDut
     duty = PrefillDuty()
     duty.own_prompts, duty.first_process = before.own_prompts, before.first_process
     for _ in range(100_000 // 256):
-        duty.placed(prompt_s, Rates(decode_sequence_s=sequence_s / 256), 0, 256)
+        duty.placed(prompt_s, StepCosts(decode_sequence_s=sequence_s / 256), 0, 256)
     return duty
 
 
 def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
     duty = PrefillDuty()
     workers = pair()
-    rates = Rates(decode_context_token_s=2e-8)
+    costs = StepCosts(decode_context_token_s=2e-8)
     for _ in range(100):
-        duty.placed(0.01, rates, 1000, 1000)
+        duty.placed(0.01, costs, 1000, 1000)
     assert duty.divide(workers).may_decode(workers) == list(workers), "20 ms"
     for _ in range(500):
         duty.ended(100, 1000)
-        duty.placed(0.01, rates, 1000, 1000)
+        duty.placed(0.01, costs, 1000, 1000)
     assert duty.divide(workers).may_decode(workers) == [workers[1]], "2 ms"
 
 
-def test_what_a_sequence_costs_is_by_the_rates_of_late() -> None:
+def test_what_a_sequence_costs_is_by_the_costs_of_late() -> None:
     """At first workers take it for a part of the step; requests' own properties are of many."""
     duty, workers = PrefillDuty(), pair()
     for sequence_s, count in ((0.0, 100), (1e-6, 100)):
         for _ in range(count):
-            duty.placed(0.01, Rates(decode_step_s=0.005, decode_sequence_s=sequence_s), 0, 1000)
+            duty.placed(0.01, StepCosts(decode_step_s=0.005, decode_sequence_s=sequence_s), 0, 1000)
         assert duty.divide(workers).may_decode(workers) == [workers[1]]
     for max_tokens in (1000, 10):
         for _ in range(32):
-            duty.placed(0.01, Rates(decode_step_s=0.004, decode_sequence_s=2e-5), 0, max_tokens)
+            duty.placed(0.01, StepCosts(decode_step_s=0.004, decode_sequence_s=2e-5), 0, max_tokens)
         assert duty.divide(workers).may_decode(workers) == list(workers)
 
 

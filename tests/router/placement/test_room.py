@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.room import Waits
@@ -25,8 +26,7 @@ FULL, QUARTER = 1000, 250
 def combined(name: str, sequences: int, each_s: float = 0.0005) -> Worker:
     """Each sequence makes a step of 5 ms 0.5 ms longer: two of them leave no room under the limit."""
     worker = bare_worker(name)
-    rates = worker.described.load.rates
-    rates.decode_step_s, rates.decode_sequence_s, rates.prefill_token_s = 0.005, each_s, 2e-5
+    worker.costs = StepCosts(prefill_token_s=2e-5, decode_step_s=0.005, decode_sequence_s=each_s)
     worker.claimed_slots, worker.tpot_limits = sequences, [LIMIT_S] * sequences
     return worker
 
@@ -120,8 +120,8 @@ def fill(worker: Worker) -> None:
     worker.claimed_slots = worker.described.load.slots
 
 
-def forget_rates(worker: Worker) -> None:
-    worker.described.load.rates.Clear()
+def forget_costs(worker: Worker) -> None:
+    worker.costs = StepCosts()
 
 
 def queue_for_long(worker: Worker) -> None:
@@ -139,7 +139,7 @@ def stop_to_compute(worker: Worker) -> None:
 
 @pytest.mark.parametrize(
     "happens",
-    [lose, fill, forget_rates, queue_for_long, stop_to_compute, partial(Worker.set_drained, drained=True)],
+    [lose, fill, forget_costs, queue_for_long, stop_to_compute, partial(Worker.set_drained, drained=True)],
 )
 def test_nothing_waits_for_a_worker_that_will_not_take_it_soon(happens: Callable[[Worker], None]) -> None:
     cached, other = queueing("both-0", FULL), queueing("both-1", QUARTER)

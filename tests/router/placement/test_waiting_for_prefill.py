@@ -13,7 +13,7 @@ from services.router.placement.worker_order import PrefillOrder
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Backlog
 from services.router.workers.worker import Worker
-from tests.router.placement.modelled_cluster import RATES
+from tests.router.placement.modelled_cluster import COSTS
 from tests.router.processes.modelled_processes import serve
 from tests.router.workers.bare_workers import bare_worker, placement_of
 
@@ -56,7 +56,7 @@ def test_none_waits_for_a_worker_that_has_stopped_to_compute_prompts() -> None:
     now = [0.0]
     prefill, both = bare_worker("prefill-0"), bare_worker("both-0", receives_handoffs=True, slots=64)
     for worker in (prefill, both):
-        worker.described.load.rates.CopyFrom(RATES)
+        worker.costs = COSTS
     prefill.backlog, both.claimed_slots = Backlog(lambda: now[0]), 20
     placement = placement_of([prefill, both], ahead=1000)
     first = placement.pick(1024, 128)

@@ -9,13 +9,14 @@ from functools import partial
 
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim
 from services.router.placement.placement import Placement
 from services.router.placement.worker_order import WorkerOrder
 from services.router.request.slo import Slo
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
-from tests.router.placement.modelled_cluster import RATES, Cluster, Machine, Served, Traffic
+from tests.router.placement.modelled_cluster import COSTS, Cluster, Machine, Served, Traffic
 from tests.router.workers.bare_workers import bare_worker, placement_of, pools_of
 
 SHARED, OWN, OUTPUT = 1024, 128, 128
@@ -23,7 +24,7 @@ SHARED, OWN, OUTPUT = 1024, 128, 128
 
 def rated(name: str, running: int) -> Worker:
     worker = bare_worker(name, slots=400)
-    worker.described.load.rates.CopyFrom(RATES)
+    worker.costs = COSTS
     worker.claimed_slots, worker.claimed_context = running, 1200 * running
     return worker
 
@@ -69,8 +70,7 @@ def test_workers_whose_sequences_seem_to_cost_nothing_share_them(context_token_s
     """After a few steps of one load, one seems faster than the other, and more sequences cost neither any."""
     workers = [bare_worker("both-0", slots=400), bare_worker("both-1", slots=400)]
     for worker, step_s in zip(workers, (0.0031, 0.0047), strict=True):
-        rates = worker.described.load.rates
-        rates.decode_step_s, rates.decode_context_token_s = step_s, context_token_s
+        worker.costs = StepCosts(decode_step_s=step_s, decode_context_token_s=context_token_s)
     placement = placement_of(workers, ahead=10**6)
     for _ in range(8):
         assert isinstance(placement.pick(40, 300, partial(_tokens, {})), Claim)

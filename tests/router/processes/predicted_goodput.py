@@ -16,16 +16,16 @@ import asyncio
 import random
 import re
 
-from baton.v1.worker_pb2 import Rates
+from baton.perf_model.step_costs import StepCosts
 from services.router.request.slo import Slo
 from tests.loadgen.virtual_time import run_virtual
-from tests.router.placement.modelled_cluster import RATES, Machine, Served, Traffic
+from tests.router.placement.modelled_cluster import Machine, Served, Traffic
 from tests.router.processes.modelled_processes import TwoProcesses
 
 _WARM_UP, _WARM_UP_S = 24, 4.0
 # In service (bench/LOG.md, 28 November): prompts of 1,024 tokens 25.1 ms, steps of 5.8 ms with 32 sequences,
 # 7.3 with 68 and 8.4 with 96 of about 1,150 tokens.
-_SHORT = Rates(
+_SHORT = StepCosts(
     prefill_token_s=24.1e-6,
     prefill_step_s=5e-3,
     prefill_half_context=26_600,
@@ -34,7 +34,7 @@ _SHORT = Rates(
     decode_context_token_s=2.7e-8,
 )
 # Prompts of 4,096 tokens 93 ms; steps of 4.75 ms + 8 us a sequence + 20.5 ns a token of context.
-_LONG = Rates(
+_LONG = StepCosts(
     prefill_token_s=21.1e-6,
     prefill_step_s=5e-3,
     prefill_half_context=26_600,
@@ -56,13 +56,12 @@ def attained(
     arm: str, rate: float, workload: str, judged: Slo, stated: bool, seconds: float, seed: int
 ) -> float:
     """The share of requests within the limits, of Poisson arrivals at `rate` a worker."""
-    prompt, output, rates = _WORKLOADS[workload]
-    RATES.CopyFrom(rates)  # what all modelled workers take
+    prompt, output, costs = _WORKLOADS[workload]
     roles = roles_of(arm)
     slo = judged if stated else None
 
     async def main() -> list[Served]:
-        machines = [Machine(role, exchanges=role == "both", by_slack=True) for role in roles]
+        machines = [Machine(role, costs=costs, exchanges=role == "both", by_slack=True) for role in roles]
         cluster = TwoProcesses(machines, 1.0)
         loop, draw = asyncio.get_running_loop(), random.Random(seed)
 

@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 
-from baton.v1.worker_pb2 import DescribeResponse, Rates
+from baton.perf_model.step_costs import StepCosts
+from baton.v1.worker_pb2 import DescribeResponse
 from services.common.config.router import GroupMember
 from services.router.placement.claim import Claim
 from services.router.placement.placement import NoRoom
@@ -208,7 +209,7 @@ async def test_what_one_process_learns_of_workers_and_requests_the_other_knows(t
     async with pair(tmp_path) as (one, other):
         for _ in range(500):
             one.decode.tpot_ratio.ended(0.0055, 0.005)
-            one.placement.duty.placed(0.1, Rates(decode_sequence_s=0.001), 300, 50)
+            one.placement.duty.placed(0.1, StepCosts(decode_sequence_s=0.001), 300, 50)
         one.view.changed()
         await until(lambda: other.decode.tpot_ratio.value > 1.05)
         assert other.decode.tpot_ratio.value == pytest.approx(one.decode.tpot_ratio.value, abs=0.02)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim
 from services.router.placement.placement import Placement
 from services.router.queue.counted_queue import CountedQueue
@@ -19,7 +20,7 @@ from tests.router.workers.bare_workers import Found, bare_worker, pools_of, work
 
 def _measured(token_s: float) -> Worker:
     worker = bare_worker("prefill-0")
-    worker.described.load.rates.prefill_token_s = token_s
+    worker.costs = StepCosts(prefill_token_s=token_s)
     return worker
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import PrefillClaim
 from services.router.placement.placement import Placement
 from services.router.queue.passing import Passing
@@ -40,7 +41,7 @@ async def test_a_short_prompt_passes_a_long_one_that_waits_for_a_prefill_worker(
     """A long one without output too, which needs a prefill worker alone."""
     workers = workers_of("prefill-0", "decode-0")
     prefill, decode = workers
-    prefill.described.load.rates.prefill_token_s = 1e-4
+    prefill.costs = StepCosts(prefill_token_s=1e-4)
     PrefillClaim(prefill, 8000, 0.8)  # all that may be queued there, but for shorter prompts
     placement = Placement(Found(workers), pools_of(workers), 100, refuse_late=True)
     queue = WaitingQueue(placement, 8, 60.0)

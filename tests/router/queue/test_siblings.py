@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import PrefillClaim
 from services.router.placement.placement import Placement
 from services.router.queue.waiting_queue import WaitingQueue
@@ -40,7 +41,7 @@ async def test_as_large_a_part_of_it_as_of_what_waits_here(nothing_waits_here: b
     """A prefill worker has prompts for 300 ms, and another process some for a second. A request that
     would wait behind them is refused; a more urgent one is not, where less urgent ones wait."""
     workers = [bare_worker("prefill-0"), bare_worker("decode-0", slots=64)]
-    workers[0].described.load.rates.prefill_token_s = 1e-4
+    workers[0].costs = StepCosts(prefill_token_s=1e-4)
     for _ in range(30):
         PrefillClaim(workers[0], 100, 0.01)
     placement = Placement(Found(workers), pools_of(workers), 100, refuse_late=True)
@@ -65,7 +66,7 @@ async def test_as_large_a_part_of_it_as_of_what_waits_here(nothing_waits_here: b
 
 async def test_shorter_prompts_go_before_longer_ones_of_siblings() -> None:
     workers = [bare_worker("prefill-0"), bare_worker("decode-0", slots=64)]
-    workers[0].described.load.rates.prefill_token_s = 1e-4
+    workers[0].costs = StepCosts(prefill_token_s=1e-4)
     queue = WaitingQueue(Placement(Found(workers), pools_of(workers), 100, refuse_late=True), 8, 60.0)
     for length_s, is_refused in ((0.5, False), (0.01, True)):
         prompts = [Prompt(1.0, 0, math.inf, length_s, limits_known=False)]

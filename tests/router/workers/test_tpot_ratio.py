@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.forecast import step_s, uncorrected_step_s
 from services.router.workers.backlog import Backlog, BacklogPart
@@ -34,13 +37,12 @@ def test_a_request_that_is_stalled_says_no_more_than_a_bound() -> None:
 
 def measured() -> Worker:
     worker = bare_worker("decode-0", slots=100)
-    rates = worker.described.load.rates
-    rates.decode_step_s, rates.decode_sequence_s = 0.005, 0.0001
+    worker.costs = StepCosts(decode_step_s=0.005, decode_sequence_s=0.0001)
     return worker
 
 
 def test_a_request_is_compared_with_the_mean_load_of_its_time() -> None:
-    """3 s of it alone, 5.1 ms by the worker's rates, 1 s beside four others, 5.5 ms; two
+    """3 s of it alone, 5.1 ms by the worker's step costs, 1 s beside four others, 5.5 ms; two
     more wait for their prompts."""
     (prefill,), decode, now = workers_of("prefill-0"), measured(), [0.0]
     decode.loads = LoadHistory(lambda: now[0])
@@ -64,12 +66,12 @@ def test_a_request_is_compared_with_the_mean_load_of_its_time() -> None:
 def test_a_burst_after_a_start_says_nothing_wrong() -> None:
     """96 requests at once, placed before the worker knew what a sequence costs: none was ever alone."""
     (prefill,), decode, now = workers_of("prefill-0"), measured(), [0.0]
-    decode.loads, rates = LoadHistory(lambda: now[0]), decode.described.load.rates
-    rates.decode_sequence_s = 0.0
+    decode.loads, costs = LoadHistory(lambda: now[0]), decode.costs
+    decode.costs = replace(costs, decode_sequence_s=0.0)
     claims = [Claim(prefill, decode, 10, 20) for _ in range(96)]
     for claim in claims:
         claim.prefill_ended()
-    now[0], rates.decode_sequence_s = 2.0, 0.0001
+    now[0], decode.costs = 2.0, costs
     for claim in claims:
         claim.decoded(100, 0.005 + 0.0001 * 96)
         claim.release()
@@ -115,9 +117,9 @@ def test_a_sibling_process_that_starts_or_ends_says_nothing(before: float) -> No
 
 
 @pytest.mark.parametrize(("tokens", "known"), [(15, True), (100, False)])
-def test_short_outputs_and_workers_without_rates_say_nothing(tokens: int, known: bool) -> None:
+def test_short_outputs_and_workers_without_costs_say_nothing(tokens: int, known: bool) -> None:
     (prefill,), decode = workers_of("prefill-0"), measured()
     if not known:
-        decode.described.load.rates.Clear()
+        decode.costs = StepCosts()
     Claim(prefill, decode, 10, 20).decoded(tokens, 0.1)
     assert decode.tpot_ratio.value == 1.0

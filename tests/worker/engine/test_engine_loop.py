@@ -12,9 +12,11 @@ import pytest
 import structlog.testing
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.engine.decode.cost import DecodeCost, StepCurve
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S
 from baton.engine.shared_memory.output_ring import Finish
+from baton.perf_model.curve import Curve
+from baton.perf_model.decode_fit import DecodeFit
+from baton.perf_model.step_costs import StepCosts
 from baton.v1.decode_pb2 import GetHandoffRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import CancelCommand, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
@@ -275,25 +277,25 @@ def test_the_curve_of_steps_is_reported_where_it_was_measured(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = stepped.engine.commands.audit.load
-    assert not load().rates.decode_curve_sequences
-    curve = StepCurve((1.0, 8.0, 9.0), (0.004, 0.004, 0.005))
-    monkeypatch.setattr(stepped.engine.decode, "_cost", DecodeCost(curve))
-    assert load().rates.decode_step_s == 0.004, "without any step that ran"
+    assert not load().step_costs.decode_curve_sequences
+    measured = StepCosts(decode_step_s=0.004, decode_curve=Curve((1.0, 8.0, 9.0), (0.0, 0.0, 0.001)))
+    monkeypatch.setattr(stepped.engine.decode, "_fit", DecodeFit(measured))
+    assert load().step_costs.decode_step_s == 0.004, "without any step that ran"
     monkeypatch.setattr(
         stepped.engine.decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=400, mean_ms=4.4)
     )
-    rates = load().rates
-    assert rates.decode_step_s == pytest.approx(0.0044, rel=0.01)
-    assert list(rates.decode_curve_sequences) == [1, 8, 9]
-    assert list(rates.decode_curve_s) == pytest.approx([0.0, 0.0, 0.0011], rel=0.01)
+    costs = load().step_costs
+    assert costs.decode_step_s == pytest.approx(0.0044, rel=0.01)
+    assert list(costs.decode_curve_sequences) == [1, 8, 9]
+    assert list(costs.decode_curve_s) == pytest.approx([0.0, 0.0, 0.0011], rel=0.01)
 
 
-def test_decode_rates_leave_out_the_wait_for_prefill_steps(
+def test_decode_costs_leave_out_the_wait_for_prefill_steps(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = stepped.engine.decode
     monkeypatch.setattr(decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=50, mean_ms=20.0))
-    assert decode.rates(0.25).step_s == pytest.approx(0.015, rel=0.01)
+    assert decode.costs(0.25).decode_step_s == pytest.approx(0.015, rel=0.01)
 
 
 def test_contexts_count_for_as_many_sequences_as_the_measured_steps_had(
@@ -302,12 +304,12 @@ def test_contexts_count_for_as_many_sequences_as_the_measured_steps_had(
     """A burst of 40 sequences begins, of whose first second steps had 20 on average; then two of them are
     left, and none."""
     decode = stepped.engine.decode
-    cost = DecodeCost(StepCurve((1.0,), (0.004,), 3e-8))
-    monkeypatch.setattr(decode, "_cost", cost)
+    measured = StepCosts(decode_step_s=0.004, decode_context_token_s=3e-8)
+    monkeypatch.setattr(decode, "_fit", DecodeFit(measured))
     for running, sequences in ((40, 20), (2, 20), (0, 2)):
         allocation = SimpleNamespace(running=running, context_tokens=1100 * running)
         monkeypatch.setattr(decode, "allocation", allocation)
         recent = RecentSteps(steps=100, tokens=100 * sequences, mean_ms=4.0 + sequences * 1100 * 3e-5)
         monkeypatch.setattr(decode.clock, "recent", lambda: recent)  # noqa: B023
-        rates = decode.rates(0.0)
-        assert rates.seconds(40, 44_000) == pytest.approx(0.004 + 44_000 * 3e-8, rel=1e-3)
+        costs = decode.costs(0.0)
+        assert costs.decode_s(40, 44_000) == pytest.approx(0.004 + 44_000 * 3e-8, rel=1e-3)

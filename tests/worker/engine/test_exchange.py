@@ -85,19 +85,19 @@ def test_a_ticket_for_own_prefill_is_refused_by_another_worker(pair: Pair) -> No
     pair.target.engine.decode.reserved.end_unused(TicketBody.FromString(event.ticket.body).transfer_id)
 
 
-def test_measured_rates_are_published(pair: Pair) -> None:
+def test_measured_step_costs_are_published(pair: Pair) -> None:
     """What routers predict latencies from: absent before any step, and then of this worker's own steps."""
     before = pair.target.engine.commands.audit.load()
-    assert before.rates.decode_step_s == before.context_tokens == 0
+    assert before.step_costs.decode_step_s == before.context_tokens == 0
     request = pair.begin(pair.reserve(PROMPT, most=12), most=12)
     pair.run_until(lambda: len(pair.tokens(request)) >= 3)
     during = pair.target.engine.commands.audit.load()
     assert len(PROMPT) <= during.context_tokens <= len(PROMPT) + 12
     pair.run_until(lambda: pair.ended(request))
     source, target = (engine.engine.commands.audit.load() for engine in (pair.source, pair.target))
-    assert source.rates.prefill_token_s > 0
-    assert source.rates.decode_step_s == 0
-    assert target.rates.decode_step_s > 0
+    assert source.step_costs.prefill_token_s > 0
+    assert source.step_costs.decode_step_s == 0
+    assert target.step_costs.decode_step_s > 0
     assert target.context_tokens == 0
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
-from baton.engine.decode.cost import DecodeCost, DecodeRates
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.shared_memory.mask_board import MaskBoard
+from baton.perf_model.decode_fit import DecodeFit
+from baton.perf_model.step_costs import StepCosts
 from baton.v1.engine_pb2 import EngineEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
@@ -87,9 +88,8 @@ class DecodeSide:
             reserve_output_tokens,
             certificates,
         )
-        self._cost = DecodeCost(loop.curve)
-        self._rates = self._cost.rates()
-        # Context tokens of a sequence on average, when rates were asked for last while any ran. The measured
+        self._fit = DecodeFit(loop.measured_costs)
+        # Context tokens of a sequence on average, when costs were asked for last while any ran. The measured
         # steps may have had more or fewer sequences than run at that time.
         self._context_tokens = 0.0
         admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
@@ -111,7 +111,7 @@ class DecodeSide:
         device before the step that runs samples."""
         return time.monotonic() - self._mask_taken_s < _MASKS_FOLLOW_S
 
-    def rates(self, waiting_share: float) -> DecodeRates:
+    def costs(self, waiting_share: float) -> StepCosts:
         """What steps take, from the last second's and those of the calls before. `waiting_share`: of the time
         that the clock has measured, by which prefill steps made steps later or longer; where that is nearly
         all of it, steps say nothing."""
@@ -120,9 +120,8 @@ class DecodeSide:
             self._context_tokens = self.allocation.context_tokens / running
         if recent.steps and recent.mean_ms > 0 and waiting_share < MOST_PREFILL_SHARE:
             sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
-            self._cost.observe(sequences, sequences * self._context_tokens, seconds)
-        self._rates = self._cost.rates()
-        return self._rates
+            self._fit.observe(sequences, sequences * self._context_tokens, seconds)
+        return self._fit.costs
 
     @property
     def joined_last(self) -> bool:
@@ -143,5 +142,5 @@ class DecodeSide:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of a step by itself, by the rates that were asked for last; 0 before."""
-        return self._rates.seconds(self.allocation.running, self.allocation.context_tokens)
+        """Predicted seconds of a step by itself, by the costs that were asked for last; 0 before."""
+        return self._fit.costs.decode_s(self.allocation.running, self.allocation.context_tokens)

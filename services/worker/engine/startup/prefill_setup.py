@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
 from baton.engine.model.tensors import half_context
-from baton.engine.plan.prefill_cost import LEAST_ROWS_GPU, PrefillCost
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
+from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -58,7 +58,7 @@ def prefill_loop(
         prompts.alignment,
         engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
-    cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    cost = PrefillFit(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
     if prompts.timed_passes is not None:
         cost.begin(*prompts.timed_passes)
         log.info(

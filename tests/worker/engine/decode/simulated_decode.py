@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from baton.base.errors import BatonError
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode.cost import NO_CURVE
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
 from baton.engine.shared_memory.step_shape import StepShape
+from baton.perf_model.step_costs import StepCosts
 from kvtransfer.receiver.events import ReceiverEvent
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import SlotKey
@@ -69,7 +69,7 @@ class SimulatedSteps:
     """The driver's `DecodeLoop`: entries take effect in a later step. A step advances a slot by up to
     `most_tokens` tokens."""
 
-    curve = NO_CURVE
+    measured_costs = StepCosts()
 
     def __init__(self, driver: Driver, shape: StepShape, most_tokens: int) -> None:
         self._driver = driver

@@ -1,6 +1,6 @@
-"""What a chunk of a prompt costs, and how long a step of such chunks takes. Torch-free.
+"""Fits the costs of prefill steps to measured ones. Torch-free.
 
-A row costs 1 unit, and attention as much again for every `half_context` tokens that the row attends to. A
+In units a row costs 1, and attention as much again for every `half_context` tokens that the row attends to. A
 model's arithmetic gives that point: its products take 2 operations a weight and row, its attention 4 a
 layer, query head dimension and token attended to. How long a unit takes is measured while the worker runs,
 and so is how much slower than by that arithmetic attention is: else steps far into a long prompt, which are
@@ -12,8 +12,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
+
+from baton.perf_model.step_costs import Chunk, StepCosts, attended
 
 # What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
@@ -26,9 +29,6 @@ ATTENTION_SHARE = 1 / 4
 # Rows that take a GPU no longer than one: its arithmetic is as fast as its memory's reading of the weights.
 LEAST_ROWS_GPU = 224
 
-# (first position, rows) of a chunk.
-Run = tuple[int, int]
-
 
 class TimedPass(NamedTuple):
     """Rows of a step from a prompt's beginning on, and what it took."""
@@ -37,18 +37,21 @@ class TimedPass(NamedTuple):
     seconds: float
 
 
-class PrefillCost:
-    """Units of chunks, and seconds a unit."""
+class PrefillFit:
+    """Units of chunks, and seconds a unit, as measured. `unit_s`: seconds that a row takes; 0 before any was
+    measured. `attention`: how many times slower than by its arithmetic attention is. `half_context`: tokens
+    of context at which attention takes as long as the products."""
 
     def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
-        """`half_context`: tokens of context at which attention takes as long as the products. `least_rows`: a
-        step of fewer takes as long, as far as is known before `begin`."""
+        """`half_context`: by arithmetic. `least_rows`: a step of fewer takes as long, as far as is known
+        before `begin`."""
         self._half_context = half_context
         self.least_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
         # What steps of few rows took beside a decode step in them, which reads the weights in any case.
         self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._refit()
 
     def begin(self, few: TimedPass, most: TimedPass) -> None:
         """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.
@@ -59,15 +62,15 @@ class PrefillCost:
         unit_s = most.seconds / most.rows
         self._unit_times.append(unit_s)
         self.least_rows = min(max(self.least_rows, int(few.seconds / unit_s)), most.rows)
+        self._refit()
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""
-        return count + count * (start + count / 2) / self.half_context
+        return count + attended(start, count) / self.half_context
 
-    def of_step(self, chunks: Iterable[Run]) -> float:
+    def of_step(self, chunks: Iterable[Chunk]) -> float:
         """Units of a step of them."""
-        rows, context = self._shares(chunks)
-        return rows + context * self.attention
+        return self._in_units.prefill_s(chunks)
 
     def tokens_within(self, start: int, units: float) -> int:
         """The most tokens from `start` on that cost at most `units`."""
@@ -79,62 +82,52 @@ class PrefillCost:
 
     def units_within(self, seconds: float) -> float:
         """The units that take so long; no bound before anything was measured."""
-        unit_s = self.unit_s
-        return seconds / unit_s if unit_s > 0 else math.inf
+        return seconds / self.unit_s if self.unit_s > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
         """Predicted seconds of so many units; 0 before anything was measured."""
         return units * self.unit_s
 
-    def seconds_of_step(self, chunks: Sequence[Run], *, mixed: bool = False) -> float:
+    def seconds_of_step(self, chunks: Sequence[Chunk], *, mixed: bool = False) -> float:
         """Predicted seconds of a step of them; `mixed`: beyond those of a decode step that is part of it."""
         if mixed and self._few_mixed and _rows(chunks) <= self.least_rows:
             return median(self._few_mixed)
         return self.seconds_of(self.of_step(chunks))
 
-    @property
-    def few_rows_s(self) -> float:
-        """Predicted seconds of a step of few rows, of the kind that ran last."""
-        return median(self._few_mixed) if self._few_mixed else self.seconds_of(self.least_rows)
+    def added_to(self, costs: StepCosts) -> StepCosts:
+        """These costs with those of prefill steps; of few rows those of the kind of step, mixed or not, that
+        ran last."""
+        few_rows_s = median(self._few_mixed) if self._few_mixed else self.seconds_of(self.least_rows)
+        return replace(
+            costs,
+            prefill_token_s=self.unit_s,
+            prefill_step_s=few_rows_s,
+            prefill_half_context=self.half_context,
+        )
 
-    def took(self, chunks: Sequence[Run], seconds: float, *, mixed: bool = False) -> None:
+    def took(self, chunks: Sequence[Chunk], seconds: float, *, mixed: bool = False) -> None:
         """Records the duration of a step, `mixed`: beyond that of a decode step that was part of it. It
         counts as a measurement of attention where the step has much of that, else of rows, unless it has so
         few that it took as long with fewer."""
         if mixed and _rows(chunks) <= self.least_rows:
             self._few_mixed.append(seconds)
             return
-        rows, context = self._shares(chunks)
-        unit_s = self.unit_s
-        if unit_s and context > rows * ATTENTION_SHARE:
-            slowness = (seconds / unit_s - rows) / context
+        rows = max(_rows(chunks), self.least_rows)
+        context = sum(attended(*chunk) for chunk in chunks) / self._half_context
+        if self.unit_s and context > rows * ATTENTION_SHARE:
+            slowness = (seconds / self.unit_s - rows) / context
             self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
-        elif not unit_s or rows > self.least_rows:
+        elif not self.unit_s or rows > self.least_rows:
             self._unit_times.append(seconds / (rows + context * self.attention))
+        self._refit()
 
-    def _shares(self, chunks: Iterable[Run]) -> tuple[float, float]:
-        """Units of a step's rows, and by arithmetic of its attention."""
-        rows, context = 0, 0.0
-        for start, count in chunks:
-            rows += count
-            context += count * (start + count / 2) / self._half_context
-        return max(rows, self.least_rows), context
-
-    @property
-    def unit_s(self) -> float:
-        """Seconds that a row takes, as measured; 0 before any was."""
-        return median(self._unit_times) if self._unit_times else 0.0
-
-    @property
-    def attention(self) -> float:
-        """How many times slower than by its arithmetic attention is, as measured."""
-        return median(self._slowness) if self._slowness else 1.0
-
-    @property
-    def half_context(self) -> float:
-        """Tokens of context at which attention takes as long as the products, as measured."""
-        return self._half_context / self.attention
+    def _refit(self) -> None:
+        self.unit_s = median(self._unit_times) if self._unit_times else 0.0
+        self.attention = median(self._slowness) if self._slowness else 1.0
+        self.half_context = self._half_context / self.attention
+        # Costs that count units for seconds.
+        self._in_units = StepCosts(1.0, self.least_rows, self.half_context)
 
 
-def _rows(chunks: Iterable[Run]) -> int:
+def _rows(chunks: Iterable[Chunk]) -> int:
     return sum(count for _, count in chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.plan.row_times import RowTimes
+from baton.perf_model.row_times import RowTimes
 
 # In ms; as of an 8B model on an H200, up to 1,024 rows by the rows, then a stair to 2,048.
 STAIRS = RowTimes((64, 128, 256, 512, 1024, 1088, 1280, 2048), (4.2, 4.5, 6, 11.5, 20, 24.7, 27, 40))

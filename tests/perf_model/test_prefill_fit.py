@@ -11,26 +11,27 @@ from hypothesis import strategies as st
 
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.tensors import half_context
-from baton.engine.plan.prefill_cost import PrefillCost, TimedPass
+from baton.perf_model.prefill_fit import PrefillFit, TimedPass
+from baton.perf_model.step_costs import StepCosts
 
 
 @given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))
 def test_the_most_tokens_within_a_cost(start: int, count: int, half: float) -> None:
-    cost = PrefillCost(half)
+    cost = PrefillFit(half)
     within = cost.tokens_within(start, cost.of(start, count) * (1 + 1e-9))
     assert within in (count - 1, count)  # a float's width below
     assert cost.of(start, within) <= cost.of(start, count) * (1 + 1e-9)
 
 
 def test_a_chunk_costs_what_its_parts_cost() -> None:
-    cost = PrefillCost(1000.0)
+    cost = PrefillFit(1000.0)
     assert math.isclose(cost.of(0, 300), cost.of(0, 100) + cost.of(100, 200))
     assert math.isclose(cost.of(1000, 1), 2, rel_tol=1e-3)
-    assert PrefillCost().of(10**6, 7) == 7
+    assert PrefillFit().of(10**6, 7) == 7
 
 
 def test_the_pace_is_the_median_of_what_was_measured() -> None:
-    cost = PrefillCost()
+    cost = PrefillFit()
     assert cost.units_within(0.05) == math.inf
     cost.took([(0, 10)], 5.0)  # the first compiles
     for _ in range(4):
@@ -39,7 +40,7 @@ def test_the_pace_is_the_median_of_what_was_measured() -> None:
 
 
 def test_a_step_of_few_rows_costs_as_much_as_the_least() -> None:
-    cost = PrefillCost(1000.0, least_rows=200)
+    cost = PrefillFit(1000.0, least_rows=200)
     assert cost.of_step([(0, 10), (0, 20)]) == pytest.approx(200 + (10 * 5 + 20 * 10) / 1000)
     assert cost.of_step([(0, 300)]) == pytest.approx(cost.of(0, 300))
     cost.took([(0, 10)], 0.2)  # nor does it make rows look dear
@@ -52,7 +53,7 @@ def test_small_prompts_first_do_not_make_steps_small() -> None:
     def step_s(rows: int) -> float:
         return max(0.020, 24e-6 * rows)
 
-    cost = PrefillCost(least_rows=224)
+    cost = PrefillFit(least_rows=224)
     cost.begin(TimedPass(64, step_s(64)), TimedPass(2048, step_s(2048)))
     rows = 256
     for _ in range(50):
@@ -63,10 +64,10 @@ def test_small_prompts_first_do_not_make_steps_small() -> None:
 
 
 def test_a_least_step_is_no_larger_than_the_largest() -> None:
-    cost = PrefillCost(least_rows=224)
+    cost = PrefillFit(least_rows=224)
     cost.begin(TimedPass(64, 0.2), TimedPass(2048, 0.1))  # slow for once
     assert cost.of_step([(0, 1)]) == 2048
-    cost = PrefillCost(least_rows=224)
+    cost = PrefillFit(least_rows=224)
     cost.begin(TimedPass(64, 0.001), TimedPass(2048, 0.1))
     assert cost.of_step([(0, 1)]) == 224
 
@@ -74,7 +75,7 @@ def test_a_least_step_is_no_larger_than_the_largest() -> None:
 @given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.7, 8), seed=st.integers(0, 100))
 def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, seed: int) -> None:
     """Whatever the order of steps near and far from their prompts' beginning, and a bad one now and then."""
-    draw, cost = random.Random(seed), PrefillCost(1000.0)
+    draw, cost = random.Random(seed), PrefillFit(1000.0)
     for number in range(200):
         start, count = draw.choice([(0, 100), (20_000, 50), (50, 200), (5000, 100)])
         seconds = pace * (count + slowness * count * (start + count / 2) / 1000)
@@ -89,7 +90,7 @@ def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, s
 def test_attention_thought_too_fast_is_learned_again(underestimate: float) -> None:
     """Steps of which, by what was learned, attention is the smaller part: 256 rows 20,000 tokens into a
     prompt, whose attention takes as long by arithmetic as 192 rows, and three times that in fact."""
-    cost, half, pace, slowness = PrefillCost(26_600.0, least_rows=224), 26_600.0, 24e-6, 3.0
+    cost, half, pace, slowness = PrefillFit(26_600.0, least_rows=224), 26_600.0, 24e-6, 3.0
     cost.begin(TimedPass(64, pace * 320), TimedPass(2048, pace * 2048))
     for _ in range(9):
         cost.took([(80_000, 1024)], pace * (1024 + underestimate * 1024 * 80_512 / half))
@@ -111,13 +112,17 @@ def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
 
 def test_what_few_rows_take_beside_a_decode_step_is_learned_for_such_steps_alone() -> None:
     """They read no weights of their own."""
-    cost = PrefillCost(26_600)
+    cost = PrefillFit(26_600)
     cost.begin(TimedPass(64, 0.0045), TimedPass(2048, 0.04096))
     alone = cost.seconds_of_step([(0, 190)])
-    assert (alone, cost.few_rows_s) == pytest.approx((0.0045, 0.0045), rel=0.02)
+    assert (alone, cost.added_to(StepCosts()).prefill_step_s) == pytest.approx((0.0045, 0.0045), rel=0.02)
     for seconds in (0.0029, 0.02, 0.0031, 0.003):
         cost.took([(1400, 150), (0, 40)], seconds, mixed=True)
-    assert cost.seconds_of_step([(0, 190)], mixed=True) == cost.few_rows_s == pytest.approx(0.00305)
+    assert (
+        cost.seconds_of_step([(0, 190)], mixed=True)
+        == cost.added_to(StepCosts()).prefill_step_s
+        == pytest.approx(0.00305)
+    )
     assert cost.seconds_of_step([(0, 190)]) == alone
     assert cost.seconds_of_step([(0, 512)], mixed=True) == cost.seconds_of_step([(0, 512)])
     cost.took([(0, 1024)], 0.03, mixed=True)
