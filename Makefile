@@ -48,8 +48,9 @@ proto: setup
 	buf lint
 	tools/check_stubs.sh
 
-stubs: setup ## regenerate baton/v1 from proto/
+stubs: setup ## regenerate baton/v1 from proto/, and the types of request fields from their table
 	tools/generate_stubs.sh
+	PYTHONPATH=. python tools/request_types.py
 
 docs: setup ## regenerate the tables of docs/metrics.md and docs/fields.md
 	PYTHONPATH=. python tools/metrics_page.py

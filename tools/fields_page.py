@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+from baton.request_fields.field import Bounds, RequestField, Treatment
+from baton.request_fields.table import FIELDS
 from services.grammar.compile_process import CPU_S, MEMORY_BYTES
 from services.grammar.launch import STACK_BYTES
-from services.router.formats.field_table import TABLES, Field, FieldTable, Treatment
+from services.router.formats.field_table import TABLES, Field, FieldTable
 from services.router.request.bounds import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_TOOLS
 
 PAGE = Path(__file__).parents[1] / "docs" / "fields.md"
@@ -16,7 +19,8 @@ _WORDS = {Treatment.USED: "used", Treatment.NO_EFFECT: "no effect", Treatment.RE
 
 def with_tables(page: str) -> str:
     """The page with the text between the marks of each table replaced by the table."""
-    for name, table in (("fields", _table()), ("bounds of grammars", _bounds())):
+    tables = {"fields": _table(), "used fields": _used(), "bounds of grammars": _bounds()}
+    for name, table in tables.items():
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end of {name} -->")
         page = before + begin + table + end + after
@@ -34,6 +38,54 @@ def _bounds() -> str:
         ("stack that this takes, such as for nesting", f"{STACK_BYTES >> 20} MiB"),
     ]
     return "\n".join(["| | at most |", "|---|---|", *(f"| {what} | {most} |" for what, most in rows)]) + "\n"
+
+
+def _used() -> str:
+    """Type, bounds and meaning of the fields that any API uses; with their numbers in GenerateRequest."""
+    rows = sorted((field for field in FIELDS if field.meaning), key=lambda field: field.name)
+    lines = (
+        f"| `{row.name}` | {row.kind.value} | {_default(row)} | {_limits(row)} | {row.source} "
+        f"| {'' if row.wire is None else row.wire.request} | {row.meaning} |"
+        for row in rows
+    )
+    head = "| field | type | default | bounds | defined by | gRPC | meaning |\n" + "|---" * 7 + "|\n"
+    return head + "\n".join(lines) + "\n"
+
+
+def _default(row: RequestField) -> str:
+    return "" if row.default is None else json.dumps(row.default)
+
+
+def _limits(row: RequestField) -> str:
+    parts = [] if row.bounds is None else [_range(row.bounds)]
+    if row.most_items is not None:
+        parts.append(f"{row.most_items} items")
+    if row.most_chars is not None:
+        parts.append(f"{row.most_chars:,} characters")
+    return "; ".join(parts)
+
+
+def _range(bounds: Bounds) -> str:
+    if math.isinf(bounds.least):
+        text = "any"
+    elif math.isinf(bounds.most):
+        text = f"above {_number(bounds.least)}" if bounds.above else f"{_number(bounds.least)} or more"
+    else:
+        text = f"{_number(bounds.least)} to {_number(bounds.most)}"
+    if bounds.used is None:
+        return text
+    return f"{text}, used as {_number(bounds.used[0])} to {_number(bounds.used[1])}"
+
+
+def _number(value: float) -> str:
+    """Numbers at powers of two that are far from 1 as such."""
+    power = round(math.log2(abs(value))) if value else 0
+    if power < -20:
+        return f"2^{power}"
+    if power <= 20:
+        return f"{value:,.6f}".rstrip("0").rstrip(".")
+    rest = int(abs(value)) - 2**power
+    return f"{'-' if value < 0 else ''}2^{power}{f' - {-rest}' if rest else ''}"
 
 
 def _table() -> str:

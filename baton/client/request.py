@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.client.types import Message, Tool
+from baton.request_fields.generated import RequestArguments
 from baton.v1.router_pb2 import (
     ChatMessage,
     ChatMessages,
@@ -28,35 +29,9 @@ _GRAMMARS = ("json_schema", "regex", "choice", "grammar", "json_object")
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-class Sampling(TypedDict, total=False):
-    """Sampling and stop parameters; the server chooses the default of those left out (see
-    GenerateRequest)."""
+class Sampling(RequestArguments, total=False):
+    """Arguments of a request; the server chooses the default of those left out (see GenerateRequest)."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int
-    max_tokens: int
-    min_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    ttft_slo_ms: float
-    tpot_slo_ms: float
-    skip_special_tokens: bool
-    # Whether the tokenizer adds its special tokens, such as BOS, to a text prompt.
-    add_special_tokens: bool
-    # How many of the likeliest tokens to report at each place.
-    logprobs: int
-    echo: bool
-    n: int
-    # Requests with lower ones are placed first; below 0 counts as 0.
-    priority: int
     # What the output must match, one of these: a JSON schema (as a mapping, or its text), a regular
     # expression, one of some texts, a context-free grammar, any JSON object (False: anything).
     json_schema: str | Mapping[str, Any]

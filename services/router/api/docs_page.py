@@ -80,19 +80,17 @@ def _types(field: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _type(field: dict[str, Any]) -> str:
-    names = [one.get("type") or one.get("$ref", "any").rpartition("/")[2] for one in _types(field)]
-    return " or ".join(names)
+    names = [one.get("type") or one.get("$ref", "").rpartition("/")[2] for one in _types(field)]
+    return " or ".join(filter(None, names))
 
 
 def _notes(field: dict[str, Any]) -> str:
-    """Types, bounds and default; or the description."""
-    if "description" in field:
-        return str(field["description"])
-    words = [_type(field)]
+    """Types, bounds and default, and the description."""
+    words = [_type(field)] if _type(field) else []
     words += [text.format(one[key]) for one in _types(field) for key, text in _BOUNDS.items() if key in one]
     if "default" in field:
         words.append(f"default {json.dumps(field['default'])}")
-    return ", ".join(words)
+    return ". ".join(part for part in (", ".join(words), field.get("description", "")) if part)
 
 
 _BOUNDS = {

@@ -12,7 +12,7 @@ import functools
 import re
 import sys
 
-from services.router.request.bounds import LENGTHS
+from baton.request_fields.table import MOST_ITEMS
 from services.router.request.sizes import (
     GRAMMARS,
     MAX_FIELDS,
@@ -107,13 +107,13 @@ def check_counts(body: bytes | bytearray, context: int, first_bytes: int | None 
 
 def check_items(name: str, text: bytes) -> None:
     """Raises FieldError for a field whose value has this JSON text, with too many items."""
-    if _more_than(LENGTHS[name]).match(text):
+    if _more_than(MOST_ITEMS[name]).match(text):
         raise too_many(name)
 
 
 def _check_field(name: str, body: bytes | bytearray, place: int, end: int, context: int) -> None:
     """Checks the value that begins at `place`."""
-    if name in LENGTHS and _more_than(LENGTHS[name]).match(body, place, end):
+    if name in MOST_ITEMS and _more_than(MOST_ITEMS[name]).match(body, place, end):
         raise too_many(name)
     if name == "prompt" and (ids := _FLAT_LIST.match(body, place, end)) is not None:
         count = body.count(b",", ids.start(1), ids.end(1)) + 1

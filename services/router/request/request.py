@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from baton.request_fields.generated import RequestValues
 from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.call_trace import CallTrace
@@ -79,7 +80,7 @@ class ClientCall:
 
 
 @dataclass(frozen=True)
-class ParsedRequest:
+class ParsedRequest(RequestValues):
     """A client's request for one prompt, whatever the API. Values are not checked; None means unset.
 
     The prompt is one of `token_ids`, `text` and `chat`. If a helper process has tokenised it already, because
@@ -92,29 +93,15 @@ class ParsedRequest:
     token_ids: tuple[int, ...] | None = None
     chat: Chat | None = None
     tokenized: tuple[int, ...] | None = None
-    # Whether the tokenizer adds its special tokens, such as BOS, to a text prompt.
-    add_special_tokens: bool = True
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     # (token id, bias)
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    max_tokens: int | None = None
     # Whether an unset max_tokens means the rest of the context.
     fills_context: bool = False
-    min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    skip_special_tokens: bool | None = None
     logprobs: int | None = None
     echo: bool = False
-    n: int | None = None
     best_of: int | None = None
     # What the output must match; None: anything.
     grammar: Grammar | None = None
@@ -122,8 +109,6 @@ class ParsedRequest:
     structured: bool = False
     tools: ToolUse | None = None
     slo: Slo | None = None
-    # Lower ones are placed first; 0 is what the tenant has.
-    priority: int | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
     # Shared by the prompts of one client call.
@@ -132,24 +117,6 @@ class ParsedRequest:
     def api_name(self, name: str) -> str:
         """The API's name for a field."""
         return self.api_names.get(name, name)
-
-
-# Its fields that both APIs have under the same names; absent or None where the client did not set them.
-OPTIONAL_FIELDS: tuple[Any, ...] = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "skip_special_tokens",
-    "n",
-    "priority",
-)
 
 
 @dataclass(frozen=True)

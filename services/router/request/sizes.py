@@ -16,8 +16,9 @@ import dataclasses
 from collections.abc import Sequence, Sized
 
 from baton.base.errors import FieldError
+from baton.request_fields.table import MOST_ITEMS
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.request.bounds import LENGTHS, MAX_GRAMMAR_BYTES
+from services.router.request.bounds import MAX_GRAMMAR_BYTES
 from services.router.request.request import Request
 from services.router.request.validate import context_exceeded
 
@@ -66,7 +67,7 @@ def check_document(document: object, context: int) -> None:
         return
     if len(document) > MAX_FIELDS:
         raise too_many_fields()
-    for name in LENGTHS:
+    for name in MOST_ITEMS:
         _check_count(name, document.get(name))
     for name in MESSAGES:
         _check_messages(name, document.get(name), context)
@@ -75,7 +76,7 @@ def check_document(document: object, context: int) -> None:
 
 def check_message(request: GenerateRequest, context: int) -> None:
     """The checks of `check_document` for a gRPC message, in the same order."""
-    for name in LENGTHS:
+    for name in MOST_ITEMS:
         if name in GenerateRequest.DESCRIPTOR.fields_by_name:
             _check_count(name, getattr(request, name))
     _check_count("tools", request.chat.tools)
@@ -92,8 +93,8 @@ def too_many_fields() -> FieldError:
 
 
 def too_many(name: str) -> FieldError:
-    """The error of a field with more items than `LENGTHS` allows."""
-    return FieldError(f"{name}: at most {LENGTHS[name]}", param=name)
+    """The error of a field with more items than `MOST_ITEMS` allows."""
+    return FieldError(f"{name}: at most {MOST_ITEMS[name]}", param=name)
 
 
 def too_many_message_fields(name: str) -> FieldError:
@@ -118,7 +119,7 @@ def most_token_ids(context: int) -> int:
 
 
 def _check_count(name: str, values: object) -> None:
-    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > LENGTHS[name]:
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > MOST_ITEMS[name]:
         raise too_many(name)
 
 

@@ -10,31 +10,35 @@ import dataclasses
 import math
 import re
 import secrets
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from baton.base.errors import ErrorKind, FieldError
+from baton.request_fields.field import Kind, float32
+from baton.request_fields.table import BY_NAME, MOST_ITEMS, SAMPLING_NUMBERS, U32
 from baton.v1.types_pb2 import Grammar, LogitBias, Sampling
 from services.router.request.bounds import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
-    MAX_LOGIT_BIASES,
-    MAX_MODEL_CHARS,
     MAX_RULES,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    NUMBERS,
-    U32,
 )
 from services.router.request.limits import PairLimits, kind_of
 from services.router.request.request import Chat, ParsedRequest
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
 
+_BOUNDS = {name: field.bounds for name, field in BY_NAME.items() if field.bounds is not None}
+# Name of a sampling parameter that is a number, and whether it is an integer.
+_SAMPLING_NUMBERS = tuple((field.name, field.kind is Kind.INTEGER) for field in SAMPLING_NUMBERS)
+# Those that stay unset at the value that changes nothing, and the defaults of the others.
+_UNUSED = {
+    field.name: field.unused
+    for field in SAMPLING_NUMBERS
+    if Sampling.DESCRIPTOR.fields_by_name[field.name].has_presence
+}
+_DEFAULTS = {field.name: field.default for field in SAMPLING_NUMBERS if field.name not in _UNUSED}
 # The beginning of a rule of Lark or GBNF: a name, what Lark may have behind it, and a colon, in one line.
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n:|\"/]*+:", re.MULTILINE)
 
@@ -98,7 +102,7 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
         stop=_stop_strings(parsed),
         max_tokens=_max_tokens(parsed),
         min_tokens=_min_tokens(parsed),
-        priority=_whole("priority", parsed.priority, 0),
+        priority=0 if parsed.priority is None else _whole("priority", parsed.priority),
     )
     _check_offered(parsed, limits)
     if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
@@ -139,8 +143,9 @@ def _check_offered(parsed: ParsedRequest, limits: RequestLimits) -> None:
 def check_model(parsed: ParsedRequest, served: str) -> None:
     """Raises FieldError if the request names another model than the served one (NOT_FOUND), or none that a
     model could have."""
-    if len(parsed.model) > MAX_MODEL_CHARS:
-        raise FieldError(f"the model's name has more than {MAX_MODEL_CHARS} characters", param="model")
+    most = BY_NAME["model"].most_chars
+    if most is not None and len(parsed.model) > most:
+        raise FieldError(f"the model's name has more than {most} characters", param="model")
     if parsed.model != served:
         raise FieldError(
             f"the model {_shorten(parsed.model)!r} does not exist",
@@ -155,23 +160,21 @@ def _sampling(parsed: ParsedRequest, vocab_size: int) -> Sampling:
 
     Neutral values stay unset in the message, so that workers see at once which features a request needs.
     """
-    top_k = _whole("top_k", parsed.top_k, 0)
-    sampling = Sampling(
-        temperature=_number("temperature", parsed.temperature),
-        top_k=min(top_k, vocab_size),
-        top_p=_number("top_p", parsed.top_p),
-        min_p=_number("min_p", parsed.min_p),
-        presence_penalty=_number("presence_penalty", parsed.presence_penalty),
-        frequency_penalty=_number("frequency_penalty", parsed.frequency_penalty),
+    numbers: dict[str, Any] = dict(_DEFAULTS)
+    for name, is_integer in _SAMPLING_NUMBERS:
+        if (value := getattr(parsed, name)) is not None:
+            number = _whole(name, value) if is_integer else _within(name, value)
+            if number != _UNUSED.get(name):
+                numbers[name] = number
+    numbers["top_k"] = min(numbers["top_k"], vocab_size)
+    seed = secrets.randbits(64) if parsed.seed is None else _whole("seed", parsed.seed)
+    return Sampling(
         logit_bias=_logit_bias(parsed, vocab_size),
         logprobs=_logprobs(parsed),
         # Those of signed and of unsigned integers are the same bits.
-        seed=_whole("seed", parsed.seed, secrets.randbits(64)) % 2**64,
+        seed=seed % 2**64,
+        **numbers,
     )
-    repetition = _number("repetition_penalty", parsed.repetition_penalty)
-    if repetition != 1:
-        sampling.repetition_penalty = repetition
-    return sampling
 
 
 def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
@@ -186,7 +189,7 @@ def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
 
 def _choices(parsed: ParsedRequest) -> int:
     """The number of outputs of the prompt."""
-    n = _whole("n", parsed.n, 1)
+    n = 1 if parsed.n is None else _whole("n", parsed.n)
     if parsed.best_of is not None and parsed.best_of != n:
         raise FieldError("best_of other than n is not supported", param="best_of")
     return n
@@ -225,27 +228,29 @@ def _stop_token_ids(parsed: ParsedRequest, limits: RequestLimits) -> tuple[int, 
     own = check_token_ids("stop_token_ids", parsed.stop_token_ids, limits.vocab_size)
     model = () if parsed.ignore_eos else limits.eos_token_ids
     unique = tuple(dict.fromkeys((*own, *model)))
-    if len(unique) > MAX_STOP_TOKEN_IDS:
-        message = f"at most {MAX_STOP_TOKEN_IDS} stop token ids, the model's own included; got {len(unique)}"
+    most = MOST_ITEMS["stop_token_ids"]
+    if len(unique) > most:
+        message = f"at most {most} stop token ids, the model's own included; got {len(unique)}"
         raise FieldError(message, param="stop_token_ids")
     return unique
 
 
 def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
     """The distinct stop strings, in order."""
-    if len(parsed.stop) > MAX_STOP_STRINGS:
-        raise FieldError(f"at most {MAX_STOP_STRINGS} stop strings; got {len(parsed.stop)}", param="stop")
+    most, most_chars = MOST_ITEMS["stop"], BY_NAME["stop"].most_chars
+    if len(parsed.stop) > most:
+        raise FieldError(f"at most {most} stop strings; got {len(parsed.stop)}", param="stop")
     if any(not text for text in parsed.stop):
         raise FieldError("a stop string must not be empty", param="stop")
-    if any(len(text) > MAX_STOP_STRING_CHARS for text in parsed.stop):
-        raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
+    if most_chars is not None and any(len(text) > most_chars for text in parsed.stop):
+        raise FieldError(f"a stop string has at most {most_chars} characters", param="stop")
     return tuple(dict.fromkeys(parsed.stop))
 
 
 def _max_tokens(parsed: ParsedRequest) -> int:
     if parsed.max_tokens is None:
         return _default_max_tokens(parsed)
-    tokens = _whole("max_tokens", parsed.max_tokens, 0, parsed.api_name("max_tokens"))
+    tokens = _whole("max_tokens", parsed.max_tokens, parsed.api_name("max_tokens"))
     if parsed.structured and not tokens:
         name = parsed.api_name("max_tokens")
         raise FieldError(f"{name} must be at least 1", param=name)
@@ -257,7 +262,7 @@ def _min_tokens(parsed: ParsedRequest) -> int:
     if parsed.min_tokens is not None and parsed.min_tokens > most:
         message = f"min_tokens must not exceed {parsed.api_name('max_tokens')}, which is {most}"
         raise FieldError(message, param="min_tokens")
-    return _whole("min_tokens", parsed.min_tokens, 0)
+    return 0 if parsed.min_tokens is None else _whole("min_tokens", parsed.min_tokens)
 
 
 def _default_max_tokens(parsed: ParsedRequest) -> int:
@@ -296,13 +301,13 @@ def check_roles(chat: Chat) -> None:
 def _logprobs(parsed: ParsedRequest) -> int | None:
     if parsed.logprobs is None:
         return None
-    return _whole("logprobs", parsed.logprobs, 0, parsed.api_name("logprobs"))
+    return _whole("logprobs", parsed.logprobs, parsed.api_name("logprobs"))
 
 
 def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
     name, biases = "logit_bias", parsed.logit_bias
-    if len(biases) > MAX_LOGIT_BIASES:
-        raise FieldError(f"at most {MAX_LOGIT_BIASES} tokens in logit_bias; got {len(biases)}", param=name)
+    if len(biases) > MOST_ITEMS[name]:
+        raise FieldError(f"at most {MOST_ITEMS[name]} tokens in logit_bias; got {len(biases)}", param=name)
     ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
     if len(set(ids)) < len(ids):
         raise FieldError("logit_bias names a token twice", param=name)
@@ -310,17 +315,10 @@ def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
     return [LogitBias(token_id=token, bias=bias) for token, bias in narrow if bias]
 
 
-def _number(name: str, value: float | None) -> float:
-    """The number, or its default, rounded to float32."""
-    default = NUMBERS[name].default
-    assert default is not None
-    return default if value is None else _within(name, value)
-
-
 def _within(name: str, value: float) -> float:
     """The number that workers use, rounded to float32, as protobuf carries it."""
-    bounds = NUMBERS[name]
-    narrow = _float32(bounds.nearest(value))
+    bounds = _BOUNDS[name]
+    narrow = float32(bounds.nearest(value))
     if not math.isfinite(narrow) or not math.isfinite(value):
         raise FieldError(f"{name} must be a finite number", param=name)
     if bounds.above and value <= bounds.least:
@@ -332,19 +330,9 @@ def _within(name: str, value: float) -> float:
     return narrow
 
 
-def _float32(value: float) -> float:
-    """The nearest float32; infinite if the number is out of range."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return math.inf
-
-
-def _whole(name: str, value: int | None, default: int, api_name: str | None = None) -> int:
-    """The integer, or the default. `api_name`: the API's name of the field, where it differs."""
-    if value is None:
-        return default
-    bounds, name = NUMBERS[name], api_name or name
+def _whole(name: str, value: int, api_name: str | None = None) -> int:
+    """The integer that workers use. `api_name`: the API's name of the field, where it differs."""
+    bounds, name = _BOUNDS[name], api_name or name
     if not bounds.least <= value <= bounds.most:
         raise FieldError(f"{name} must be from {int(bounds.least)} to {int(bounds.most)}", param=name)
     return int(bounds.nearest(value))

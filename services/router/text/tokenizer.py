@@ -62,7 +62,7 @@ class ModelTokenizer:
             return parsed.token_ids
         if parsed.chat is not None:
             return self.encode_chat(parsed.chat, context)
-        return self.encode_text(parsed.text or "", context, special=parsed.add_special_tokens)
+        return self.encode_text(parsed.text or "", context, special=parsed.add_special_tokens is not False)
 
     def encode_text(self, text: str, context: int | None = None, *, special: bool = True) -> list[int]:
         """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.

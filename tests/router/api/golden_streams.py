@@ -184,7 +184,7 @@ def stream_of(name: str) -> bytes:
             structure = STRUCTURES.get(name)
             requests = [
                 dataclasses.replace(request_of(choice, logprobs=chat.logprobs is True), structure=structure)
-                for choice in range(chat.n or 1)
+                for choice in range(fields.get("n", 1))
             ]
             answer = CompletionResponse(
                 dispatcher, MODEL, requests, ChatFormatter(chat, texts), chat.stream_options
@@ -192,7 +192,8 @@ def stream_of(name: str) -> bytes:
         else:
             plain = CompletionBody.parse({"model": MODEL, "prompt": "hi", **fields})
             requests = [
-                request_of(choice, logprobs=plain.logprobs is not None) for choice in range(plain.n or 1)
+                request_of(choice, logprobs=plain.logprobs is not None)
+                for choice in range(fields.get("n", 1))
             ]
             formatter = CompletionFormatter(plain, texts)
             answer = CompletionResponse(dispatcher, MODEL, requests, formatter, plain.stream_options)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES, Treatment
+from baton.request_fields.field import Treatment
+from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.responses.body import ResponsesBody

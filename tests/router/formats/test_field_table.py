@@ -10,7 +10,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES, TABLES, FieldTable, Treatment
+from baton.request_fields.field import Treatment
+from services.router.formats.field_table import CHAT, COMPLETIONS, RESPONSES, TABLES, FieldTable
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
 from services.router.formats.openai.fields import Body

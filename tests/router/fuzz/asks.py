@@ -11,22 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from baton.request_fields.field import Bounds, Kind
+from baton.request_fields.table import BY_NAME, MOST_ITEMS, SAMPLING_NUMBERS
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, Tool
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias
-from services.router.request.bounds import LENGTHS, MAX_GRAMMAR_BYTES, MAX_STOP_STRING_CHARS, NUMBERS
+from services.router.request.bounds import MAX_GRAMMAR_BYTES
 from tests.router.conftest import MODEL
 from tests.router.fake_model import VOCAB
 
-FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+FLOATS = tuple(field.name for field in SAMPLING_NUMBERS if field.kind is Kind.FLOAT)
 INTEGERS = ("top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs")
 _BITS = {"seed": 64}
+_STOP_CHARS = BY_NAME["stop"].most_chars or 0
 TEXTS = ("a", "hé", "<|end|>", "<|pad|>x", "\0", "e" + "\u0301" * 40, "\U0001f600", " ", "x" * 300, "日本語")
 ROLES = ("system", "developer", "user", "assistant", "tool", "robot", "", "refused")
 # A prompt so large that a helper process tokenises it; no prompt that large fits the context.
@@ -111,9 +107,9 @@ def draw_ask(draw: random.Random) -> Ask:
         fields.setdefault("max_tokens", draw.randrange(1, 5))
     else:
         fields.setdefault("max_tokens", draw.randrange(1, 5))
-    if fields.get("n", 1) > 4 and fields["n"] <= NUMBERS["n"].most and draw.random() < 0.98:
+    if fields.get("n", 1) > 4 and fields["n"] <= _bounds("n").most and draw.random() < 0.98:
         fields["n"] = 2  # valid, and dear
-    if 16 < fields["max_tokens"] <= NUMBERS["max_tokens"].most and draw.random() < 0.98:
+    if 16 < fields["max_tokens"] <= _bounds("max_tokens").most and draw.random() < 0.98:
         fields["max_tokens"] = 4
     model = MODEL if draw.random() < 0.97 else draw.choice(("", "other", "../../etc/passwd", "m" * 2000))
     return Ask(kind, _prompt(draw, kind), model, fields)
@@ -141,9 +137,15 @@ def _token(draw: random.Random) -> int:
     return draw.choice((VOCAB, 2**31, 2**32 - 1)) if draw.random() < 0.01 else draw.randrange(VOCAB)
 
 
+def _bounds(name: str) -> Bounds:
+    bounds = BY_NAME[name].bounds
+    assert bounds is not None
+    return bounds
+
+
 def _number(draw: random.Random, name: str) -> float | int:
     """At, beyond or between the bounds; what a message can carry."""
-    bounds = NUMBERS[name]
+    bounds = _bounds(name)
     if name in FLOATS:
         least, most = bounds.used or (bounds.least, bounds.most)
         step = (most - least) / 64
@@ -157,14 +159,14 @@ def _number(draw: random.Random, name: str) -> float | int:
 
 
 def _stops(draw: random.Random) -> list[str]:
-    count = draw.choice((1, 2, LENGTHS["stop"], LENGTHS["stop"] + 1))
-    longest = draw.choice((1, 2, 2, 2, MAX_STOP_STRING_CHARS, MAX_STOP_STRING_CHARS + 1))
+    count = draw.choice((1, 2, MOST_ITEMS["stop"], MOST_ITEMS["stop"] + 1))
+    longest = draw.choice((1, 2, 2, 2, _STOP_CHARS, _STOP_CHARS + 1))
     empty = draw.random() < 0.1
     return ["" if empty else "".join(draw.choices("ab<é", k=longest)) for _ in range(count)]
 
 
 def _biases(draw: random.Random) -> list[tuple[int, float]]:
-    count = draw.choice((1, 3, LENGTHS["logit_bias"], LENGTHS["logit_bias"] + 1))
+    count = draw.choice((1, 3, MOST_ITEMS["logit_bias"], MOST_ITEMS["logit_bias"] + 1))
     tokens = draw.sample(range(VOCAB), min(count, VOCAB))
     if draw.random() < 0.1:
         tokens[0] = VOCAB

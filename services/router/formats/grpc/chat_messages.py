@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from baton.base.errors import FieldError
+from baton.request_fields.table import MOST_ITEMS
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
 from services.router.formats.json_bodies import parse_json, parse_text
 from services.router.formats.json_counts import check_items
 from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
-from services.router.request.bounds import LENGTHS
 from services.router.request.request import Chat, ChatTurn
 from services.router.request.sizes import too_many
 from services.router.tools.tool_use import ToolUse
@@ -45,7 +45,7 @@ def _variables(text: str) -> dict[str, object] | None:
         variables = None
     if not isinstance(variables, dict):
         raise FieldError("chat_template_kwargs must be a JSON object", param="chat_template_kwargs")
-    if len(variables) > LENGTHS["chat_template_kwargs"]:
+    if len(variables) > MOST_ITEMS["chat_template_kwargs"]:
         raise too_many("chat_template_kwargs")
     return variables
 

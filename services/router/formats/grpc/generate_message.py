@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.request_fields.table import VALUES
 from baton.v1.router_pb2 import GenerateRequest
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.grammar_fields import ANY_OBJECT
 from services.router.formats.grpc.chat_messages import chat_of, tool_use_of
 from services.router.formats.ignored_fields import unknown_numbers
-from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
+from services.router.request.request import ClientCall, ParsedRequest
 from services.router.request.slo import Slo, slo_of
 
 MessageT = TypeVar("MessageT", bound=Message)
+_VALUES: tuple[Any, ...] = tuple(field.name for field in VALUES)
 
 
 def parse_message(message: type[MessageT], data: bytes) -> MessageT:
@@ -47,11 +49,10 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         ignore_eos=request.ignore_eos,
         echo=request.echo,
         grammar=_grammar(request),
-        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         call=ClientCall(ignored_fields=unknown_numbers(request)),
         slo=_slo(request),
-        **{name: getattr(request, name) for name in OPTIONAL_FIELDS if request.HasField(name)},
+        **{name: getattr(request, name) for name in _VALUES if request.HasField(name)},
     )
 
 

@@ -6,8 +6,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
+from baton.request_fields.table import MOST_ITEMS
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.request.bounds import LENGTHS
 from services.router.request.sizes import too_many
 
 _MODEL = GenerateRequest.MODEL_FIELD_NUMBER
@@ -17,7 +17,7 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 # Number → name, of the fields with a bound on their items.
 _COUNTED = {
-    field.number: name for name, field in GenerateRequest.DESCRIPTOR.fields_by_name.items() if name in LENGTHS
+    field.number: field.name for field in GenerateRequest.DESCRIPTOR.fields if field.name in MOST_ITEMS
 }
 # More than a message has that keeps to all bounds. To walk over them takes 1 ms.
 _MOST_FIELDS = 1024
@@ -44,7 +44,7 @@ def check_counts(data: bytes | bytearray) -> None:
     counts: Counter[int] = Counter()
     for number, _, _ in itertools.islice(_fields(data), _MOST_FIELDS):
         counts[number] += 1
-        if number in _COUNTED and counts[number] > LENGTHS[_COUNTED[number]]:
+        if number in _COUNTED and counts[number] > MOST_ITEMS[_COUNTED[number]]:
             raise too_many(_COUNTED[number])
 
 

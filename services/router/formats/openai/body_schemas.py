@@ -6,27 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from services.router.formats.field_table import Treatment
+from baton.request_fields.field import Bounds, Treatment
+from baton.request_fields.table import BY_NAME
 from services.router.formats.openai.fields import Body
-from services.router.request.bounds import (
-    LENGTHS,
-    MAX_MODEL_CHARS,
-    MAX_STOP_STRING_CHARS,
-    NUMBERS,
-    Bounds,
-)
 from services.router.request.sizes import MAX_PROMPTS
 
 Schema = dict[str, Any]
-# Fields whose bounds are those of a field with another name.
-_BOUNDS_OF = {
-    "max_completion_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "top_logprobs": "logprobs",
-    "best_of": "n",
-}
-_CHARS = {"model": MAX_MODEL_CHARS, "stop": MAX_STOP_STRING_CHARS}
 REFERENCES = "#/components/schemas/"
+_MOST_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # By whether the bound itself is excluded.
 _LEAST = {False: "minimum", True: "exclusiveMinimum"}
 _TEXT: Schema = {"type": "string", "minLength": 1}
@@ -65,8 +52,8 @@ def body_schema(body: type[Body]) -> tuple[Schema, dict[str, Schema]]:
         if (body.__name__, name) in _NOT_EMPTY:
             for one in field.get("anyOf", [field]):
                 one |= {"minItems": 1} if one["type"] == "array" else {}
-        _bound(name, field)
-        if _BOUNDS_OF.get(name, name) == "max_tokens" and "echo" not in schema["properties"]:
+        _describe(name, field)
+        if name in _MOST_TOKENS and "echo" not in schema["properties"]:
             field["anyOf"][0]["minimum"] = 1  # a prompt alone may be run without output
     no_effect = (name for name, field in body.table.items() if field.treatment is Treatment.NO_EFFECT)
     schema["properties"] |= {name: {"description": "accepted, no effect"} for name in sorted(no_effect)}
@@ -93,25 +80,26 @@ def _untitled(schema: Schema) -> Schema:
     return kept
 
 
-def _bound(name: str, field: Schema) -> None:
-    """Adds the bounds of a field to each type that it may have."""
-    bounds, most = NUMBERS.get(_BOUNDS_OF.get(name, name)), LENGTHS.get(name)
+def _describe(name: str, field: Schema) -> None:
+    """Adds a field's meaning and default, and its bounds to each type that it may have."""
+    row = BY_NAME[name]
     for one in field.get("anyOf", [field]):
         match one.get("type"):
-            case "integer" | "number" if bounds is not None:
-                one |= _numeric(bounds)
-            case "string" if name in _CHARS:
-                one["maxLength"] = _CHARS[name]
-            case "array" if most is not None:
-                one["maxItems"] = most
-                if name in _CHARS:
-                    one["items"] |= {"minLength": 1, "maxLength": _CHARS[name]}
-            case "object" if most is not None:
-                one["maxProperties"] = most
-                if bounds is not None:
-                    one["additionalProperties"] |= _numeric(bounds)
-    if bounds is not None and bounds.default is not None and name in NUMBERS and name not in LENGTHS:
-        field["default"] = bounds.default
+            case "integer" | "number" if row.bounds is not None:
+                one |= _numeric(row.bounds)
+            case "string" if row.most_chars is not None:
+                one["maxLength"] = row.most_chars
+            case "array" if row.most_items is not None:
+                one["maxItems"] = row.most_items
+                if row.most_chars is not None:
+                    one["items"] |= {"minLength": 1, "maxLength": row.most_chars}
+            case "object" if row.most_items is not None:
+                one["maxProperties"] = row.most_items
+                if row.bounds is not None:
+                    one["additionalProperties"] |= _numeric(row.bounds)
+    if row.default is not None:
+        field["default"] = row.default
+    field["description"] = row.meaning
 
 
 def _numeric(bounds: Bounds) -> Schema:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, FailFast, Field, JsonValue
 
 from baton.base.errors import FieldError
+from baton.request_fields.field import Endpoint
 from services.router.formats.field_table import CHAT, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import Body, Integer, Part, SamplingBody
+from services.router.formats.openai.fields import Body, Integer, Part, SamplingBody, with_fields_of
 from services.router.formats.openai.logprobs import chat_logprobs
 from services.router.formats.openai.structured_choice import StructuredChoice
 from services.router.formats.openai.tools import ToolBody, calls_sent_back, tool_use
@@ -67,6 +68,7 @@ class ChatFields(Body):
         )
 
 
+@with_fields_of(Endpoint.CHAT)
 class ChatBody(SamplingBody, ChatFields):
     """The body of POST /v1/chat/completions."""
 

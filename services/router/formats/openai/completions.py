@@ -6,9 +6,16 @@ import dataclasses
 from typing import Any, ClassVar
 
 from baton.base.errors import FieldError
+from baton.request_fields.field import Endpoint
 from services.router.formats.field_table import COMPLETIONS, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import Integer, SamplingBody, are_token_ids, whole_numbers
+from services.router.formats.openai.fields import (
+    Integer,
+    SamplingBody,
+    are_token_ids,
+    whole_numbers,
+    with_fields_of,
+)
 from services.router.formats.openai.logprobs import legacy_logprobs
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
@@ -20,6 +27,7 @@ MAX_CHOICES = 1024
 Prompt = str | list[Any]
 
 
+@with_fields_of(Endpoint.COMPLETIONS)
 class CompletionBody(SamplingBody):
     """The body of POST /v1/completions."""
 
@@ -29,19 +37,17 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
     logprobs: Integer | None = None
     best_of: Integer | None = None
-    add_special_tokens: bool | None = None
 
     def parsed_requests(self) -> list[ParsedRequest]:
         """Converts the body: one request for each prompt."""
         common = dataclasses.replace(
             self.sampling(),
-            add_special_tokens=self.add_special_tokens is not False,
             echo=self.echo is True,
             logprobs=self.logprobs,
             best_of=self.best_of,
         )
         prompts = _prompts(self.prompt)
-        if len(prompts) > 1 and len(prompts) * (self.n or 1) > MAX_CHOICES:
+        if len(prompts) > 1 and len(prompts) * (common.n or 1) > MAX_CHOICES:
             raise FieldError(f"at most {MAX_CHOICES} choices in one request", param="n")
         return [
             dataclasses.replace(common, text=prompt)

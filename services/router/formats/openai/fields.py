@@ -1,21 +1,24 @@
-"""The common fields of OpenAI's request bodies, and the extra fields of vLLM's API that Baton supports.
+"""What the bodies of requests have in common.
 
-`field_table` says which fields there are and what becomes of each; the models here have those that are used.
+`field_table` says which fields there are and what becomes of each. A body declares those that its own code
+reads; `with_fields_of` adds the others that are used, from the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError, create_model
 
 from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.request_fields.field import Endpoint, Kind, Treatment
+from baton.request_fields.table import FIELDS, VALUES
 from baton.v1.types_pb2 import Grammar
-from services.router.formats.field_table import FieldTable, Treatment
+from services.router.formats.field_table import FieldTable
 from services.router.formats.grammar_fields import grammar_of
 from services.router.formats.ignored_fields import unknown_keys
-from services.router.request.request import OPTIONAL_FIELDS, ClientCall, ParsedRequest
+from services.router.request.request import ClientCall, ParsedRequest
 
 Stop = str | list[str]
 
@@ -31,6 +34,19 @@ def whole_numbers(values: list[Any]) -> list[Any]:
 
 
 Integer = Annotated[int, BeforeValidator(_integer)]
+# Types of the fields that bodies have from the table.
+TYPES: Mapping[Kind, Any] = {
+    Kind.FLOAT: float,
+    Kind.INTEGER: Integer,
+    Kind.FLAG: bool,
+    Kind.TEXT: str,
+    Kind.TEXTS: list[str],
+    Kind.STOP: Stop,
+    Kind.TOKEN_IDS: list[Integer],
+    Kind.BIASES: dict[str, float],
+    Kind.OBJECT: dict[str, Any],
+}
+_VALUES = tuple(field.name for field in VALUES)
 
 
 class Body(BaseModel):
@@ -73,6 +89,25 @@ class Body(BaseModel):
         return body
 
 
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def with_fields_of(endpoint: Endpoint) -> Callable[[type[BodyT]], type[BodyT]]:
+    """Class decorator: adds the fields of the table that the endpoint uses and the body does not declare."""
+
+    def with_fields(body: type[BodyT]) -> type[BodyT]:
+        others: dict[str, Any] = {
+            field.name: (TYPES[field.kind] | None, None)
+            for field in FIELDS
+            if field.treatment_at(endpoint) is Treatment.USED and field.name not in body.model_fields
+        }
+        return create_model(
+            body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **others
+        )
+
+    return with_fields
+
+
 class Part(BaseModel):
     """An object within a body. Its undocumented fields are ignored."""
 
@@ -90,34 +125,23 @@ class StreamOptions(Part):
 
 
 class GenerationBody(Body):
-    """The fields of sampling and output that every endpoint has that generates."""
+    """What every endpoint has that generates."""
 
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {"stream_options": StreamOptions}
 
     model: str
-    min_tokens: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: Integer | None = None
     stop: Stop | None = None
     stop_token_ids: list[Integer] | None = None
     ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: dict[str, Any] | None = None
-    priority: Integer | None = None
 
     def sampling(self) -> ParsedRequest:
         """Converts these fields; the caller adds the prompt and the fields of its API."""
         grammar, asking = self.grammar()
-        optional: dict[str, Any] = {name: getattr(self, name, None) for name in OPTIONAL_FIELDS}
+        values: dict[str, Any] = {name: getattr(self, name, None) for name in _VALUES}
         return ParsedRequest(
             model=self.model,
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
@@ -127,7 +151,7 @@ class GenerationBody(Body):
             call=ClientCall(ignored_fields=self.ignored),
             grammar=grammar,
             api_names={"grammar": asking},
-            **optional,
+            **values,
         )
 
     def grammar(self) -> tuple[Grammar | None, str]:
@@ -136,17 +160,11 @@ class GenerationBody(Body):
 
 
 class SamplingBody(GenerationBody):
-    """The fields that both kinds of completion have besides."""
+    """What both kinds of completion have besides."""
 
-    max_tokens: Integer | None = None
-    n: Integer | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
 
     def grammar(self) -> tuple[Grammar | None, str]:
         """What the output must match, if anything, and the field that says so."""

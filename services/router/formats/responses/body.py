@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, FailFast
 
 from baton.base.errors import FieldError
+from baton.request_fields.field import Endpoint
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format
-from services.router.formats.openai.fields import GenerationBody, Integer, Part
+from services.router.formats.openai.fields import GenerationBody, Integer, Part, with_fields_of
 from services.router.formats.openai.tools import FunctionBody, ToolBody, tool_use
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
@@ -89,6 +90,7 @@ class TextConfig(Part):
     verbosity: str | None = None
 
 
+@with_fields_of(Endpoint.RESPONSES)
 class ResponsesBody(GenerationBody):
     """The body of POST /v1/responses."""
 
@@ -102,6 +104,9 @@ class ResponsesBody(GenerationBody):
 
     input: str | Items
     instructions: str | None = None
+    # The response repeats these two.
+    temperature: float | None = None
+    top_p: float | None = None
     max_output_tokens: Integer | None = None
     include: list[Literal["message.output_text.logprobs"] | _EMPTY] | None = None
     text: TextConfig | None = None
