@@ -9,33 +9,35 @@ from dataclasses import dataclass, field
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.shared_memory.mask_board import Mask
 from baton.engine.shared_memory.output_ring import Finish
+from baton.request_fields.field import Stage
+from baton.request_fields.generated import SamplingValues
+from baton.request_fields.table import SAMPLING_NUMBERS
 
 MAX_LOGIT_BIAS = 300
+# Parameters of each stage, with the value that changes nothing.
+_PENALTIES, _FILTERS = (
+    tuple((field.name, field.unused) for field in SAMPLING_NUMBERS if field.stage is stage)
+    for stage in (Stage.PENALTY, Stage.FILTER)
+)
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all.
+class SamplingParams(SamplingValues):
+    """How the next token is drawn; the table of request fields says what each parameter does.
 
     `logit_bias`: at most MAX_LOGIT_BIAS (token id, bias), each id once. `logprobs`: how many of the
     likeliest tokens' are reported beside the chosen one's; None: no logprobs at all.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-
     @property
     def penalizes(self) -> bool:
         """Whether the draw depends on the tokens before it."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return any(getattr(self, name) != unused for name, unused in _PENALTIES)
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are dropped before the draw."""
+        return self.temperature > 0 and any(getattr(self, name) != unused for name, unused in _FILTERS)
 
 
 @dataclass(frozen=True, slots=True)

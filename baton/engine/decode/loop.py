@@ -25,6 +25,7 @@ from baton.engine.shared_memory.mask_board import SlotMask
 from baton.engine.shared_memory.output_ring import RingWriter
 from baton.engine.shared_memory.slot_positions import SlotPositions
 from baton.perf_model.step_costs import StepCosts
+from baton.request_fields.table import SAMPLING_NUMBERS
 
 if TYPE_CHECKING:
     # Its module brings Triton, which a CPU worker needs not.
@@ -249,25 +250,16 @@ def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry
 
 
 def _write_sampling(entry: Entry, sampling: SamplingParams) -> None:
-    for field in (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ):
-        entry[field] = getattr(sampling, field)
+    for field in SAMPLING_NUMBERS:
+        entry[field.name] = getattr(sampling, field.name)
     entry["seed"] = np.uint64(sampling.seed).astype(np.int64)
     entry["logprobs"] = sampling.logprobs or 0
 
 
 def _features(sampling: SamplingParams, *, held_stops: bool, masked: bool) -> Feature:
     features = Feature.GREEDY if sampling.temperature == 0 else Feature.TEMPERATURE
-    if sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0):
-        features |= Feature.FILTERS
     for feature, used in (
+        (Feature.FILTERS, sampling.filters),
         (Feature.BIAS, bool(sampling.logit_bias)),
         (Feature.PENALTIES, sampling.penalizes),
         (Feature.MIN_TOKENS, held_stops),

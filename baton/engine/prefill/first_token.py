@@ -20,6 +20,8 @@ from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sampling.token_bits import allowed_tokens
 from baton.engine.sequence import SamplingParams, Sequence
 from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.request_fields.field import Kind
+from baton.request_fields.table import BY_NAME
 
 # Prompt positions whose logits stand in memory at a time; each is as wide as the vocabulary.
 _POSITIONS_AT_ONCE = 64
@@ -29,8 +31,9 @@ def draw_first(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     """logits [B, V] of each sequence's last position → its next token, [B] int64 on the device."""
     device = logits.device
     positions = put_values([s.length for s in sequences], torch.int64, device)
-    edits, filters = _edits(sequences, logits), _filters(sequences, logits.shape[1], device)
-    return sample(logits, _sampling(sequences, device), positions, edits, filters)
+    params = [sequence.sampling for sequence in sequences]
+    filters = Filters.of_params(params, logits.shape[1], device)
+    return sample(logits, _sampling(params, device), positions, _edits(sequences, logits), filters)
 
 
 def first_logprobs(logits: Tensor, tokens: Tensor, sequences: list[Sequence]) -> list[Logprobs | None]:
@@ -62,28 +65,15 @@ def prompt_logprobs(
     return found
 
 
-def _sampling(sequences: list[Sequence], device: torch.device) -> Sampling:
-    params = [sequence.sampling for sequence in sequences]
-    signed = [p.seed - (1 << 64) if p.seed >= 1 << 63 else p.seed for p in params]
-    return Sampling(
-        temperature=put_values([p.temperature for p in params], torch.float32, device),
-        top_k=put_values([p.top_k for p in params], torch.int64, device),
-        top_p=put_values([p.top_p for p in params], torch.float32, device),
-        seed=put_values(signed, torch.int64, device),
-        min_p=put_values([p.min_p for p in params], torch.float32, device),
-    )
+def _sampling(params: list[SamplingParams], device: torch.device) -> Sampling:
+    def column(name: str) -> Tensor:
+        values = [getattr(one, name) for one in params]
+        if name == "seed":
+            values = [seed - (1 << 64) if seed >= 1 << 63 else seed for seed in values]
+        whole = BY_NAME[name].kind is Kind.INTEGER
+        return put_values(values, torch.int64 if whole else torch.float32, device)
 
-
-def _filters(sequences: list[Sequence], vocab_size: int, device: torch.device) -> Filters:
-    params = [sequence.sampling for sequence in sequences]
-    drawing = [row for row, p in enumerate(params) if p.temperature > 0]
-    drawn = [params[row] for row in drawing]
-    ranked = [place for place, p in enumerate(drawn) if 0 < p.top_k < vocab_size or p.top_p < 1]
-    return Filters(
-        drawing=put_values(drawing, torch.int64, device),
-        ranked=put_values(ranked, torch.int64, device),
-        by_min_p=any(p.min_p > 0 for p in drawn),
-    )
+    return Sampling.made(column)
 
 
 def _edits(sequences: list[Sequence], logits: Tensor) -> LogitEdits:

@@ -8,20 +8,23 @@ own logits, parameters, history, seed and position, and on nothing else in the b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from baton.device.upload import put_values
 from baton.engine.kernels.reference.philox import PURPOSE_DRAW, random_words
 from baton.engine.sampling.logit_edits import NO_EDITS, LogitEdits
+from baton.engine.sequence import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """One row's parameters at each index; every tensor is [B].
 
-    `temperature` float32: 0 takes the largest logit, the lowest index of several. `top_k` int64: 0 or less
+    `temperature` float32: 0 takes the largest logit, the lowest index of several. `top_k` int: 0 or less
     keeps all. `top_p` float32: 1 or more keeps all. `seed` int64: the bits of an unsigned 64-bit seed.
     `min_p` float32: 0 keeps all.
     """
@@ -32,15 +35,14 @@ class Sampling:
     seed: Tensor
     min_p: Tensor
 
+    @classmethod
+    def made(cls, column: Callable[[str], Tensor]) -> Sampling:
+        """The parameters of a batch; `column`: name → tensor [B]."""
+        return cls(**{field.name: column(field.name) for field in fields(cls)})
+
     def at(self, rows: Tensor) -> Sampling:
         """The parameters of `rows` (int64)."""
-        return Sampling(
-            self.temperature[rows],
-            self.top_k[rows].long(),
-            self.top_p[rows],
-            self.seed[rows],
-            self.min_p[rows],
-        )
+        return self.made(lambda name: getattr(self, name)[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,18 @@ class Filters:
         mine = sampling.at(drawing)
         by_rank = ((mine.top_k > 0) & (mine.top_k < vocab_size)) | (mine.top_p < 1)
         return cls(drawing, torch.nonzero(by_rank).flatten(), bool((mine.min_p > 0).any()))
+
+    @classmethod
+    def of_params(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
+        """The same from parameters on the host."""
+        drawing = [row for row, p in enumerate(params) if p.temperature > 0]
+        drawn = [params[row] for row in drawing]
+        ranked = [place for place, p in enumerate(drawn) if 0 < p.top_k < vocab_size or p.top_p < 1]
+        return cls(
+            drawing=put_values(drawing, torch.int64, device),
+            ranked=put_values(ranked, torch.int64, device),
+            by_min_p=any(p.min_p > 0 for p in drawn),
+        )
 
 
 @torch.inference_mode()
@@ -114,7 +128,7 @@ def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     limits_k = (top_k > 0) & (top_k < logits.shape[1])
     limits_p = top_p < 1
     ordered = logits.sort(-1, descending=True).values
-    last = torch.where(limits_k, top_k, logits.shape[1]) - 1
+    last = torch.where(limits_k, top_k, logits.shape[1]).long() - 1
     threshold = ordered.gather(-1, last[:, None])
     # Ties at the threshold stand beside it, so a comparison rather than an index decides what is kept.
     left = ordered.masked_fill(ordered < threshold, -torch.inf)

@@ -19,7 +19,7 @@ from baton.engine.sampling.reference import Sampling, sample
 from baton.engine.sampling.slot_masks import SlotMasks
 from baton.engine.sequence import MAX_LOGIT_BIAS
 from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
-from baton.engine.shared_memory.mailbox import Feature, field_offset
+from baton.engine.shared_memory.mailbox import ENTRY, Feature, field_offset
 
 _EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
 
@@ -55,24 +55,20 @@ class SlotSampler:
     those that its request uses."""
 
     def __init__(self, records: Tensor, vocab_size: int) -> None:
-        ints, floats = records.view(torch.int32), records.view(torch.float32)
+        ints = records.view(torch.int32)
+        words = {"<f4": records.view(torch.float32), "<i8": records.view(torch.int64)}
 
-        def column(array: Tensor, field: str) -> Tensor:
+        def column(field: str) -> Tensor:
+            array = words.get(ENTRY[field].str, ints)
             return array[:, field_offset(field) // array.element_size()]
 
-        self.sampling = Sampling(
-            temperature=column(floats, "temperature"),
-            top_k=column(ints, "top_k"),
-            top_p=column(floats, "top_p"),
-            seed=column(records.view(torch.int64), "seed"),
-            min_p=column(floats, "min_p"),
-        )
-        self.features = column(ints, "features")
-        self.logprobs = column(ints, "logprobs")
-        self.stops_from = column(ints, "stops_from")
-        self.repetition_penalty = column(floats, "repetition_penalty")
-        self.presence_penalty = column(floats, "presence_penalty")
-        self.frequency_penalty = column(floats, "frequency_penalty")
+        self.sampling = Sampling.made(column)
+        self.features = column("features")
+        self.logprobs = column("logprobs")
+        self.stops_from = column("stops_from")
+        self.repetition_penalty = column("repetition_penalty")
+        self.presence_penalty = column("presence_penalty")
+        self.frequency_penalty = column("frequency_penalty")
         slots, device = records.shape[0], records.device
         self.bias_ids = torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
         self.bias_values = torch.zeros(slots, MAX_LOGIT_BIAS, device=device)

@@ -79,8 +79,8 @@ def test_all_parameters_survive_the_handoff_and_a_second_attempt(tmp_path: Path)
     "strong",
     [
         Sampling(top_p=1, repetition_penalty=3),
-        Sampling(top_p=1, presence_penalty=-20),
-        Sampling(top_p=1, frequency_penalty=-20),
+        Sampling(top_p=1, presence_penalty=-2),
+        Sampling(top_p=1, frequency_penalty=-2),
         Sampling(top_p=1, logit_bias=[LogitBias(token_id=50, bias=100)]),
     ],
     ids=lambda sampling: str(sampling).replace("\n", " "),

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import MAX_STOP_IDS
+from baton.request_fields.field import RequestField
+from baton.request_fields.table import SAMPLING_NUMBERS
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 
-_MAX_TOP_K = 1 << 30
 _LARGEST_BIAS = 100.0
+# Sampling parameters that may be unset, which changes nothing.
+_OPTIONAL: frozenset[str] = frozenset(
+    field.name for field in types_pb2.Sampling.DESCRIPTOR.fields if field.has_presence
+)
 
 
 def sampling_of(message: types_pb2.Sampling, vocab_size: int, max_logprobs: int) -> SamplingParams:
     """The engine's sampling parameters. Raises BatonError: INVALID where one is out of range,
     CONFLICT where this worker does not report as many logprobs."""
-    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
-    _require(
-        math.isfinite(message.temperature) and message.temperature >= 0, "temperature is a finite number ≥ 0"
-    )
-    _require(0 < message.top_p <= 1, "top_p lies in (0, 1]")
-    _require(message.top_k <= _MAX_TOP_K, f"top_k exceeds {_MAX_TOP_K}")
-    _require(0 <= message.min_p <= 1, "min_p lies in [0, 1]")
-    _require(math.isfinite(repetition) and repetition > 0, "repetition_penalty is a finite number > 0")
-    _require(math.isfinite(message.presence_penalty), "presence_penalty is a finite number")
-    _require(math.isfinite(message.frequency_penalty), "frequency_penalty is a finite number")
+    numbers: dict[str, Any] = {field.name: _number_of(message, field) for field in SAMPLING_NUMBERS}
     return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
         seed=message.seed,
-        min_p=message.min_p,
-        repetition_penalty=repetition,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         logit_bias=_bias_of(message.logit_bias, vocab_size),
         logprobs=_logprobs_of(message, max_logprobs),
+        **numbers,
     )
 
 
@@ -78,6 +68,18 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises BatonError(INVALID) for an empty prompt or a token id outside the vocabulary."""
     _require(bool(token_ids), "the prompt is empty")
     _require(max(token_ids) < vocab_size, f"a token id is outside the vocabulary of {vocab_size}")
+
+
+def _number_of(message: types_pb2.Sampling, field: RequestField) -> float | None:
+    name: Any = field.name
+    if name in _OPTIONAL and not message.HasField(name):
+        return field.unused
+    value: float = getattr(message, name)
+    bounds = field.bounds
+    if bounds is not None and not bounds.has_float32(value):
+        least, most = bounds.used or (bounds.least, bounds.most)
+        raise BatonError(ErrorKind.INVALID, f"{name} is a number from {least:g} to {most:g}")
+    return value
 
 
 def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:

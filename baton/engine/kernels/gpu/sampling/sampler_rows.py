@@ -18,7 +18,6 @@ CHUNK = 8192
 TOP_K = tl.constexpr(field_offset("top_k") // 4)
 TEMPERATURE = tl.constexpr(field_offset("temperature") // 4)
 TOP_P = tl.constexpr(field_offset("top_p") // 4)
-MIN_P = tl.constexpr(field_offset("min_p") // 4)
 SEED = tl.constexpr(field_offset("seed") // 4)
 LOGPROB_COUNT = tl.constexpr(field_offset("logprobs") // 4)
 STOPS_FROM = tl.constexpr(field_offset("stops_from") // 4)

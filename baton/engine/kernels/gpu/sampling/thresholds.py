@@ -27,7 +27,6 @@ from torch import Tensor
 from baton.engine.kernels.gpu.sampling.sampler_rows import (
     EDITED,
     FEATURES,
-    MIN_P,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -38,7 +37,9 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     logits_of,
     value_of,
 )
+from baton.engine.shared_memory.mailbox import field_offset
 
+MIN_P = tl.constexpr(field_offset("min_p") // 4)
 PIVOTS = 16
 TURNS = 3
 _PIVOTS = tl.constexpr(PIVOTS)
