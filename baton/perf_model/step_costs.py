@@ -95,14 +95,14 @@ class StepCosts:
         return max(self.prefill_step_s, rows * token_s) + attention
 
     def decode_s(self, sequences: float, context_tokens: float, rows: float | None = None) -> float:
-        """Seconds of a decode step of `sequences` with `context_tokens` together. `rows`: of its batch, where
-        they are more than its sequences."""
-        return (
-            self.decode_step_s
-            + self.decode_curve.value(sequences if rows is None else rows)
+        """Seconds of a decode step of `sequences` with `context_tokens` together, at least `decode_step_s`.
+        `rows`: of its batch, where they are more than its sequences."""
+        more_s = (
+            self.decode_curve.value(sequences if rows is None else rows)
             + sequences * self.decode_sequence_s
             + context_tokens * self.decode_context_token_s
         )
+        return self.decode_step_s + more_s if more_s > 0 else self.decode_step_s
 
     def token_s(self, sequences: float, context_tokens: float) -> float:
         """Seconds from one token of a sequence to the next."""

@@ -167,7 +167,7 @@ async def _loop(
             figures[f"{name}_p{point}_ms"] = value and round(value, 3)
     return {
         "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": result["ok"],
-        "failed": result["failed"], **figures, "output_tok_s": round(result["rates"]["output_tokens"]),
+        "failed": result["failed"], **figures, "output_tok_s": round(result["throughput"]["output_tokens"]),
         "invalid": [reason["kind"] for reason in result["invalid"]],
     }  # fmt: skip
 

@@ -21,8 +21,8 @@ that was cut off.
                     `baton up` or to `vllm serve`. vllm@URL: a server that runs already, whose model is
                     named `random`. An arm that needs more GPUs than there are, or does not come up, is
                     skipped, and the table says why
-    --ideal RATES   adds, for each arm of Baton, what the same arrivals would get from
-                    the step times and prefill rate of RATES (as in `loadgen size`) and no other cost
+    --ideal PROFILE adds, for each arm of Baton, what the same arrivals would get from
+                    the step costs of PROFILE (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them
     --slo-headers   requests state --ttft and --tpot, which is one limit then, as theirs. `from_runs` joins
                     such runs of an arm into one curve a limit
@@ -54,6 +54,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from baton.perf_model.profile import ProfileError, read_profile
+from baton.perf_model.step_costs import StepCosts
 from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
 from bench.goodput.from_runs import write_arms
 from bench.goodput.gpu_clocks import clocks_between, gpu_samples
@@ -69,9 +71,7 @@ from bench.machine import Usage
 from bench.shapes import SHAPES
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
-from loadgen.common.errors import LoadgenError
 from loadgen.common.server_samples import read_samples
-from loadgen.sizing.rates import Rates, read_rates
 
 # Prompts are of ids below it, which every tokenizer has.
 _VOCAB = 256
@@ -91,7 +91,7 @@ class Plan:
     seed: int
     limits: tuple[Limits, ...]
     slo: Limits | None
-    ideal: Rates | None
+    ideal: StepCosts | None
     out: Path
     overload: float | None = None
     overload_s: float = 60.0
@@ -101,8 +101,8 @@ class Plan:
 def main() -> None:
     arguments = _parser().parse_args()
     try:
-        ideal = read_rates(arguments.ideal) if arguments.ideal else None
-    except LoadgenError as error:
+        ideal = read_profile(arguments.ideal).costs if arguments.ideal else None
+    except ProfileError as error:
         sys.exit(f"bench.goodput: {error}")
     limits = tuple(Limits(arguments.ttft, tpot, arguments.attainment) for tpot in arguments.tpot)
     if arguments.slo_headers and len(limits) != 1:
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attainment", default=0.9, type=float, help="share of requests that meet both")
     parser.add_argument("--seconds", default=60.0, type=float, help="of each rate")
     parser.add_argument("--seed", default=0, type=int)
-    parser.add_argument("--ideal", metavar="RATES", help="file, or name of shipped rates")
+    parser.add_argument("--ideal", metavar="PROFILE", help="file, or name of a shipped profile")
     parser.add_argument("--at-once", action="store_true", help="several arms at the same time")
     parser.add_argument("--slo-headers", action="store_true", help="requests state --ttft and --tpot")
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))

@@ -1,7 +1,7 @@
 """The comparison of runs that were made before: by several commands, or by one that was cut off.
 
     python -m bench.goodput.from_runs DIR [DIR ...] --out DIR [--tpot 6,8,12,20,30] [--ttft 500]
-        [--attainment 0.9] [--ideal RATES] [--images DIR]
+        [--attainment 0.9] [--ideal PROFILE] [--images DIR]
 
 Each DIR is the --out of a `python -m bench.goodput`, all of one workload. Runs that did not end are left out,
 and so are arms without any. Runs of arms of one name are one curve a limit; where requests stated their
@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from baton.perf_model.profile import read_profile
+from baton.perf_model.step_costs import StepCosts
 from bench.goodput.arms import Arm
 from bench.goodput.report import Comparison, curves_of
 from bench.goodput.runs import Limits, numbers
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.errors import LoadgenError
-from loadgen.sizing.rates import Rates, read_rates
 
 _ARMS = "arms.json"
 
@@ -50,12 +51,12 @@ def main() -> None:
     parser.add_argument("--tpot", default=[6, 8, 12, 20, 30], type=numbers, help="limits in ms")
     parser.add_argument("--ttft", default=500.0, type=float, help="limit in ms")
     parser.add_argument("--attainment", default=0.9, type=float, help="share of requests that meet both")
-    parser.add_argument("--ideal", metavar="RATES", help="file, or name of shipped rates")
+    parser.add_argument("--ideal", metavar="PROFILE", help="file, or name of a shipped profile")
     parser.add_argument("--images", type=Path, metavar="DIR", help="for the plots as SVG files")
     arguments = parser.parse_args()
     limits = [Limits(arguments.ttft, tpot, arguments.attainment) for tpot in arguments.tpot]
     try:
-        ideal = read_rates(arguments.ideal) if arguments.ideal else None
+        ideal = read_profile(arguments.ideal).costs if arguments.ideal else None
         comparison = compared(arguments.folders, limits, ideal)
     except (OSError, ValueError, LoadgenError) as error:
         sys.exit(f"bench.goodput.from_runs: {error}")
@@ -64,7 +65,7 @@ def main() -> None:
     print(comparison.table())
 
 
-def compared(folders: Sequence[Path], limits: Sequence[Limits], ideal: Rates | None) -> Comparison:
+def compared(folders: Sequence[Path], limits: Sequence[Limits], ideal: StepCosts | None) -> Comparison:
     """All arms that have runs. Raises ValueError where the folders are of different workloads."""
     documents = [(folder, json.loads((folder / _ARMS).read_text())) for folder in folders]
     workloads = {document["workload"] for _, document in documents}

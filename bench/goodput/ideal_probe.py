@@ -6,22 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.perf_model.step_costs import StepCosts
 from bench.goodput.arms import Arm
-from bench.goodput.ideal import arrivals_of, simulate
+from bench.goodput.ideal_cluster import Workers, arrivals_of, simulate
 from bench.goodput.runs import Limits
-from bench.goodput.shared_ideal import simulate_shared
 from loadgen.common.record import Record
 from loadgen.goodput.probe import Probe
-from loadgen.sizing.rates import Rates
 
 
-def ideal_probe(records: Sequence[Record], rate: float, limits: Limits, rates: Rates, arm: Arm) -> Probe:
+def ideal_probe(records: Sequence[Record], rate: float, limits: Limits, costs: StepCosts, arm: Arm) -> Probe:
     """The probe of a run's arrivals at an arm of Baton's workers."""
     arrivals = arrivals_of(records)
-    if arm.both:
-        found = simulate_shared(arrivals, rates, arm.prefill, arm.both, limits.tpot_ms / 1e3)
-    else:
-        found = simulate(arrivals, rates, arm.prefill, arm.decode)
+    workers = Workers(arm.prefill, arm.decode, arm.both, limits.tpot_ms / 1e3)
+    found = simulate(arrivals, costs, workers)
     scheduled = np.array([arrival.at for arrival in arrivals])
     spent = [
         one.ttft_s + one.tpot_s * (arrival.output - 1) for one, arrival in zip(found, arrivals, strict=True)

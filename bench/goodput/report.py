@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from baton.perf_model.step_costs import StepCosts
 from bench.goodput.arms import Arm
 from bench.goodput.between import cross
 from bench.goodput.ideal_probe import ideal_probe
@@ -18,7 +19,6 @@ from loadgen.goodput.probe import Probe
 from loadgen.reports.page import charts, heading, page, section
 from loadgen.reports.scales import Scale
 from loadgen.reports.svg import Chart
-from loadgen.sizing.rates import Rates
 
 _STYLES = ("teal", "orange", "purple", "blue", "red", "grey")
 _IDEAL = ", ideal"
@@ -58,7 +58,7 @@ class Curve:
 
 
 def curves_of(
-    arm: Arm, runs: Sequence[tuple[float, Run]], limits: Sequence[Limits], ideal: Rates | None
+    arm: Arm, runs: Sequence[tuple[float, Run]], limits: Sequence[Limits], ideal: StepCosts | None
 ) -> list[Curve]:
     """An arm's curve under each limit, of runs at rates of the whole arm; of Baton's the ideal ones too."""
     curves = [

@@ -55,7 +55,7 @@ def compare(first: Run, second: Run) -> list[Difference]:
         differences += _percentiles(metric.title, one.of(metric.of), other.of(metric.of))
     differences += _percentiles("ITL", one.gaps(), other.gaps())
     for name in ("output_tokens", "ended_well"):
-        before, after = (float(getattr(run.summary.rates, name)) for run in (first, second))
+        before, after = (float(getattr(run.summary.throughput, name)) for run in (first, second))
         differences.append(Difference(f"{name.replace('_', ' ')} a second", "/s", before, after, None, None))
     return differences
 

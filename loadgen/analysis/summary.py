@@ -1,4 +1,4 @@
-"""The summary of one run: counts, rates, percentiles, attainment, validity."""
+"""The summary of one run: counts, throughput, percentiles, attainment, validity."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Attainment:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates per second within the window."""
+class Throughput:
+    """Requests and tokens per second within the window."""
 
     offered: float
     sent: float
@@ -89,7 +89,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts, rates and percentiles of the requests that were due in the window."""
+    """Counts, throughput and percentiles of the requests that were due in the window."""
 
     invalid: list[Reason]
     cautions: list[str]
@@ -105,7 +105,7 @@ class Summary:
     uncounted: dict[str, int]
     # Of the prompt tokens of those that succeeded; None where the server does not report it.
     cached_share: float | None
-    rates: Rates
+    throughput: Throughput
     attainment: Attainment | None
     classes: dict[str, Attainment]
     quantities: dict[str, Quantity]
@@ -149,7 +149,7 @@ def summarize(
         mismatches=_mismatches(good_ones),
         uncounted=dict(Counter(record.uncounted for record in good_ones if record.uncounted)),
         cached_share=_cached_share(good_ones),
-        rates=_rates(whole, inside, window),
+        throughput=_throughput(whole, inside, window),
         attainment=_attainment(inside, settings, settings.judge.goodput),
         classes=_by_class(inside, settings),
         quantities=_quantities(inside, good_ones, bootstrap),
@@ -215,7 +215,7 @@ def _cached_share(records: Sequence[Record]) -> float | None:
     return sum(cached for cached, _ in known) / prompts if prompts else None
 
 
-def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
+def _throughput(whole: Columns, inside: Columns, window: Window) -> Throughput:
     seconds = max(1e-9, window.seconds)
     tokens = sum(
         int(np.searchsorted(r.token_times, window.until) - np.searchsorted(r.token_times, window.since))
@@ -224,7 +224,7 @@ def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
     sent = sum(r.sent is not None and window.since <= r.sent <= window.until for r in whole.records)
     ended = (whole.ended >= window.since) & (whole.ended <= window.until)
     prompts = sum((r.usage_input or r.asked_input or 0) for r in inside.records if r.sent is not None)
-    return Rates(
+    return Throughput(
         offered=len(inside) / seconds,
         sent=sent / seconds,
         ended_well=int((ended & whole.ok).sum()) / seconds,

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.perf_model.profile import ProfileError, read_profile, shipped
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import parse_goodput
 from loadgen.common.errors import LoadgenError
 from loadgen.common.formatting import limits, number, percent
 from loadgen.reports.console import plain_table
 from loadgen.sizing.plan import Load, Plan, plan
-from loadgen.sizing.rates import read_rates, shipped
 
 HELP = "compute how many prefill and decode workers a load needs"
 DESCRIPTION = (
-    "Computes the fewest prefill and decode workers, each with one GPU, that carry each arrival rate within "
-    "the limits, from measured rates. Calls no server. Exit code 2: the limits cannot be met."
+    "Computes the fewest prefill and decode workers that carry each arrival rate within the limits, from a "
+    "profile of measured step times. Calls no server. Exit code 2: the limits cannot be met."
 )
 _LIMITS = {"ttft", "tpot"}
 _LEGEND = (
@@ -33,7 +33,7 @@ _LEGEND = (
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of this command."""
     parser.add_argument(
-        "measured", metavar="RATES", help=f"file of measured rates (YAML), or one of: {', '.join(shipped())}"
+        "profile", metavar="PROFILE", help=f"file of measured times (YAML), or one of: {', '.join(shipped())}"
     )
     parser.add_argument(
         "--rates", type=float, nargs="+", required=True, metavar="R", help="requests per second"
@@ -73,19 +73,23 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Prints the table; returns 0."""
-    rates, load = read_rates(arguments.measured), _load(arguments)
+    try:
+        profile = read_profile(arguments.profile)
+    except ProfileError as error:
+        raise LoadgenError(str(error)) from None
+    load = _load(arguments)
     if not all(0 < rate < float("inf") for rate in arguments.rates):
         raise LoadgenError("--rates must be positive")
     if arguments.spare < 0:
         raise LoadgenError("--spare must not be negative")
-    plans = [plan(rates, load, rate, arguments.spare) for rate in arguments.rates]
+    plans = [plan(profile, load, rate, arguments.spare) for rate in arguments.rates]
     if arguments.json:
         rows = [dataclasses.asdict(one) | {"gpus": one.gpus} for one in plans]
-        document = {"rates": rates.model_dump(), "load": dataclasses.asdict(load), "plans": rows}
+        document = {"profile": profile.model_dump(), "load": dataclasses.asdict(load), "plans": rows}
         print(json.dumps(document))
         return 0
     console = Console(highlight=False)
-    console.print(Text(f"{rates.model} on {rates.gpu}; {rates.source}"), soft_wrap=True)
+    console.print(Text(f"{profile.model} on {profile.gpu}; {profile.source}"), soft_wrap=True)
     console.print(Text(_words(load)), soft_wrap=True)
     console.print(table(plans))
     console.print(Text(_LEGEND.format(load.share), style="dim"), soft_wrap=True)

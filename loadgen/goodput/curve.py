@@ -81,7 +81,7 @@ def point_of(run: Run, probe: Probe) -> Point:
         probe,
         run.path.name,
         tuple(reason.text for reason in run.summary.invalid),
-        run.summary.rates.good,
+        run.summary.throughput.good,
         figures,
     )
 

@@ -43,7 +43,7 @@ def _parts(summary: Summary, width: int) -> list[RenderableType]:
     for caution in summary.cautions:
         parts.append(Text(f"caution  {caution}", style="yellow"))
     parts.append(Text(_counts_line(summary)))
-    parts.append(Text(_rates_line(summary)))
+    parts.append(Text(_throughput_line(summary)))
     parts.append(Text(cache_words(summary)))
     parts.append(Text(_window_line(summary), style="dim"))
     parts += [Text(line) for line in attainment_lines(summary)]
@@ -60,12 +60,12 @@ def _counts_line(summary: Summary) -> str:
     return line
 
 
-def _rates_line(summary: Summary) -> str:
-    rates = summary.rates
+def _throughput_line(summary: Summary) -> str:
+    throughput = summary.throughput
     return (
-        f"per second: {number(rates.offered)} due, {number(rates.sent)} sent, "
-        f"{number(rates.ended_well)} succeeded; "
-        f"tokens {number(rates.input_tokens)} in, {number(rates.output_tokens)} out"
+        f"per second: {number(throughput.offered)} due, {number(throughput.sent)} sent, "
+        f"{number(throughput.ended_well)} succeeded; "
+        f"tokens {number(throughput.input_tokens)} in, {number(throughput.output_tokens)} out"
     )
 
 
@@ -81,7 +81,7 @@ def attainment_lines(summary: Summary) -> list[str]:
     """Attainment of all requests and of every class; empty without limits."""
     if summary.attainment is None:
         return []
-    lines = [_attainment(summary.attainment, "attainment", summary.rates.good)]
+    lines = [_attainment(summary.attainment, "attainment", summary.throughput.good)]
     lines += [_attainment(one, f"  {name}", None) for name, one in summary.classes.items()]
     return lines
 

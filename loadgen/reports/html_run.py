@@ -71,13 +71,13 @@ def _tiles(summary: Summary) -> list[Tile]:
         some.append(
             Tile("attainment", percent(share.value), f"{percent(share.low)} to {percent(share.high)}")
         )
-        good = number(summary.rates.good)
-        some.append(Tile("good requests a second", good, f"of {number(summary.rates.offered)} due"))
+        good = number(summary.throughput.good)
+        some.append(Tile("good requests a second", good, f"of {number(summary.throughput.offered)} due"))
     for name in ("ttft", "tpot", "itl"):
         quantity = summary.quantities[name]
         value = f"{number(quantity.at('50'))} / {number(quantity.at('99'))}"
         some.append(Tile(f"{quantity.title} p50 / p99", value, "ms"))
-    some.append(Tile("output tokens a second", number(summary.rates.output_tokens)))
+    some.append(Tile("output tokens a second", number(summary.throughput.output_tokens)))
     some.append(Tile("failed", str(sum(summary.failed.values())), counts(summary.failed)))
     if summary.cached_share is not None:
         some.append(Tile("prompt tokens cached", percent(summary.cached_share)))

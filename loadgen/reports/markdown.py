@@ -15,7 +15,7 @@ from loadgen.reports.descriptions import cache_words, leak_words, limit_words, l
 def run_markdown(run: Run) -> str:
     """One run."""
     summary, settings = run.summary, run.settings
-    window = summary.window
+    window, throughput = summary.window, summary.throughput
     lines = [
         f"# {settings.target.model} at {settings.target.url}: {'valid' if summary.valid else '**INVALID**'}",
         "",
@@ -27,8 +27,8 @@ def run_markdown(run: Run) -> str:
         *(f"- {line.strip()}" for line in attainment_lines(summary)),
         f"- {summary.due} requests in the window of {number(window.since)} to {number(window.until)} s "
         f"({window.steadiness}); failed: {counts(summary.failed)}",
-        f"- per second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} succeeded, "
-        f"{number(summary.rates.output_tokens)} output tokens",
+        f"- per second: {number(throughput.offered)} due, {number(throughput.ended_well)} succeeded, "
+        f"{number(throughput.output_tokens)} output tokens",
         f"- {cache_words(summary)}",
         f"- {leak_words(run.about)}",
         "",

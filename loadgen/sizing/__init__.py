@@ -1,3 +1,4 @@
-"""How many prefill and decode workers a load needs, computed from measured rates. Imports `loadgen.common`;
+"""How many prefill and decode workers a load needs, computed from a profile. Imports `loadgen.common` and
+`baton.perf_model`;
 `loadgen.commands` imports it.
 """

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.perf_model.profile import Profile
 from loadgen.common.errors import LoadgenError
 from loadgen.common.formatting import number
 from loadgen.sizing.queueing import occupancy_quantile, wait_quantile
-from loadgen.sizing.rates import Rates
 
 _MOST_WORKERS = 100_000
 
@@ -62,52 +62,55 @@ class Plan:
     tpot_s: float
     kv_gb_s: float  # sent by each prefill worker
     bound: Bound
+    worker_gpus: int = 1
 
     @property
     def gpus(self) -> int:
-        """All workers, spare ones included."""
-        return self.prefill + self.decode + 2 * self.spare
+        """GPUs of all workers, spare ones included."""
+        return (self.prefill + self.decode + 2 * self.spare) * self.worker_gpus
 
 
-def plan(rates: Rates, load: Load, rate: float, spare: int = 0) -> Plan:
+def plan(profile: Profile, load: Load, rate: float, spare: int = 0) -> Plan:
     """The fewest workers for `rate` requests a second, and `spare` more of each role. Raises LoadgenError
     where no number of workers meets the limits.
     """
-    _feasible(rates, load)
-    prefill = _fewest(lambda count: ttft(rates, load, rate, count) <= load.ttft_s)
-    decode = _fewest(lambda count: _bound(rates, load, rate / count) is None)
+    _feasible(profile, load)
+    sent_s = rate * profile.kv.transfer_s(load.input_tokens)
+    prefill = _fewest(lambda count: sent_s <= count and ttft(profile, load, rate, count) <= load.ttft_s)
+    decode = _fewest(lambda count: _bound(profile, load, rate / count) is None)
     per_worker = rate / decode
     return Plan(
         rate=rate,
         prefill=prefill,
         decode=decode,
         spare=spare,
-        prefill_busy=rate * _service_s(rates, load) / prefill,
-        ttft_s=ttft(rates, load, rate, prefill),
-        batch=mean_batch(rates, load, per_worker),
-        tpot_s=tpot(rates, load, per_worker),
-        kv_gb_s=rate * load.input_tokens * rates.kv_bytes_per_token / prefill / 1e9,
-        bound=_next_bound(rates, load, per_worker),
+        prefill_busy=rate * _service_s(profile, load) / prefill,
+        ttft_s=ttft(profile, load, rate, prefill),
+        batch=mean_batch(profile, load, per_worker),
+        tpot_s=tpot(profile, load, per_worker),
+        kv_gb_s=rate * profile.kv.transfer_bytes(load.input_tokens) / prefill / 1e9,
+        bound=_next_bound(profile, load, per_worker),
+        worker_gpus=profile.worker_gpus,
     )
 
 
-def ttft(rates: Rates, load: Load, rate: float, workers: int) -> float:
+def ttft(profile: Profile, load: Load, rate: float, workers: int) -> float:
     """TTFT in seconds that the needed share of requests does not exceed with so many prefill workers."""
-    service = _service_s(rates, load)
+    service = _service_s(profile, load)
     wait = wait_quantile(workers, rate, service, load.input_variation, load.share)
-    return wait + service + rates.ttft_overhead_ms / 1e3
+    return wait + service + profile.ttft_overhead_ms / 1e3
 
 
-def mean_batch(rates: Rates, load: Load, rate: float) -> float:
+def mean_batch(profile: Profile, load: Load, rate: float) -> float:
     """Sequences that one decode worker has at `rate` requests a second on average; infinite where it cannot
     keep up with the largest batch that was measured.
     """
-    seconds = load.output_tokens * rate * rates.tpot_factor
+    tokens = load.output_tokens * rate
 
     def excess(batch: float) -> float:
-        return seconds * rates.step_s(batch, _context(load)) - batch
+        return tokens * _token_s(profile, load, batch) - batch
 
-    low, high = 0.0, float(rates.max_batch)
+    low, high = 0.0, float(profile.max_batch)
     if excess(high) > 0:
         return math.inf
     for _ in range(60):
@@ -116,61 +119,62 @@ def mean_batch(rates: Rates, load: Load, rate: float) -> float:
     return high
 
 
-def tpot(rates: Rates, load: Load, rate: float) -> float:
+def tpot(profile: Profile, load: Load, rate: float) -> float:
     """TPOT in seconds that the needed share of requests does not exceed on a decode worker with this rate."""
-    batch = _high_batch(rates, load, rate)
-    return rates.step_s(batch, _context(load)) * rates.tpot_factor if batch < math.inf else math.inf
+    batch = _high_batch(profile, load, rate)
+    return _token_s(profile, load, batch) if batch < math.inf else math.inf
 
 
-def _high_batch(rates: Rates, load: Load, rate: float) -> float:
-    mean = mean_batch(rates, load, rate)
+def _high_batch(profile: Profile, load: Load, rate: float) -> float:
+    mean = mean_batch(profile, load, rate)
     return max(1.0, occupancy_quantile(mean, load.share)) if mean < math.inf else math.inf
 
 
-def _bound(rates: Rates, load: Load, rate: float) -> Bound | None:
+def _bound(profile: Profile, load: Load, rate: float) -> Bound | None:
     """What a decode worker with this rate exceeds; None where it meets all limits."""
-    batch = _high_batch(rates, load, rate)
-    within = min(batch, float(rates.max_batch))
-    if rates.step_s(within, _context(load)) * rates.tpot_factor > load.tpot_s:
+    batch = _high_batch(profile, load, rate)
+    within = min(batch, float(profile.max_batch))
+    if _token_s(profile, load, within) > load.tpot_s:
         return Bound.TPOT
-    if within * (load.input_tokens + load.output_tokens) * rates.kv_bytes_per_token > rates.kv_gb * 1e9:
+    if not profile.kv.holds(within * (load.input_tokens + load.output_tokens)):
         return Bound.KV_MEMORY
-    return Bound.BATCH if batch > rates.max_batch else None
+    return Bound.BATCH if batch > profile.max_batch else None
 
 
-def _next_bound(rates: Rates, load: Load, rate: float) -> Bound:
+def _next_bound(profile: Profile, load: Load, rate: float) -> Bound:
     """What a decode worker exceeds first as its rate grows from this one."""
-    while (bound := _bound(rates, load, rate)) is None:
+    while (bound := _bound(profile, load, rate)) is None:
         rate *= 1.02
     return bound
 
 
-def _service_s(rates: Rates, load: Load) -> float:
-    return rates.prefill_s(load.input_tokens * (1 - load.prefix_hits))
+def _service_s(profile: Profile, load: Load) -> float:
+    return profile.costs.prompt_s(load.input_tokens * (1 - load.prefix_hits))
 
 
-def _context(load: Load) -> float:
-    """Mean length of a sequence while it is decoded."""
-    return load.input_tokens + load.output_tokens / 2
+def _token_s(profile: Profile, load: Load, batch: float) -> float:
+    """Seconds from one token to the next in a cluster, of sequences of mean length."""
+    context = load.input_tokens + load.output_tokens / 2
+    return profile.costs.token_s(batch, batch * context) * profile.tpot_factor
 
 
-def _feasible(rates: Rates, load: Load) -> None:
+def _feasible(profile: Profile, load: Load) -> None:
     """Raises LoadgenError where even an idle cluster misses a limit."""
-    alone = _service_s(rates, load) + rates.ttft_overhead_ms / 1e3
+    alone = _service_s(profile, load) + profile.ttft_overhead_ms / 1e3
     if alone > load.ttft_s:
         tokens = number(load.input_tokens * (1 - load.prefix_hits), 4)
         raise LoadgenError(
             f"no number of workers reaches ttft:{load.ttft_s * 1e3:g}: a prompt with {tokens} tokens to "
             f"compute takes {number(alone * 1e3)} ms alone"
         )
-    step = rates.step_s(1, _context(load)) * rates.tpot_factor
-    if step > load.tpot_s:
+    token = _token_s(profile, load, 1)
+    if token > load.tpot_s:
         raise LoadgenError(
-            f"no number of workers reaches tpot:{load.tpot_s * 1e3:g}: a step of one sequence takes "
-            f"{number(step * 1e3)} ms"
+            f"no number of workers reaches tpot:{load.tpot_s * 1e3:g}: a token of one sequence alone takes "
+            f"{number(token * 1e3)} ms"
         )
-    if (load.input_tokens + load.output_tokens) * rates.kv_bytes_per_token > rates.kv_gb * 1e9:
-        raise LoadgenError(f"one sequence takes more than the {rates.kv_gb:g} GB of KV memory")
+    if not profile.kv.holds(load.input_tokens + load.output_tokens):
+        raise LoadgenError(f"one sequence takes more than the {profile.kv_gb:g} GB of KV memory")
 
 
 def _fewest(enough: Callable[[int], bool]) -> int:

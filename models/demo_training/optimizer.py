@@ -20,7 +20,7 @@ _PASSES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class LearningRates:
     """Settings; learning rates are those of the plateau, in float."""
 
     matrix: float = 0.02
@@ -35,7 +35,7 @@ class Rates:
 class Optimizer:
     """Updates the weights of a network in place. `state` holds all it remembers, by name, for safetensors."""
 
-    def __init__(self, network: nn.Module, rates: Rates) -> None:
+    def __init__(self, network: nn.Module, rates: LearningRates) -> None:
         self._rates = rates
         self.steps = 0
         self._groups: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)

@@ -8,7 +8,7 @@ from typing import Any
 
 from models.demo_training.batches import BatchPlan
 from models.demo_training.network import Shape
-from models.demo_training.optimizer import Rates
+from models.demo_training.optimizer import LearningRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Recipe:
 
     shape: Shape
     plan: BatchPlan
-    rates: Rates
+    rates: LearningRates
     warmup_steps: int
     cooldown_share: float
     rest_weight: float = 0.02
@@ -37,14 +37,14 @@ class Recipe:
 FULL = Recipe(
     shape=Shape(),
     plan=BatchPlan(seed=1, steps=6_000, short_rows=64, short_tokens=1024, long_rows=10, long_tokens=4096),
-    rates=Rates(),
+    rates=LearningRates(),
     warmup_steps=100,
     cooldown_share=0.6,
 )
 SMOKE = Recipe(
     shape=Shape(hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, head_dim=32),
     plan=BatchPlan(seed=1, steps=400, short_rows=4, short_tokens=256, long_rows=1, long_tokens=512),
-    rates=Rates(),
+    rates=LearningRates(),
     warmup_steps=10,
     cooldown_share=0.5,
 )

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from models.demo_training import state, train
 from models.demo_training.network import Llama, Shape
-from models.demo_training.optimizer import Optimizer, Rates, orthogonal
+from models.demo_training.optimizer import LearningRates, Optimizer, orthogonal
 from models.demo_training.recipe import FULL, SMOKE, Recipe
 from models.demo_training.train import run
 from models.demo_training.vocabulary import BOS, END, PAD
@@ -117,7 +117,7 @@ def test_orthogonal_evens_out_singular_values(shape: tuple[int, int, int]) -> No
 def test_a_step_goes_down_the_gradient_and_takes_it() -> None:
     torch.manual_seed(0)
     network = Llama(TINY.shape)
-    optimizer = Optimizer(network, Rates(matrix=0.002, embedding=0.0005, norm=0.001))
+    optimizer = Optimizer(network, LearningRates(matrix=0.002, embedding=0.0005, norm=0.001))
     ids = torch.randint(0, 50, (2, 40))
     found = []
     for _ in range(20):

@@ -112,7 +112,7 @@ def measure(
     read_lag = report["quantities"]["read_lag"]["percentiles"]
     return Truth(
         protocol=protocol,
-        rate=report["rates"]["offered"],
+        rate=report["throughput"]["offered"],
         requests=ended_well,
         valid=report["valid"],
         invalid=[reason["text"] for reason in report["invalid"]],
@@ -121,7 +121,7 @@ def measure(
         loop_lag_p99_ms=report["generator"]["loop_lag_p99_ms"],
         cpu_wait_p99_ms=report["generator"]["cpu_wait_p99_ms"],
         cpu_share=max(one["cpu_share"] for one in report["generator"]["processes"]),
-        output_tokens=report["rates"]["output_tokens"],
+        output_tokens=report["throughput"]["output_tokens"],
         errors=_off(client, truth),
         own=_off(client, came),
         truth=truth,

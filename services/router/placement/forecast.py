@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
+from baton.perf_model.kv_costs import HANDOFF_S
 from baton.perf_model.step_costs import StepCosts
 from baton.v1.worker_pb2 import DescribeResponse
 from services.router.request.slo import Due
@@ -34,8 +35,6 @@ _URGENT_FROM = 0.5
 # What a sequence adds to a step, as a share of one, up to which it counts as unknown: so little is the noise
 # of a fit through steps of nearly one load. To a step of an 8B model on one GPU a sequence adds a hundredth.
 _SEQUENCE_NOISE = 0.001
-# What a handoff adds to a sequence's first decode step: measured 0.5 to 0.9 ms between GPUs of one host.
-_HANDOFF_S = 0.002
 # A token of output, in prompt tokens, where step costs are not known.
 USUAL_OUTPUT_TOKEN_COST = 4.0
 # Output tokens above which a request's `max_tokens` is no prediction of its length.
@@ -187,7 +186,7 @@ def prefill_delay_s(
     itself."""
     own_s, delay_s = prompt.own_s, prompt.first_token_s
     if handed_over:
-        delay_s += _HANDOFF_S + behind * own_s
+        delay_s += HANDOFF_S + behind * own_s
     delay_s *= _prompt_urgency(prompt.first_token_s, due)
     if prefill.decodes:
         delay_s += _delayed(prefill, step_s(prefill, 0, 0, own_s)) * own_s

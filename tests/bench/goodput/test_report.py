@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.perf_model.profile import read_profile
 from bench.goodput import __main__ as program
 from bench.goodput.__main__ import Plan, compare
 from bench.goodput.arms import Arm, parse_arm
@@ -25,7 +26,6 @@ from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.record import Measured, Record
 from loadgen.common.settings import LoadSettings, Settings, TargetSettings
-from loadgen.sizing.rates import read_rates
 
 LIMITS = tuple(Limits(500, tpot, 0.9) for tpot in (6, 12))
 
@@ -102,9 +102,8 @@ async def test_arms_beside_one_another(
     tmp_path: Path, fakes: list[tuple[str, float, int]], *, at_once: bool
 ) -> None:
     arms = [parse_arm(text) for text in ("both", "late=vllm", "1p1d", "2p1d")]
-    plan = Plan(
-        WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, read_rates("8b-h200"), tmp_path / "runs"
-    )
+    costs = read_profile("8b-h200").costs
+    plan = Plan(WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, costs, tmp_path / "runs")
     comparison = Comparison("1k-256", {"hardware": "none"})
     setup = Setup("tiny", "fp32", "cpu", 64, "vllm", tmp_path)
     await compare(plan, arms, setup, comparison, ["0", "1"], at_once)
@@ -141,18 +140,18 @@ async def test_the_table_is_made_again_of_what_two_commands_left(
 ) -> None:
     """The second was interrupted in one run, which loadgen then wrote as far as it was, and cut off in its
     last."""
-    rates = read_rates("8b-h200")
+    costs = read_profile("8b-h200").costs
     setup = Setup("tiny", "fp32", "cpu", 64, "vllm", tmp_path)
     tables = []
     for number, text in enumerate(("both", "1p1d")):
         out, arms = tmp_path / str(number), [parse_arm(text)]
-        plan = Plan(WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, rates, out)
+        plan = Plan(WORKLOADS["1k-256"], (4.0, 8.0), 10.0, 3, LIMITS, None, costs, out)
         comparison = Comparison("1k-256", {"hardware": "none", "command": text})
         out.mkdir()
         write_arms(out, comparison, arms)
         await compare(plan, arms, setup, comparison, ["0", "1"], at_once=False)
         tables.append(comparison)
-    found = compared([tmp_path / "0", tmp_path / "1"], LIMITS, rates)
+    found = compared([tmp_path / "0", tmp_path / "1"], LIMITS, costs)
     assert found.curves == tables[0].curves + tables[1].curves
     assert found.about == {"hardware": "none", "command": "both; 1p1d"}
     about = tmp_path / "1" / "1p1d" / "4" / "about.json"

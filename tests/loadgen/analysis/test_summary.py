@@ -121,8 +121,8 @@ def test_a_run_summed_up() -> None:
     assert summary.quantities["ttft"].at("50") == pytest.approx(100)
     assert summary.quantities["tpot"].at("99.9") == pytest.approx(10)
     assert summary.quantities["itl"].count == 3 * summary.due
-    assert summary.rates.offered == pytest.approx(10, rel=0.01)
-    assert summary.rates.output_tokens == pytest.approx(40, rel=0.02)
+    assert summary.throughput.offered == pytest.approx(10, rel=0.01)
+    assert summary.throughput.output_tokens == pytest.approx(40, rel=0.02)
     assert summary.attainment is not None
     assert summary.attainment.share.value == 1.0
     json.dumps(summary.as_dict())

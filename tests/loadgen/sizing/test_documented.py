@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton.perf_model.profile import Profile
 from loadgen.cli import main
-from loadgen.sizing.rates import Rates
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
 
@@ -41,4 +41,4 @@ def test_the_table_is_what_the_command_computes(capsys: pytest.CaptureFixture[st
 
 
 def test_the_documented_file_is_a_valid_one() -> None:
-    Rates.model_validate(yaml.safe_load(PAGE.partition("```yaml\n")[2].partition("```")[0]))
+    Profile.model_validate(yaml.safe_load(PAGE.partition("```yaml\n")[2].partition("```")[0]))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton.perf_model.profile import read_profile, shipped
 from loadgen.cli import main
-from loadgen.sizing.rates import read_rates, shipped
 
 WANTED = ["--rates", "10", "100", "--input-len", "1024", "--output-len", "256"]
 LIMITS = ["--goodput", "ttft:500", "tpot:12"]
@@ -37,16 +37,16 @@ def test_json_has_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_rates_name_a_source_that_exists(name: str) -> None:
-    rates = read_rates(name)
+def test_shipped_profiles_name_a_source_that_exists(name: str) -> None:
+    profile = read_profile(name)
     log = (Path(__file__).parents[3] / "bench" / "LOG.md").read_text(encoding="utf-8")
-    file, _, rest = rates.source.partition(", ")
+    file, _, rest = profile.source.partition(", ")
     assert file == "bench/LOG.md"
     assert f"## {rest.partition(' of ')[2][:10]}" in log
 
 
-def test_a_file_of_own_rates_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = read_rates("8b-h100").model_dump() | {"model": "mine"}
+def test_a_profile_of_ones_own_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = read_profile("8b-h100").model_dump() | {"model": "mine"}
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(own), encoding="utf-8")
     assert main(["size", str(file), *WANTED, *LIMITS]) == 0
@@ -56,7 +56,7 @@ def test_a_file_of_own_rates_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", *WANTED, *LIMITS], "shipped rates"),
+        (["nowhere", *WANTED, *LIMITS], "shipped profiles"),
         (["8b-h100", *WANTED], "ttft and tpot"),
         (["8b-h100", *WANTED, "--goodput", "ttft:500", "tpot:12", "itl_p99:50"], "no others"),
         (["8b-h100", *WANTED, "--goodput", "ttft:5", "tpot:12"], "ttft:5"),
@@ -83,14 +83,15 @@ def test_wrong_arguments_are_one_line(
         ({"prefill_ms": {1024: 24}}, "prefill_ms: .*two points"),
         ({"decode_step_ms": {1: 5, 8: 4}}, "decode_step_ms must not fall"),
         ({"kv_gb": 0}, "kv_gb"),
+        ({"kv_read_gb_s": 0.01}, "kv_read_gb_s"),
         ({"gpus": 8}, "gpus"),
     ],
 )
-def test_wrong_rates_name_their_key(
+def test_wrong_profiles_name_their_key(
     changes: dict[str, object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.yaml"
-    file.write_text(yaml.safe_dump(read_rates("8b-h100").model_dump() | changes), encoding="utf-8")
+    file.write_text(yaml.safe_dump(read_profile("8b-h100").model_dump() | changes), encoding="utf-8")
     assert main(["size", str(file), *WANTED, *LIMITS]) == 2
     err = capsys.readouterr().err
     assert words.rpartition(".*")[2] in err
