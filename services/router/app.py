@@ -273,7 +273,7 @@ class Router:
             self.directory,
             self.dispatcher,
             self.pools,
-            self._workers_changed,
+            self._operator_changed,
             lambda: self._view.running if self._view is not None else 0,
             self.audit,
         )
@@ -367,7 +367,16 @@ class Router:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def _workers_changed(self) -> None:
-        """A worker came, went, or has more or less room; or draining or the current pool has changed."""
+        """A worker came, went, or has more or less room. The last is so several times a request."""
+        if self.pools.review():
+            self._operator_changed()
+            return
+        if self._view is not None:
+            self._view.changed()
+        self.queue.place_waiting()
+
+    def _operator_changed(self) -> None:
+        """Draining or the current pool may have changed, or workers have."""
         self.pools.review()
         self.operator_state.review()
         self.prefixes.forget_lost()

@@ -83,6 +83,7 @@ def _apply(router: Router, message: Mapping[str, Any]) -> None:
     if "workers" in message:
         router.discovery.set_parent_workers(message["workers"])
     router.operator_state.receive(message)
+    router.readiness.update()
     router.store.restarts = message.get("store_restarts", router.store.restarts)
 
 

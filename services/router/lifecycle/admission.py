@@ -27,7 +27,7 @@ from services.router.placement.pools import Pools
 from services.router.request import validate
 from services.router.request.call_headers import check_idempotency, check_not_past, timeout_of_headers
 from services.router.request.current_call import CurrentCall, current_call, random_id
-from services.router.request.limits import UNKNOWN
+from services.router.request.limits import UNKNOWN, PairLimits
 from services.router.request.request import ClientCall, Echo, ParsedRequest, Request
 from services.router.request.sizes import check_response_size, shorten
 from services.router.request.slo import Slo, slo_of_headers
@@ -57,23 +57,35 @@ class ServedModel:
         self.name = name
         self._limits = info.limits
         self._pools = pools
+        # The last answer of `limits`, and from what of the workers it was made.
+        self._known: validate.RequestLimits | None = None
+        self._made_of: tuple[object, int | None] = ((), None)
 
     @property
     def max_context_tokens(self) -> int:
         """Tokens that prompt and output may have together: those of the largest request that some pair of
         workers serves, within the model's limit."""
-        return min(self._limits.max_positions, self._pools.announced.max_context_tokens or UNKNOWN)
+        return self.limits().max_context_tokens
 
     def limits(self) -> validate.RequestLimits:
-        """The limits that apply to a request now."""
-        vocab_size = min(self._limits.vocab_size, self._pools.vocab_size or UNKNOWN)
+        """The limits that apply to a request now: the same object until they change."""
+        made_of = (self._pools.announced.pairs, self._pools.vocab_size)
+        if self._known is None or made_of != self._made_of:
+            self._known, self._made_of = self._combine(*made_of), made_of
+        return self._known
+
+    def _combine(self, announced: Sequence[PairLimits], vocab_size: int | None) -> validate.RequestLimits:
         most = self._limits.max_positions
         pairs = tuple(
-            pair._replace(prompt=min(pair.prompt, most), total=min(pair.total, most))
-            for pair in self._pools.announced.pairs
+            pair._replace(prompt=min(pair.prompt, most), total=min(pair.total, most)) for pair in announced
         )
-        context = max((pair.context for pair in pairs), default=most)
-        return validate.RequestLimits(self.name, self._limits.eos_token_ids, vocab_size, context, pairs)
+        return validate.RequestLimits(
+            self.name,
+            self._limits.eos_token_ids,
+            min(self._limits.vocab_size, vocab_size or UNKNOWN),
+            max((pair.context for pair in pairs), default=most),
+            pairs,
+        )
 
 
 class _Arrival(NamedTuple):
@@ -179,8 +191,14 @@ class Admission:
             check_not_past(left_s)
             deadline = asyncio.get_running_loop().time() + left_s
             slo = slo_of_headers(headers)
-            async with _until(deadline):
-                yield _Arrival(time.monotonic_ns(), deadline, slo, call, _ids(current.id))
+            timeout = asyncio.timeout_at(deadline)
+            try:
+                async with timeout:
+                    yield _Arrival(time.monotonic_ns(), deadline, slo, call, _ids(current.id))
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                raise BatonError(ErrorKind.DEADLINE, "the request's deadline passed") from None
         except BatonError as error:
             self._observations.refused(error.kind, call)
             raise
@@ -270,18 +288,6 @@ class Admission:
             prompt_ids, limits, skip_special_tokens=skip
         )
         return Echo(parsed.text or decoded, offsets)
-
-
-@contextlib.asynccontextmanager
-async def _until(deadline: float) -> AsyncIterator[None]:
-    """Ends the block at the call's deadline by BatonError(DEADLINE)."""
-    try:
-        async with asyncio.timeout_at(deadline) as timeout:
-            yield
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        raise BatonError(ErrorKind.DEADLINE, "the request's deadline passed") from None
 
 
 def _ids(first: bytes) -> Iterator[bytes]:

@@ -16,7 +16,8 @@ from services.router.workers.worker import Worker
 
 
 class Announced:
-    """The limits of the pairs among some workers. Call `review` after each change of any of them."""
+    """The limits of the pairs among some workers. Call `review` after each change of which there are, of
+    which are alive, and of their links."""
 
     def __init__(
         self,
@@ -31,34 +32,31 @@ class Announced:
         self._clock = clock
         # Until when each pair's limits are announced; infinite while it lives.
         self._until: dict[PairLimits, float] = {}
-        self._seen: list[tuple[Worker, bool, int]] = []
+        # `pairs`, and until when they stay as they are if no worker changes.
+        self._pairs: tuple[PairLimits, ...] = ()
+        self._pairs_until = math.inf
 
     def review(self) -> None:
         """Takes the pairs that live now."""
-        workers = self._workers()
-        seen = [(worker, worker.alive, worker.links.changes) for worker in workers]
-        if seen == self._seen:
-            return  # only their load has changed
-        self._seen = seen
-        now, live = self._clock(), _limits_of(workers)
-        for pair, until in list(self._until.items()):
+        now, live = self._clock(), _limits_of(self._workers())
+        for pair, until in self._until.items():
             if pair not in live and until == math.inf:
                 self._until[pair] = now + self._keep_s
-            elif until <= now:
-                del self._until[pair]
         self._until.update(dict.fromkeys(live, math.inf))
+        self._drop_ended(now)
 
     @property
     def pairs(self) -> tuple[PairLimits, ...]:
-        """The limits that requests are checked against; none where there is no pair of workers."""
-        now = self._clock()
-        return tuple(pair for pair, until in self._until.items() if until > now)
+        """The limits that requests are checked against; none where there is no pair of workers. The same
+        object until they change."""
+        if (now := self._clock()) >= self._pairs_until:
+            self._drop_ended(now)
+        return self._pairs
 
-    @property
-    def max_context_tokens(self) -> int | None:
-        """Tokens of the largest request that some pair serves, however they are divided between prompt and
-        output; None where there is no pair."""
-        return max((pair.context for pair in self.pairs), default=None)
+    def _drop_ended(self, now: float) -> None:
+        self._until = {pair: until for pair, until in self._until.items() if until > now}
+        self._pairs = tuple(self._until)
+        self._pairs_until = min(self._until.values(), default=math.inf)
 
 
 def _limits_of(workers: Sequence[Worker]) -> set[PairLimits]:

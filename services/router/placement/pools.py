@@ -51,27 +51,20 @@ class Pools:
         self._seen: list[tuple[Worker, bool, int]] | None = None
         # Grows with each change of these.
         self.version = 0
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The smallest vocabulary in the current pool; None without workers."""
-        return min((worker.described.vocab_size for worker in self.members()), default=None)
+        # The smallest vocabulary in the current pool; None without workers.
+        self.vocab_size: int | None = None
 
     def members(self) -> list[Worker]:
         """The workers that new requests may use."""
         return [worker for worker in self._workers() if worker.serves]
 
-    def review(self) -> None:
+    def review(self) -> bool:
         """Chooses the current pool if there is none, marks the workers that belong to it, and takes their
-        limits."""
-        self._review()
-        self.announced.review()
-
-    def _review(self) -> None:
+        limits. Returns False where nothing but the load of workers has changed since the last review."""
         workers = self._workers()
         seen = [(worker, worker.alive, worker.links.changes) for worker in workers]
         if seen == self._seen:
-            return  # only their load has changed
+            return False
         self._seen = seen
         self.version += 1
         if self.current is None:
@@ -82,6 +75,9 @@ class Pools:
         self.several |= len({self.current, *(worker.pool for worker in workers)} - {None}) > 1
         for worker in workers:
             worker.serves = self._serves(worker)
+        self.vocab_size = min((worker.described.vocab_size for worker in self.members()), default=None)
+        self.announced.review()
+        return True
 
     def admits(self, worker: Worker, call: ClientCall | None = None) -> bool:
         """Whether a request of this call, or a new one, may use this worker."""
