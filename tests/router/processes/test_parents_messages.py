@@ -23,7 +23,10 @@ class Applied:
         self.processes: list[tuple[str | None, str | None]] = []
         self.opened = 0
         self.discovery = SimpleNamespace(set_parent_workers=self._set_workers)
-        self.readiness = SimpleNamespace(set_processes=lambda *said: self.processes.append(said))
+        self.updates = 0
+        self.readiness = SimpleNamespace(
+            set_processes=lambda *said: self.processes.append(said), update=self._update
+        )
         self.operator_state = SimpleNamespace(receive=lambda message: None)
         self.store = SimpleNamespace(restarts=0)
 
@@ -31,6 +34,9 @@ class Applied:
         if not workers:
             raise ValueError("no workers")
         self.workers.append(workers)
+
+    def _update(self) -> None:
+        self.updates += 1
 
     async def serve_admin(self) -> None:
         self.opened += 1
