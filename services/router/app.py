@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from baton.base.cluster_auth import secret_name
 from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
-from services.common.observability.audit_log import AuditFile, AuditLog
+from services.common.observability.audit_log import open_audit_log
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
 from services.common.rpc.grpc_server import GrpcServer, public_options
@@ -84,7 +84,7 @@ class Router:
         self._config = config
         check_plaintext(config)
         check_public_access(config.host, config.auth)
-        self.audit = _audit_log(config)
+        self.audit = open_audit_log(config.audit_log, config.member and config.member.index)
         self._keys = configured_keys(config, self.audit)
         self._leases: QuotaLeases | None = None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
@@ -273,7 +273,7 @@ class Router:
             self.directory,
             self.dispatcher,
             self.pools,
-            self._operator_changed,
+            self._state_changed,
             lambda: self._view.running if self._view is not None else 0,
             self.audit,
         )
@@ -369,21 +369,21 @@ class Router:
     def _workers_changed(self) -> None:
         """A worker came, went, or has more or less room. The last is so several times a request."""
         if self.pools.review():
-            self._operator_changed()
-            return
-        if self._view is not None:
-            self._view.changed()
-        self.queue.place_waiting()
+            self._state_changed()
+        else:
+            self._room_changed()
 
-    def _operator_changed(self) -> None:
-        """Draining or the current pool may have changed, or workers have."""
-        self.pools.review()
+    def _state_changed(self) -> None:
+        """Workers, the current pool, or draining have changed."""
         self.operator_state.review()
         self.prefixes.forget_lost()
+        self._room_changed()
+        self.readiness.update()
+
+    def _room_changed(self) -> None:
         if self._view is not None:
             self._view.changed()
         self.queue.place_waiting()
-        self.readiness.update()
 
     async def _report_health(self) -> None:
         """Sets the status of grpc.health.v1 to the router's readiness."""
@@ -397,11 +397,3 @@ class Router:
 def _relay(message: Mapping[str, Any]) -> None:
     """Has the parent send a message to the router's other processes."""
     report({"relay": message})
-
-
-def _audit_log(config: RouterConfig) -> AuditLog:
-    """The audit log; of several processes each has a file. BatonError(INVALID) if it cannot be written."""
-    if config.audit_log is None:
-        return AuditLog()
-    suffix = "" if config.member is None else f".{config.member.index}"
-    return AuditFile(config.audit_log.with_name(config.audit_log.name + suffix))

@@ -143,3 +143,11 @@ class AuditFile(AuditLog):
         with self._count_lock:
             self._unreported -= unreported
         self.lines += 1
+
+
+def open_audit_log(path: Path | None, process: int | None) -> AuditLog:
+    """The audit log at a path; one that records nothing where there is none. Several `process`es of a router
+    have a file each. Raises BatonError(INVALID) if it cannot be written."""
+    if path is None:
+        return AuditLog()
+    return AuditFile(path if process is None else path.with_name(f"{path.name}.{process}"))
