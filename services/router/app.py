@@ -84,7 +84,7 @@ class Router:
         self._config = config
         check_plaintext(config)
         check_public_access(config.host, config.auth)
-        self.audit = open_audit_log(config.audit_log, config.member and config.member.index)
+        self.audit = open_audit_log(config.audit_log, None if config.member is None else config.member.index)
         self._keys = configured_keys(config, self.audit)
         self._leases: QuotaLeases | None = None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
