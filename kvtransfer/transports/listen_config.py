@@ -11,9 +11,10 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 
 @dataclass(frozen=True, slots=True)
 class ListenConfig:
-    """`transport`: a transport's name, or `auto` for all that this process can use. Of several, grpc uses
-    `port` (0: any free one); `frames_port` is nccl's second port. `nccl`: this process's NCCL; `auth`: what
-    senders must prove to know; `tls`: of connections over gRPC."""
+    """`host`: the address that senders are told, at which ports are bound too unless `listen_host` names
+    another, such as `::` for all. `transport`: a transport's name, or `auto` for all that this process can
+    use. Of several, grpc uses `port` (0: any free one); `frames_port` is nccl's second port. `nccl`: this
+    process's NCCL; `auth`: what senders must prove to know; `tls`: of connections over gRPC."""
 
     host: str
     port: int = 0
@@ -22,3 +23,9 @@ class ListenConfig:
     auth: LinkAuth | None = None
     frames_port: int = 0
     tls: LinkTls | None = None
+    listen_host: str | None = None
+
+    @property
+    def bound_host(self) -> str:
+        """The address that ports are bound to."""
+        return self.listen_host or self.host

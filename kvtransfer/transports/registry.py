@@ -87,8 +87,9 @@ def start_listeners(
         "wake": wake,
         "auth": config.auth,
     }
+    over_network: dict[str, Any] = {**bounds, "listen_host": config.bound_host, "tls": tls}
     makers: dict[str, Callable[[], Listener]] = {
-        GRPC: partial(GrpcListener, host, port, piece_bytes=window.piece_bytes, tls=tls, **bounds)
+        GRPC: partial(GrpcListener, host, port, piece_bytes=window.piece_bytes, **over_network)
     }
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcListener, device=device, **bounds)
@@ -96,7 +97,7 @@ def start_listeners(
         own_port = port if config.transport == NCCL else 0
         frames = config.frames_port
         makers[NCCL] = partial(
-            NcclListener, host, own_port, nccl=config.nccl, frames_port=frames, tls=tls, **bounds
+            NcclListener, host, own_port, nccl=config.nccl, frames_port=frames, **over_network
         )
     started: list[Listener] = []
     try:

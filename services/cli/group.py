@@ -56,14 +56,15 @@ def group_config(arguments: argparse.Namespace, environment: Mapping[str, str]) 
     _check_ports(file, sum(counts.values()))
     host = worker_file.host_of(arguments, environment)
     name = worker_file.name_of(arguments, environment) or f"group-{secrets.token_hex(4)}"
-    common = worker_file.common(file, host)
+    listen_host = worker_file.listen_host_of(environment)
+    common = worker_file.common(file, host, listen_host)
     try:
         return GroupConfig(
             ray_address="none",
             cluster_id="group",
             group=name,
             workers=tuple(_workers(common, file, name, counts)),
-            admin_http_host=host,
+            admin_http_host=listen_host or host,
             admin_http_port=file.worker.admin_http_port,
             restart_always=True,
             start_timeout_s=file.start_timeout_s,

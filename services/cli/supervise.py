@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     extras.require("cluster")
     config = supervise_config(arguments, os.environ)
     if config.admin_http_port:
-        require_free(config.host, config.admin_http_port, "worker.admin_http_port")
+        require_free(config.bound_admin_http_host, config.admin_http_port, "worker.admin_http_port")
     become("services.cluster.detached", config)
 
 
@@ -92,6 +92,7 @@ def supervise_config(arguments: argparse.Namespace, environment: Mapping[str, st
             cluster=cluster,
             name=worker_file.name_of(arguments, environment) or "supervisor",
             host=host,
+            admin_http_host=worker_file.listen_host_of(environment),
             admin_http_port=file.worker.admin_http_port,
         )
     except ValidationError as error:

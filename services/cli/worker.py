@@ -70,7 +70,7 @@ def require_free_ports(config: WorkerConfig) -> None:
         ports.append((config.transfer.transfer_port, "--transfer-port"))
     for port, flag in ports:
         if port:
-            require_free(config.host, port, flag)
+            require_free(config.bound_host, port, flag)
 
 
 def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
@@ -92,7 +92,8 @@ def _from_file(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         "worker.admin_http_port": arguments.admin_http_port,
     }
     file = worker_file.load(arguments, environment, WorkerFile, overrides)
-    common = worker_file.common(file, worker_file.host_of(arguments, environment))
+    host, listen_host = worker_file.host_of(arguments, environment), worker_file.listen_host_of(environment)
+    common = worker_file.common(file, host, listen_host)
     return common.worker(
         worker_file.name_of(arguments, environment) or default_name(arguments.role, common.state),
         arguments.role,
@@ -119,6 +120,7 @@ def _from_flags(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             role=arguments.role,
             model=str(model),
             host=host,
+            listen_host=worker_file.listen_host_of(environment),
             port=arguments.port or 0,
             metrics_port=arguments.metrics_port or 0,
             admin_http_port=arguments.admin_http_port,

@@ -33,6 +33,7 @@ FLAGS = (
 )
 """Paths of the settings that these commands have flags for."""
 HOST_VARIABLE, NAME_VARIABLE = "BATON_HOST", "BATON_NAME"
+LISTEN_VARIABLE = "BATON_LISTEN_HOST"
 
 _WILDCARDS = ("0.0.0.0", "::")
 # What a worker needs to end once its requests have: the last of its streams, its registry entry, its engine.
@@ -50,6 +51,7 @@ class Common:
     state: StateConfig | None
     cluster_secret: str
     prefix_secret: str
+    listen_host: str | None = None
 
     def worker(self, name: str, role: Role, **own: Any) -> WorkerConfig:  # noqa: ANN401
         """The configuration of one worker; `own` has what differs between workers. Raises
@@ -59,6 +61,7 @@ class Common:
             "role": role,
             "model": str(self.model),
             "host": self.host,
+            "listen_host": self.listen_host,
             "served_model_name": self.served_name,
             "engine": self.file.engine,
             "transfer": self.file.transfer,
@@ -98,6 +101,11 @@ def host_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> st
     return arguments.host or environment.get(HOST_VARIABLE) or default
 
 
+def listen_host_of(environment: Mapping[str, str]) -> str | None:
+    """The address that ports are bound to where it is not the one that others reach; None: the same."""
+    return environment.get(LISTEN_VARIABLE) or None
+
+
 def name_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
     """The configured name, by flag or variable; None where there is none."""
     return arguments.name or environment.get(NAME_VARIABLE) or None
@@ -116,7 +124,7 @@ def load(
     return config_file.load(arguments.config, model, given)
 
 
-def common(file: WorkerFile, host: str) -> Common:
+def common(file: WorkerFile, host: str, listen_host: str | None) -> Common:
     """Resolves the model and reads the files of secrets. Raises `BatonError(INVALID)`."""
     if file.model != DEMO and not Path(file.model).is_dir():
         raise invalid(f"model {file.model}: no such folder")
@@ -132,6 +140,7 @@ def common(file: WorkerFile, host: str) -> Common:
         _state(file.state, host),
         secret,
         read_shared_secret(hashing, "prefix_secret_file") if hashing else prefix_secret(secret),
+        listen_host,
     )
 
 

@@ -28,9 +28,9 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "supervisor.yaml"
 
 
-def loaded(file: Path) -> SuperviseConfig:
+def loaded(file: Path, **variables: str) -> SuperviseConfig:
     arguments = _parser().parse_args(["supervise", "--config", str(file)])
-    return supervise_config(arguments, {"BATON_HOST": "10.0.0.9", "BATON_NAME": "pod"})
+    return supervise_config(arguments, {"BATON_HOST": "10.0.0.9", "BATON_NAME": "pod", **variables})
 
 
 def test_roles_have_engines_of_their_own_and_no_secret(tmp_path: Path) -> None:
@@ -42,7 +42,12 @@ def test_roles_have_engines_of_their_own_and_no_secret(tmp_path: Path) -> None:
     assert (workers["decode-1"].engine.slots, workers["decode-1"].engine.block_tokens) == (64, 32)
     assert "a-secret-of-sixteen" not in config.model_dump_json()
     assert all(worker.drain_s < config.cluster.drain_s < 600 for worker in workers.values())
-    assert (config.host, config.name) == ("10.0.0.9", "pod")
+    assert (config.host, config.bound_admin_http_host, config.name) == ("10.0.0.9", "10.0.0.9", "pod")
+
+
+def test_the_admin_port_listens_where_the_environment_says(tmp_path: Path) -> None:
+    config = loaded(written(tmp_path), BATON_LISTEN_HOST="::")
+    assert (config.host, config.bound_admin_http_host) == ("10.0.0.9", "::")
 
 
 def test_the_ray_namespace_is_the_same_at_each_start_and_differs_by_cluster() -> None:

@@ -86,6 +86,17 @@ def test_a_worker_from_a_file(folder: Path) -> None:
     assert config.drain_s == 297, "the process must have ended after 300 s"
 
 
+def test_ports_may_be_bound_to_other_addresses_than_the_one_that_is_registered(folder: Path) -> None:
+    file = write(folder, worker={"port": 50060, "admin_http_port": 8001})
+    variables = {"BATON_HOST": "10.1.2.3", "BATON_LISTEN_HOST": "::"}
+    alone = worker_of(file, **variables)
+    assert (alone.host, alone.bound_host) == ("10.1.2.3", "::")
+    assert worker_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="").bound_host == "10.1.2.3"
+    group = group_of(file, **variables)
+    assert group.admin_http_host == "::"
+    assert {(one.host, one.bound_host) for one in group.workers} == {("10.1.2.3", "::")}
+
+
 def test_flags_before_variables_before_the_file(folder: Path) -> None:
     file = write(folder, engine={"slots": 1, "chunk_tokens": 11, "block_tokens": 16}, model="nowhere")
     given = {"BATON_SLOTS": "2", "BATON_CHUNK_TOKENS": "12", "BATON_HOST": "10.0.0.1", "BATON_NAME": "v"}

@@ -164,8 +164,26 @@ def test_workers_have_names_and_addresses_of_their_pod() -> None:
     env = {one["name"]: one for one in case("split").container("demo-baton-decode")["env"]}
     assert env["BATON_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     assert env["BATON_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
-    router = {one["name"]: one for one in case("split").container("demo-baton-router")["env"]}
-    assert router["BATON_ADMIN_HTTP_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+@pytest.mark.parametrize("name", ["split", "ray"])
+def test_ports_listen_at_all_addresses_of_a_pod_and_at_one_of_a_node(name: str) -> None:
+    """`::` stands for those of both families, or of IPv4 where the node has no other."""
+    for hosted in (False, True):
+        containers = render_with(name, pod__hostNetwork=hosted).pods()
+        variables = {
+            (pod, one["name"]): one.get("value", one.get("valueFrom"))
+            for pod, spec in containers.items()
+            for one in spec["containers"][0].get("env", ())
+        }
+        listening = {
+            pod.removeprefix("demo-baton-"): value
+            for (pod, variable), value in variables.items()
+            if variable in ("BATON_LISTEN_HOST", "BATON_ADMIN_HTTP_HOST")
+        }
+        assert {"router", "prefill" if name == "split" else "workers"} <= set(listening)
+        at_pod = {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert [value for value in listening.values() if value != (at_pod if hosted else "::")] == []
 
 
 def test_a_second_pool_joins_a_cluster() -> None:

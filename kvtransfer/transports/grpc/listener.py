@@ -166,8 +166,10 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         wake: Callable[[], None],
         auth: LinkAuth | None = None,
         tls: LinkTls | None = None,
+        listen_host: str | None = None,
     ) -> None:
-        """`tls`: None: plaintext. BatonError(INVALID) where it cannot bind."""
+        """`host`: the address that senders are told; `listen_host`: the one that is bound; None: the same.
+        `tls`: None: plaintext. BatonError(INVALID) where it cannot bind."""
         self._wake = wake
         server_tls = None if tls is None else tls.server()
         self._auth = auth or LinkAuth()
@@ -193,7 +195,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         )
         self._health = health.HealthServicer()
         self._mount()
-        self.endpoint = Endpoint(GRPC, join_address(host, self._bind(host, port, server_tls)))
+        self.endpoint = Endpoint(GRPC, join_address(host, self._bind(listen_host or host, port, server_tls)))
         self._server.start()
 
     def _mount(self) -> None:

@@ -84,9 +84,11 @@ class NcclListener:
         auth: LinkAuth | None = None,
         frames_port: int = 0,
         tls: LinkTls | None = None,
+        listen_host: str | None = None,
     ) -> None:
-        """`frames_port`: for the links' frames; 0: any free one. `tls`: of the requests and keepalive
-        streams; the frames and what NCCL sends are plaintext. BatonError(INVALID) where it cannot bind."""
+        """`host`, `listen_host`: as for `GrpcListener`. `frames_port`: for the links' frames; 0: any
+        free one. `tls`: of the requests and keepalive streams; the frames and what NCCL sends are plaintext.
+        BatonError(INVALID) where it cannot bind."""
         self._auth = auth or LinkAuth()
         self._over_grpc = GrpcListener(
             host,
@@ -97,12 +99,13 @@ class NcclListener:
             wake=wake,
             auth=self._auth,
             tls=tls,
+            listen_host=listen_host,
         )
         self._nccl = nccl
         self._wake = wake
         self.endpoint = Endpoint(NCCL, self._over_grpc.endpoint.address)
         try:
-            self._acceptor = FrameAcceptor(host, wake, frames_port)
+            self._acceptor = FrameAcceptor(listen_host or host, wake, frames_port)
         except BatonError:
             self._over_grpc.close()
             raise

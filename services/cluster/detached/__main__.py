@@ -42,7 +42,7 @@ async def serve(config: SuperviseConfig, stop: StopSignal) -> None:
     asyncio.get_running_loop().set_default_executor(_Threads())
     probes = GroupProbes(workers)
     admin = AdminHttp(probes, group_registry(config.name, workers[0].served_name, probes))
-    address = await admin.start(config.host, config.admin_http_port)
+    address = await admin.start(config.bound_admin_http_host, config.admin_http_port)
     _log.info("supervisor_starting", admin_http=address, workers=len(workers))
     try:
         await _run(config, stop, probes, address)

@@ -55,9 +55,12 @@ class DetachedWorkerActor(WorkerActor):
         if self._node_stops():
             raise BatonError(ErrorKind.UNAVAILABLE, "its Ray node is stopping")
         worker = super()._on_this_node(worker)
-        host = os.environ.get("BATON_HOST") or worker.host
-        group = os.environ.get("BATON_NAME", "")
-        return worker.model_copy(update={"host": host, "name": self._name, "group": group})
+        node = {
+            "host": os.environ.get("BATON_HOST") or worker.host,
+            "listen_host": os.environ.get("BATON_LISTEN_HOST") or None,
+            "group": os.environ.get("BATON_NAME", ""),
+        }
+        return worker.model_copy(update={**node, "name": self._name})
 
     def _on_process(self, pid: int | None) -> None:
         if pid is None:

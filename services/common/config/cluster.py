@@ -89,5 +89,11 @@ class SuperviseConfig(StrictModel):
 
     cluster: ClusterConfig
     name: str = Field(description="label of its metrics")
-    host: str = Field(min_length=1, description="address of its own Ray node and of the admin HTTP port")
+    host: str = Field(min_length=1, description="address of its own Ray node")
+    admin_http_host: str | None = Field(None, description="address of the admin HTTP port; unset: host")
     admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
+
+    @property
+    def bound_admin_http_host(self) -> str:
+        """The address of the admin HTTP port."""
+        return self.admin_http_host or self.host

@@ -13,7 +13,7 @@ def plaintext_ports(config: WorkerConfig) -> list[str]:
     NCCL encrypts nothing, so its links are listed even with TLS. Raises BatonError(INVALID) where the
     configuration requires TLS and something that could have it has not.
     """
-    if is_loopback(config.host):
+    if is_loopback(config.bound_host):
         return []
     ports = []
     if config.tls is None:
@@ -23,6 +23,6 @@ def plaintext_ports(config: WorkerConfig) -> list[str]:
     if config.require_tls and ports:
         named = ", ".join(ports)
         raise BatonError(
-            ErrorKind.INVALID, f"require_tls: plaintext on {config.host}: {named} (no tls.internal)"
+            ErrorKind.INVALID, f"require_tls: plaintext on {config.bound_host}: {named} (no tls.internal)"
         )
     return [*ports, "links over nccl"] if config.transfer.transport == "nccl" else ports

@@ -287,7 +287,10 @@ class WorkerConfig(StrictModel):
     role: Role
     model: str
     cluster_id: str = Field("", description="the cluster within which its name is unique")
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="address that others reach it at")
+    listen_host: str | None = Field(
+        None, description="address that its ports are bound to, such as `::` for all; unset: host"
+    )
     port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
     metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
     served_model_name: str | None = Field(
@@ -320,6 +323,11 @@ class WorkerConfig(StrictModel):
     def _quantised_once(self) -> WorkerConfig:
         check_quantised_once(self.engine, self.transfer)
         return self
+
+    @property
+    def bound_host(self) -> str:
+        """The address that its ports are bound to."""
+        return self.listen_host or self.host
 
     @property
     def receives_handoffs(self) -> bool:

@@ -162,6 +162,7 @@ class _Links:
             ListenConfig(
                 config.host,
                 transfer.transfer_port,
+                listen_host=config.bound_host,
                 transport=transfer.transport,
                 nccl=self.nccl,
                 auth=self.auth,

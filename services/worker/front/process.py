@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from baton.base.addresses import is_loopback
+from baton.base.addresses import is_loopback, join_address, split_address
 from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.base.process_tuning import batch_wakeups, switch_threads_often
 from baton.base.process_watch import ProcessWatch
@@ -76,7 +76,7 @@ async def serve(
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
     for port in plaintext_ports(config):
-        log.warning("plaintext_port", host=config.host, port=port)
+        log.warning("plaintext_port", host=config.bound_host, port=port)
     tls = _front_tls(config)
     spans = configured_recorder(config.tracing, f"baton-{config.role}", config.name)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
@@ -103,9 +103,9 @@ async def serve(
 def _check_secret(config: WorkerConfig) -> None:
     """Raises BatonError(INVALID) where other machines could call this worker without authentication."""
     if not config.cluster_secret:
-        if not is_loopback(config.host):
-            raise BatonError(ErrorKind.INVALID, f"a worker on {config.host} needs a cluster_secret")
-        log.warning("no_cluster_secret", host=config.host)
+        if not is_loopback(config.bound_host):
+            raise BatonError(ErrorKind.INVALID, f"a worker on {config.bound_host} needs a cluster_secret")
+        log.warning("no_cluster_secret", host=config.bound_host)
 
 
 def _front_tls(config: WorkerConfig) -> FrontTls | None:
@@ -259,7 +259,11 @@ class _Front:
         config = self._config
         if config.admin_http_port is None:
             return ""
-        return await self._admin.start(config.host, config.admin_http_port)
+        return self._reached_at(await self._admin.start(config.bound_host, config.admin_http_port))
+
+    def _reached_at(self, bound: str) -> str:
+        """The address by which others reach a port that is bound at `bound`."""
+        return join_address(self._config.host, split_address(bound)[1])
 
     async def _probe(self) -> None:
         """Runs canary generations, where the configuration wants them, until cancelled."""
@@ -280,7 +284,7 @@ class _Front:
             )
         if self._config.role in ("decode", "both"):
             add_DecodeServiceServicer_to_server(self._decode, server.server)
-        address = await server.start(self._config.host, self._config.port)
+        address = self._reached_at(await server.start(self._config.bound_host, self._config.port))
         await server.set_serving(True)
         addresses = {"grpc": address, "transfer": _endpoints_text(ready), "metrics": metrics}
         if admin:
@@ -309,7 +313,9 @@ class _Front:
         metrics.register(self._registry, self._handle.process.pid)
         if config.metrics_port is None:
             return ""
-        return await self._metrics.start(self._registry, config.host, config.metrics_port)
+        return self._reached_at(
+            await self._metrics.start(self._registry, config.bound_host, config.metrics_port)
+        )
 
     async def _audit(self) -> Audit:
         return await audit_of(self._engine)

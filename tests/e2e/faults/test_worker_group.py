@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from baton.base.addresses import split_address
 from baton.state import Member, State
 from baton.state.embedded import _free_port
 from models.demo_training.evaluate import DEMO_MODEL
@@ -100,7 +103,8 @@ def write_config(folder: Path, model: Path, redis: RedisServer, port: int, **mor
 
 @contextlib.contextmanager
 def started(command: list[str], stderr: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "BATON_NAME": "pod-7", "BATON_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    place = {"BATON_NAME": "pod-7", "BATON_HOST": "127.0.0.1", "BATON_LISTEN_HOST": "::"}
+    environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*BATON, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
     )
@@ -179,6 +183,12 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
             ("pod-7-decode-0", "pod-7"),
             ("pod-7-prefill-0", "pod-7"),
         ]
+        registered = [one.addresses[kind] for one in members for kind in ("grpc", "metrics")]
+        ports = {split_address(address)[1] for address in (group.probes, *registered)}
+        assert len(ports) == 5
+        assert {split_address(address)[0] for address in registered} == {"127.0.0.1"}
+        for host, listening in itertools.product(("127.0.0.1", "::1"), ports):
+            socket.create_connection((host, listening), timeout=5).close()
         assert_no_secret_in_arguments(group, redis)
         asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         first = await cluster.generate(stub, PROMPT, **asked)

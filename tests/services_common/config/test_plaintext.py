@@ -34,6 +34,11 @@ def test_plaintext_ports(config: WorkerConfig, ports: list[str]) -> None:
     assert plaintext_ports(config) == ports
 
 
+def test_a_worker_at_loopback_whose_ports_others_reach() -> None:
+    assert plaintext_ports(worker(host="127.0.0.1")) == []
+    assert "gRPC" in plaintext_ports(worker(host="127.0.0.1", listen_host="::"))
+
+
 def test_plaintext_is_refused_where_tls_is_required() -> None:
     with pytest.raises(BatonError, match=r"plaintext on .*: gRPC, links over grpc") as refused:
         plaintext_ports(worker(require_tls=True))

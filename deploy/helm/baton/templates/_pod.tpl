@@ -179,9 +179,16 @@ readinessProbe:
 {{ mul $one (max (first $pods) (index $pods 1) (last $pods)) }}
 {{- end -}}
 
-{{/* Variables of every process of Baton's. */}}
+{{/* Where ports listen: at all addresses of the pod, of both families where the node has them; on the node's network
+     at the pod's address alone: (settings). */}}
+{{- define "baton.listenHost" -}}
+{{ .settings.hostNetwork | ternary "valueFrom: {fieldRef: {fieldPath: status.podIP}}" "value: \"::\"" }}
+{{- end -}}
+
+{{/* Variables of every process of Baton's: (settings). */}}
 {{- define "baton.env" -}}
 - {name: BATON_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: BATON_LISTEN_HOST, {{ include "baton.listenHost" . }}}
 - {name: BATON_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 {{- end -}}
 

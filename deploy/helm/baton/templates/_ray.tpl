@@ -145,7 +145,7 @@ readinessProbe:
 {{- $context = merge $context (dict "settings" $settings) -}}
 {{- $pod := dict
     "image" (include "baton.image" (dict "root" . "image" "worker"))
-    "env" (printf "%s\n%s" (include "baton.env" .) (include "baton.rayEnv" .))
+    "env" (printf "%s\n%s" (include "baton.env" $context) (include "baton.rayEnv" .))
     "ports" (printf "- {name: gcs-server, containerPort: %v}\n- {name: ray-node, containerPort: %v}" $ports.ray $ports.rayNode)
     "probes" (include "baton.rayProbes" (dict "port" "gcs-server"))
     "resources" (toYaml $settings.resources)

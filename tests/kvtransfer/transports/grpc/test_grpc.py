@@ -145,6 +145,16 @@ def test_over_ipv6(peers: Peers, host: str) -> None:
     peers.run_until(lambda: peers.acknowledged() == [1])
 
 
+def test_links_come_over_both_families_to_a_listener_at_all_addresses(peers: Peers) -> None:
+    """Senders are told the address that is registered."""
+    (told,) = peers.receiver.listen(ListenConfig("127.0.0.1", listen_host="::"))
+    assert told.address.startswith("127.0.0.1:")
+    for count, host in enumerate(("127.0.0.1", "[::1]"), 1):
+        peers.endpoints = (Endpoint("grpc", told.address.replace("127.0.0.1", host)),)
+        peers.send(count, [[1]], [[2]])
+        peers.run_until(lambda count=count: len(peers.acknowledged()) == count)  # type: ignore[misc]
+
+
 def test_a_fixed_port_is_the_one_that_tickets_name(peers: Peers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -231,6 +231,15 @@ def test_a_host_that_cannot_be_bound_is_refused() -> None:
     assert error.value.kind is ErrorKind.INVALID
 
 
+def test_frames_come_over_both_families_to_an_acceptor_at_all_addresses() -> None:
+    acceptor = FrameAcceptor("::", lambda: None)
+    for host in ("127.0.0.1", "::1"):
+        brought = acceptor.expect(SECRET)
+        with connect_frames(host, acceptor.port, SECRET, 5.0):
+            brought.result(5.0).close()
+    acceptor.close()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_fixed_port_in_either_family(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
