@@ -14,7 +14,7 @@ from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 from tests.deploy.merge_keys import repeated
 
 VERSIONS = ("1.28", "1.31", "1.36", NEWEST)
-_QUICK = 1
+_QUICK, SEEDS = 1, 30
 
 # Each has values by dotted path, of which at most one set is taken.
 FEATURES: tuple[tuple[Values, ...], ...] = (
@@ -28,7 +28,15 @@ FEATURES: tuple[tuple[Values, ...], ...] = (
     ),
     ({"tls.internal.enabled": True, "tls.internal.certManager": True}, {}),
     ({"tls.public.enabled": True, "tls.public.existingSecret": "t"}, {}),
-    ({"ingress.enabled": True, "ingress.className": "nginx", "ingress.hosts": ["a.b"]}, {}),
+    (
+        {"ingress.enabled": True, "ingress.className": "nginx", "ingress.hosts": ["a.b"]},
+        {
+            "gateway.parentRefs": [{"name": "g"}],
+            "gateway.grpcRoute.enabled": True,
+            "gateway.envoyGateway": "always",
+        },
+        {},
+    ),
     ({"router.autoscaling.enabled": True}, {"router.replicas": 5}),
     (
         {f"{role}.autoscaling.enabled": True for role in ("workerGroup", "prefill", "decode")},
@@ -51,7 +59,7 @@ FEATURES: tuple[tuple[Values, ...], ...] = (
 )
 
 
-def _drawn(seed: int) -> Values:
+def drawn_values(seed: int) -> Values:
     draw = random.Random(seed)
     while True:
         values = values_of("default")
@@ -66,10 +74,10 @@ def _drawn(seed: int) -> Values:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(_QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(_QUICK, 30))]
+    "seed", [*range(_QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(_QUICK, SEEDS))]
 )
 def test_features_together(seed: int) -> None:
-    made = render(_drawn(seed)).objects
+    made = render(drawn_values(seed)).objects
     names = [(one["kind"], one["metadata"]["name"]) for one in made]
     assert len(set(names)) == len(names)
     wrong: list[Any] = [problem for one in made for problem in repeated(one)]
@@ -78,5 +86,5 @@ def test_features_together(seed: int) -> None:
 
 
 def test_drawn_values_differ() -> None:
-    drawn = [_drawn(seed) for seed in range(3)]
+    drawn = [drawn_values(seed) for seed in range(3)]
     assert len({str(one) for one in drawn}) == 3

@@ -8,6 +8,7 @@ import pytest
 from helm_python import HelmError
 
 from tests.deploy.chart import Rendered, Values, case, put, render_with, values_of
+from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 
 NGINX = "nginx.ingress.kubernetes.io/"
 
@@ -87,6 +88,24 @@ def test_a_gateway_speaks_tls_to_routers_that_want_it() -> None:
         "validation"
     ]
     assert own == {"hostname": "demo-baton.llm.svc", "wellKnownCACertificates": "System"}
+
+
+@pytest.mark.parametrize(("chosen", "made"), [("auto", 0), ("always", 1), ("never", 0)])
+def test_envoy_gateway_does_not_end_grpc_calls_after_15_s(chosen: str, made: int) -> None:
+    """`auto`: where the API server has its kinds, which no rendering without one knows (`test_helm_3`)."""
+    policies = render_with("outside", gateway__envoyGateway=chosen).of_kind("BackendTrafficPolicy")
+    assert len(policies) == made
+    for policy in policies.values():
+        assert errors_in(policy, NEWEST) == []
+        (target,) = policy["spec"]["targetRefs"]
+        assert (target["kind"], target["name"]) == ("GRPCRoute", "demo-baton")
+        assert policy["spec"]["timeout"]["http"] == {"requestTimeout": "0s"}
+
+
+def test_http_routes_have_no_limit_of_time() -> None:
+    """Of requests, and so in Envoy Gateway of idle streams; Istio has none of either."""
+    (rule,) = case("outside").one("HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import tools
-from tests.deploy.chart import CASES, CHART, NAMESPACE, RELEASE, Values, case, objects_in, put, values_of
+from tests.deploy.chart import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    Values,
+    case,
+    objects_in,
+    put,
+    render,
+    values_of,
+)
+from tests.deploy.test_combinations import SEEDS, drawn_values
 from tests.deploy.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -21,10 +33,10 @@ def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def _template(values: Path) -> subprocess.CompletedProcess[str]:
+def _template(values: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return _helm(
         *("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "-f", str(values)),
-        *("--kube-version", "1.28"),
+        *("--kube-version", "1.28", *more),
     )
 
 
@@ -42,6 +54,25 @@ def test_output_is_that_of_helm_4(name: str) -> None:
     assert done.returncode == 0, done.stderr
     made = sorted(objects_in(done.stdout), key=json.dumps)
     assert made == sorted(case(name).objects, key=json.dumps)
+
+
+@pytest.mark.parametrize("apis", [(), ("gateway.envoyproxy.io/v1alpha1/BackendTrafficPolicy",)])
+def test_a_policy_for_envoy_gateway_where_the_api_server_has_its_kinds(apis: tuple[str, ...]) -> None:
+    done = _template(CASES["outside"], *(f"--api-versions={api}" for api in apis))
+    assert done.returncode == 0, done.stderr
+    kinds = [made["kind"] for made in objects_in(done.stdout)]
+    assert kinds.count("BackendTrafficPolicy") == len(apis)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_features_together_are_rendered_as_helm_4_does(seed: int, tmp_path: Path) -> None:
+    file = tmp_path / "values.json"
+    values = drawn_values(seed)
+    file.write_text(json.dumps(values), encoding="utf-8")
+    done = _template(file)
+    assert done.returncode == 0, done.stderr
+    made = sorted(objects_in(done.stdout), key=json.dumps)
+    assert made == sorted(render(values).objects, key=json.dumps)
 
 
 @pytest.mark.parametrize(("path", "value", "named"), REFUSED_BY_SCHEMA)

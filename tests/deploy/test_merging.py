@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.chart import CASES, Object, Rendered, Values, case, put, render, render_with, values_of
+from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 from tests.deploy.merge_keys import repeated
 
 ROLES = ("router", "workerGroup", "prefill", "decode", "redis", "supervisor", "ray.head")
@@ -217,3 +218,85 @@ def test_probes_dns_and_host_network_have_keys() -> None:
     workers = rendered.pods()["demo-baton-workers"]
     assert (workers["hostNetwork"], workers["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert "hostNetwork" not in rendered.pods()["demo-baton-router"]
+
+
+_TARGET = {"type": "Utilization", "averageUtilization": 80}
+# What other charts have keys for and this one has not: kind and component, fields, and the values that make
+# the object.
+WITHOUT_A_KEY: tuple[tuple[str, Object, Values], ...] = (
+    ("Deployment", {"revisionHistoryLimit": 2}, {}),
+    ("Deployment/router", {"minReadySeconds": 10}, {}),
+    (
+        "Deployment/router",
+        {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}}},
+        {},
+    ),
+    ("Service/router", {"sessionAffinity": "ClientIP"}, {}),
+    ("PodDisruptionBudget/router", {"maxUnavailable": None, "minAvailable": 1}, {}),
+    (
+        "HorizontalPodAutoscaler/router",
+        {
+            "metrics": [
+                {
+                    "type": "Resource",
+                    "resource": {
+                        "name": "memory",
+                        "target": {"type": "Utilization", "averageUtilization": 80},
+                    },
+                }
+            ]
+        },
+        {"router.autoscaling.enabled": True},
+    ),
+    (
+        "ServiceMonitor/router",
+        {
+            "endpoints": [
+                {
+                    "port": "admin",
+                    "scrapeTimeout": "10s",
+                    "relabelings": [{"targetLabel": "cluster", "replacement": "eu"}],
+                }
+            ]
+        },
+        {"monitoring.serviceMonitor.enabled": True},
+    ),
+)
+
+
+@pytest.mark.parametrize(("place", "fields", "made_by"), WITHOUT_A_KEY)
+def test_what_has_no_key_of_its_own_is_set_by_overrides(place: str, fields: Object, made_by: Values) -> None:
+    values = values_of("default")
+    for path, value in made_by.items():
+        put(values, path, value)
+    values["overrides"] = {place: {"spec": fields}}
+    kind, _, component = place.partition("/")
+    found = [
+        made
+        for made in render(values).of_kind(kind).values()
+        if component in ("", made["metadata"]["labels"]["app.kubernetes.io/component"])
+    ]
+    assert found
+    for made in found:
+        for field, value in fields.items():
+            if value is None:
+                assert field not in made["spec"]
+            else:
+                assert made["spec"][field] == value
+        if kind != "ServiceMonitor":  # of which the tests know the chart's own fields alone
+            assert errors_in(made, NEWEST) == []
+
+
+def test_scalers_of_workers_may_go_to_no_pod_by_a_trigger_of_the_user() -> None:
+    trigger = {
+        "type": "cron",
+        "metadata": {"timezone": "UTC", "start": "0 7 * * *", "end": "0 19 * * *", "desiredReplicas": "2"},
+    }
+    fallback = {"failureThreshold": 3, "replicas": 4}
+    scaling = {"enabled": True, "minReplicas": 0, "triggers": [trigger], "fallback": fallback}
+    spec = render_with("default", workerGroup__autoscaling=scaling).one("ScaledObject", "demo-baton-workers")[
+        "spec"
+    ]
+    assert spec["minReplicaCount"] == 0
+    assert spec["triggers"][-1] == trigger
+    assert spec["fallback"] == fallback

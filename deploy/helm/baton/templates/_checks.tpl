@@ -5,6 +5,9 @@
 {{- if and (ne $model.source "demo") (not $model.servedName) }}
 model.servedName is empty: clients need a name for a model that is not the demo model
 {{- end }}
+{{- if eq $model.source "s3" }}
+model.source is s3, and the chart has no client for object stores: mount the bucket by its CSI driver and name the claim (model.source pvc), or fill a claim by a Job of your own
+{{- end }}
 {{- if and (eq $model.source "pvc") (not $model.pvc.claimName) }}
 model.pvc.claimName is empty, and model.source is pvc
 {{- end }}
@@ -58,6 +61,9 @@ workerGroup.gpu.count is {{ $gpus }} for {{ $workers }} workers: give each one, 
 {{- with $role.autoscaling }}
 {{- if and .enabled (gt (.minReplicas | int) (.maxReplicas | int)) }}
 {{ $key }}.autoscaling.minReplicas is above maxReplicas
+{{- end }}
+{{- if and .enabled (not (.minReplicas | int)) (not .triggers) }}
+{{ $key }}.autoscaling.minReplicas is 0: without workers routers are not ready, so no request comes that would ask for one; name what does in {{ $key }}.autoscaling.triggers
 {{- end }}
 {{- if and .enabled (include "baton.withRay" $) }}
 {{ $key }}.autoscaling.enabled: with Ray the supervisor's configuration has the number of workers
