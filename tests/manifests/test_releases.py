@@ -19,6 +19,12 @@ def test_a_release_with_tls_serves_and_replaces_its_pods() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_two_copies_of_the_chart_in_one_release() -> None:
+    run_tests(SCENARIOS / "scenario_umbrella.py", within_s=400)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_a_release_under_ray_with_tls() -> None:
     run_tests(SCENARIOS / "scenario_ray.py", within_s=600)
