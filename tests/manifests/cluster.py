@@ -114,9 +114,9 @@ class Cluster:
     def _pod(self, name: str, template: PodTemplate) -> Pod:
         return Pod(name, template, self._network, self._folder / name)
 
-    async def replace(self, name: str) -> list[Ended]:
+    async def replace(self, name: str, pause_s: float = 0.0) -> list[Ended]:
         """A rollout by the Deployment's strategy: new pods for all there are. Returns how the old ones
-        ended."""
+        ended. `pause_s`: seconds from the end of a pod to the start of the next one, where none may surge."""
         deployment = self.deployments[name]
         deadline = time.monotonic() + deployment.progress_s
         ended = []
@@ -128,6 +128,7 @@ class Cluster:
             self._tell_names()
             self.past.append(old)
             if not deployment.surge:
+                await asyncio.sleep(pause_s)
                 await (await self._add(deployment)).until_ready(deadline - time.monotonic())
         return ended
 
