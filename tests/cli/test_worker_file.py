@@ -88,11 +88,10 @@ def test_a_worker_from_a_file(folder: Path) -> None:
 
 def test_ports_may_be_bound_to_other_addresses_than_the_one_that_is_registered(folder: Path) -> None:
     file = write(folder, worker={"port": 50060, "admin_http_port": 8001})
-    variables = {"BATON_HOST": "10.1.2.3", "BATON_LISTEN_HOST": "::"}
-    alone = worker_of(file, **variables)
+    alone = worker_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="::")
     assert (alone.host, alone.bound_host) == ("10.1.2.3", "::")
     assert worker_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="").bound_host == "10.1.2.3"
-    group = group_of(file, **variables)
+    group = group_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="::")
     assert group.admin_http_host == "::"
     assert {(one.host, one.bound_host) for one in group.workers} == {("10.1.2.3", "::")}
 
