@@ -1,4 +1,4 @@
-"""The engine's two loops in this process, without a cluster; a reader only empties the ring."""
+"""The engine's two kinds of steps in this process, without a cluster; a reader only empties the ring."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.layout import SharedRings
 from bench.cluster.fake_engine import decode_loop
-from bench.engine_driver import admit, prefill_step
+from bench.engine_driver import admit, decode_step, executor_of, prefill_step
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.model_loader import LoadedModel
-from services.worker.engine.startup.prefill_setup import prefill_loop
+from services.worker.engine.startup.prefill_setup import prefill_steps
 
 
 class BarePrefill:
     """A prefill worker's scheduler and loop."""
 
     def __init__(self, model: LoadedModel, engine: EngineConfig) -> None:
-        self._loop = prefill_loop(model, engine)
+        self._executor = executor_of(prefill_steps(model, engine))
+        self._scheduler = self._executor.prompts.scheduler
 
     def replay(self, sent_ns: Ordered[int], prompt: int) -> list[float]:
         """TTFT in ms of prompts of `prompt` tokens that arrive at these times, in order."""
@@ -37,11 +38,11 @@ class BarePrefill:
                 time.sleep(max(0.0, (due[0] - time.monotonic_ns()) / 1e9))
             while due and due[0] <= time.monotonic_ns():
                 sequence = _sequence(prompt, max_tokens=2)
-                self._loop.scheduler.add(sequence)
+                self._scheduler.add(sequence)
                 came[sequence] = due.popleft()
-            for result in prefill_step(self._loop):
+            for result in prefill_step(self._executor):
                 sequence = result.chunk.sequence
-                self._loop.scheduler.remove(sequence)
+                self._scheduler.remove(sequence)
                 ttft.append((time.monotonic_ns() - came.pop(sequence)) / 1e6)
         return ttft
 
@@ -82,7 +83,7 @@ class BareDecode:
         return (time.monotonic() - begun) * 1e3 / steps
 
     def _step(self) -> None:
-        self._loop.step()
+        decode_step(self._loop)
         self._reader.read()
 
 

@@ -139,7 +139,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         tune_missing(cases[0], size.slots, LIMIT_S)
     _report(f"{cases[0].shape}, {size.slots} slots of {size.tokens} tokens: weights, KV, graphs")
     front = partial(Front, streams=arguments.front, burners=arguments.burners)
-    engine = DecodeEngine(cases[0], size, front)
+    engine = DecodeEngine(cases[0], size, front, mixes=arguments.mixed)
     try:
         engine.first_token(cases[0])
         gc.collect()

@@ -34,11 +34,11 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     For a loop that has drained and whose slots are still active. They write to buffers of the pass, and to
     the KV of a token that its own step writes again.
     """
-    from baton.engine.decode.gpu_pass import buckets_up_to
-    from baton.engine.decode.graph_step import SIMPLE
+    from baton.engine.plan.decode_rows import batches_up_to
+    from baton.engine.plan.decode_state import SIMPLE
 
     step: GraphStep = engine.loop.step_state  # type: ignore[attr-defined]
-    rows = min(bucket for bucket in buckets_up_to(engine.size.slots) if bucket >= case.batch)
+    rows = min(bucket for bucket in batches_up_to(engine.size.slots) if bucket >= case.batch)
     pass_, model = step.pass_, engine.decoder
 
     def product(name: str) -> Launch:

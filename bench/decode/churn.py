@@ -25,6 +25,7 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
+from bench.engine_driver import decode_step
 from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Churn:
         at = took("end", at)
         self.decode.allocation.step()
         at = took("grow", at)
-        did = self._engine.loop.step()
+        did = decode_step(self._engine.loop)
         took("step", at)
         if not did:
             time.sleep(_IDLE_S)

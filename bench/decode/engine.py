@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.decode.case import BLOCK_TOKENS, MOST_READ_BYTES_S, SAMPLINGS, Case, EngineSize
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
-from bench.engine_driver import admit
+from bench.engine_driver import admit, decode_step
 from bench.random_model import random_model, randomize
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ class DecodeEngine:
         *,
         device: str = "cuda",
         interpreted: bool = False,
+        mixes: bool = False,
     ) -> None:
         """`front` creates the reader of the ring from its memory's descriptor and the number of slots.
+        `mixes`: whether steps may be part of prefill steps.
 
         `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
@@ -76,6 +78,7 @@ class DecodeEngine:
             self._memory,
             exact=case.numerics == "exact",
             interpreted=interpreted,
+            mixes=mixes,
         )
         self.started = Started(weights - begun, time.perf_counter() - weights)
         self._weights_ready = weights
@@ -128,12 +131,12 @@ class DecodeEngine:
 
     def advance(self, between_layers: Callable[[], None] | None = None) -> bool:
         """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do.
-        `between_layers`: see `DecodeLoop.step`."""
+        `between_layers`: see `StepExecutor.launch`."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
             self.slots.release(*key)
-        return self.loop.step(between_layers)
+        return decode_step(self.loop, between_layers)
 
     def turn(self) -> bool:
         """`advance`, and a short sleep if there was nothing to do."""

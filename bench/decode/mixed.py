@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.plan.decode_rows import rows_to_mix
 from bench.decode.case import SPARE, Case, EngineSize
 from bench.decode.engine import DecodeEngine
+from bench.engine_driver import decode_step
 
 if TYPE_CHECKING:
     import torch
 
+    from baton.engine.forward.layer_program import JoinedRows
     from baton.engine.prefill.gpu_pass import PrefillPass
 
 # Steps of each kind: beforehand, and measured.
@@ -37,7 +40,7 @@ class MixedSteps:
 
         self._engine, model = engine, engine.decoder
         rule = library_rule(model, most_rows)
-        joined = engine.loop.joined_rows()
+        joined = tuple(engine.loop.mixed.values())
         self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
         self._pass.warm()
         self._pass.measure_products()
@@ -48,8 +51,7 @@ class MixedSteps:
         self.capture_s = time.perf_counter() - begun
         self.capture_mb = (free - _free_bytes(model.device)) / 1e6
         self.uncaptured = self._pass.uncaptured
-        engine.loop.resume()
-        self._stream = engine.loop.prefill_stream() or compute_stream(model.device)
+        self._stream = engine.loop.stream or compute_stream(model.device)
 
     def run(self, case: Case, rows: Sequence[int]) -> dict[str, Any]:
         """Milliseconds of steps with a batch of `case.batch` sequences, for each number of prompt rows. The
@@ -79,9 +81,7 @@ class MixedSteps:
         took = []
         for _ in range(_WARM + _COUNT):
             self._read()
-            joined = self._engine.loop.join() if joins else None
-            if joins and joined is None:
-                raise RuntimeError("no decode step joins")
+            joined = self._joined() if joins else None
             with self._stream.activate():
                 self._pass.forward(step)
                 begun = self._stream.record_event()
@@ -91,13 +91,22 @@ class MixedSteps:
             took.append(end.seconds_since(begun))
         return round(1e3 * median(took[_WARM:]), 3)
 
+    def _joined(self) -> JoinedRows:
+        loop = self._engine.loop
+        loop.observe()
+        rows = rows_to_mix(loop.steps)
+        joined = None if rows is None else loop.launch_mixed(rows)
+        if joined is None:
+            raise RuntimeError("no decode step joins")
+        return joined
+
     def _decode_ms(self) -> float:
         took = []
         for _ in range(_WARM + _COUNT):
             self._read()
             with self._stream.activate():
                 begun = self._stream.record_event()
-            self._engine.loop.step()
+            decode_step(self._engine.loop)
             with self._stream.activate():
                 end = self._stream.record_event()
             self._await(end)

@@ -117,7 +117,7 @@ class Bench:
         import torch
 
         from baton.device.upload import put_ints
-        from baton.engine.plan.prefill_scheduler import Chunk, step_of
+        from baton.engine.plan.step_plan import Chunk, step_of
         from baton.engine.prefill.attention import PlannedRows, PromptAttention
         from baton.engine.prefill.attention_plan import KeySplit
         from baton.engine.prefill.step_inputs import StepInputs

@@ -18,14 +18,13 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
-from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.block_hash import BlockHasher
 from baton.perf_model.prefill_fit import PrefillFit
-from bench.engine_driver import take
+from bench.engine_driver import prompt_executor, take
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
 from bench.random_model import random_model
@@ -145,7 +144,7 @@ class _CaseRun:
             cost=PrefillFit(half_context(decoder.config)),
             prefixes=self._prefixes,
         )
-        self._loop = PrefillLoop(engine.prompt_pass, scheduler, compute_stream(decoder.device))
+        self._executor = prompt_executor(engine.prompt_pass, scheduler, compute_stream(decoder.device))
         if case.prefix:
             self._prime()
 
@@ -158,29 +157,29 @@ class _CaseRun:
         hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
         self._wait_idle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
-        loop = self._loop
-        device_s, host_s, steps = loop.device_s, loop.host_s, loop.steps_ended
+        steps = self._executor.prompts
+        device_s, host_s, ended = steps.device_s, steps.host_s, steps.steps_ended
         begun = time.perf_counter()
         self._compute(sequences)
         took = time.perf_counter() - begun
         found = (self._prefixes.hit_tokens if self._prefixes is not None else 0) - hits
-        return Run(took, loop.device_s - device_s, loop.host_s - host_s, loop.steps_ended - steps, found)
+        return Run(took, steps.device_s - device_s, steps.host_s - host_s, steps.steps_ended - ended, found)
 
     def _compute(self, sequences: list[Sequence]) -> None:
         """Runs prompts to their first tokens."""
-        loop = self._loop
+        scheduler = self._executor.prompts.scheduler
         for sequence in sequences:
-            loop.scheduler.add(sequence)
+            scheduler.add(sequence)
         left = len(sequences)
         until = time.perf_counter() + DEADLINE_S
         while left:
-            if not loop.begin() and self._prefixes is not None:
+            if self._executor.step_prompts() is None and self._prefixes is not None:
                 self._prefixes.poll()
-            left -= sum(result.token is not None for result in take(loop))
+            left -= sum(result.token is not None for result in take(self._executor))
             if time.perf_counter() > until:
                 raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
         for sequence in sequences:
-            loop.scheduler.remove(sequence)
+            scheduler.remove(sequence)
 
     def _sequence(self, number: int) -> Sequence:
         case = self._case

@@ -15,9 +15,9 @@ from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
-from baton.engine.prefill.loop import PrefillLoop
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from bench.case_output import show
+from bench.engine_driver import prompt_executor
 from bench.precision import Precision
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine
@@ -122,10 +122,10 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()
-    loop = PrefillLoop(
+    executor = prompt_executor(
         WatchedPass(engine.prompt_pass, log, clock.now), scheduler, compute_stream(decoder.device), clock.now
     )
-    return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
+    return Traffic(executor, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
 
 
 class Fairness:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.perf_model.prefill_fit import PrefillFit
 from bench.engine_driver import take
@@ -118,10 +119,10 @@ class Traffic:
     """Submits prompts to a loop and takes the results, like an engine."""
 
     def __init__(
-        self, loop: PrefillLoop, log: StepLog, time: Time, token_ids: Callable[[int], tuple[int, ...]]
+        self, executor: StepExecutor, log: StepLog, time: Time, token_ids: Callable[[int], tuple[int, ...]]
     ) -> None:
         """`token_ids(count)`: new random token ids."""
-        self._loop = loop
+        self._executor, self._steps = executor, executor.prompts
         self._log = log
         self._time = time
         self._token_ids = token_ids
@@ -131,7 +132,7 @@ class Traffic:
     @property
     def cost(self) -> PrefillFit:
         """The cost model by which the loop's steps are planned."""
-        return self._loop.scheduler.cost
+        return self._steps.scheduler.cost
 
     def wait(self, seconds: float) -> None:
         """Lets time pass while nothing runs."""
@@ -152,16 +153,16 @@ class Traffic:
             while coming is not None and begun + coming <= now:
                 self._add(load.tokens, begun + coming)
                 coming = next(arrivals, None)
-            results = take(self._loop)
-            did = self._loop.begin()
-            results += take(self._loop)
+            results = take(self._executor)
+            did = self._executor.step_prompts() is not None
+            results += take(self._executor)
             ended = self._note(results, served)
             if load.users:
                 for _ in range(ended):
                     self._add(load.tokens, self._time.now())
             if not (did or results):
                 left = _UNDER_WAY_S if coming is None else max(0.0, begun + coming - now)
-                self._time.wait(min(left, _UNDER_WAY_S) if self._loop.under_way else left)
+                self._time.wait(min(left, _UNDER_WAY_S) if self._steps.under_way else left)
         served.seconds = self._time.now() - begun
         self._drop(served)
         served.steps = self._log.steps[first_step:]
@@ -170,7 +171,7 @@ class Traffic:
 
     def _add(self, tokens: int, came: float) -> Sequence:
         sequence = Sequence(self._token_ids(tokens), tokens, SamplingParams(), Limits(1))
-        self._loop.scheduler.add(sequence)
+        self._steps.scheduler.add(sequence)
         self._came[sequence] = came
         return sequence
 
@@ -182,7 +183,7 @@ class Traffic:
             if result.token is None:
                 continue
             sequence = result.chunk.sequence
-            self._loop.scheduler.remove(sequence)
+            self._steps.scheduler.remove(sequence)
             took = now - self._came.pop(sequence)
             if sequence is self._long:
                 self._long = None
@@ -196,7 +197,7 @@ class Traffic:
         """Cancels the rest. Raises TimeoutError where a step does not end."""
         now = self._time.now()
         for sequence, came in self._came.items():
-            self._loop.scheduler.remove(sequence)
+            self._steps.scheduler.remove(sequence)
             if sequence is self._long:
                 served.reached = sequence.computed
             else:
@@ -205,8 +206,8 @@ class Traffic:
         self._came.clear()
         self._long = None
         until = self._time.now() + _DEADLINE_S
-        while self._loop.under_way:
+        while self._steps.under_way:
             self._time.wait(_UNDER_WAY_S)
-            take(self._loop)
+            take(self._executor)
             if self._time.now() > until:
                 raise TimeoutError("a step does not end")

@@ -17,7 +17,9 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
@@ -26,14 +28,14 @@ from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefill.graphs import GraphBounds
-from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.output_ring import Finish
-from bench.engine_driver import admit, finish
+from bench.engine_driver import admit, take
 
 WEIGHTS_SEED = 7
 # How long `run` may take: what hangs is found, and a GPU that others use as well is waited for.
@@ -137,9 +139,6 @@ class LocalEngine:
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
-        self.prefill = PrefillLoop(
-            ReferencePass(ReferenceModel(model), cache), self.scheduler, compute_stream(model.device)
-        )
         rings = SharedRings(ring_slots or slots, rows_per_slot=rows_per_slot)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
@@ -151,51 +150,37 @@ class LocalEngine:
             from baton.engine.decode.factory import decode_loop
 
             self.decode = decode_loop(
-                model, cache, self.state, rings, memory, exact=numerics == "exact", interpreted=True
-            )
+                model, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),
+                interpreted=True,
+            )  # fmt: skip
         else:
             box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
             self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring, positions)
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
         if mixed:
-            self._mix(model, chunk, graphs=mixed == "graphs")
+            self.prefill = self._mixing(model, chunk, graphs=mixed == "graphs")
+        else:
+            prompt_pass = ReferencePass(ReferenceModel(model), cache)
+            self.prefill = PrefillSteps(prompt_pass, self.scheduler, compute_stream(model.device))
+        planner = StepPlanner(self.scheduler, self.prefill.state, self.decode.steps)
+        self.executor = StepExecutor(planner, self.prefill, self.decode)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
         self.tables: dict[tuple[int, int], BlockTables] = {}
 
-    def _mix(self, model: Model, chunk: int, *, graphs: bool) -> None:
+    def _mixing(self, model: Model, chunk: int, *, graphs: bool) -> PrefillSteps:
         from baton.engine.prefill.gpu_pass import PrefillPass
 
-        joined = self.decode.joined_rows()
+        joined = tuple(self.decode.mixed.values())
         passes = PrefillPass(model, self.cache, chunk, None, joined=joined)
         rows = chunk + max(each.rows for each in joined) if graphs else 0
         passes.capture(GraphBounds(rows, least_chunks=2, entries=256))
         assert not passes.uncaptured
         if model.device.type == "cuda":
             torch.cuda.synchronize()
-        self.decode.resume()
-        stream = self.decode.prefill_stream() or compute_stream(model.device)
-        self.prefill = PrefillLoop(passes, self.scheduler, stream)
-        self.prefill.decode = self
-
-    @property
-    def joined_last(self) -> bool:
-        return self.decode.joined_last
-
-    @property
-    def rows_to_join(self) -> int:
-        return self.decode.rows_to_join
-
-    def join(self) -> JoinedRows | None:
-        joined = self.decode.join()
-        self.mixed_steps += joined is not None
-        return joined
-
-    @property
-    def step_s(self) -> float:
-        return 0.0
+        return PrefillSteps(passes, self.scheduler, self.decode.stream or compute_stream(model.device))
 
     def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
         """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.
@@ -222,8 +207,16 @@ class LocalEngine:
             sequence.borrowed = True
             self.scheduler.add(sequence)
             begun.append((start, sequence))
-        last = {id(result.chunk.sequence): result for result in finish(self.prefill)}
+        last = {id(result.chunk.sequence): result for result in self.compute()}
         return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
+
+    def compute(self) -> list[ChunkResult]:
+        """Runs prefill steps until there is nothing left to compute, and waits for all of them."""
+        results = []
+        while (step := self.executor.step_prompts()) is not None or self.prefill.under_way:
+            self.mixed_steps += step is not None and step.plan.is_mixed
+            results += take(self.executor)
+        return results
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
         self.scheduler.remove(sequence)
@@ -256,7 +249,7 @@ class LocalEngine:
         self.decode.extend(*key, more, held, capacity)
 
     def step(self) -> bool:
-        ran = self.decode.step()
+        ran = self.executor.step_decode() is not None
         self.read()
         return ran
 

@@ -15,6 +15,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant
 from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.logprob_records import LogprobRecords, Logprobs, logprob_bytes
@@ -46,8 +47,9 @@ class _Admitting(DecodeLoop):
     has_work = False
     tokens_decoded = 0
 
-    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
-        return False
+    def observe(self) -> None: ...
+
+    def launch(self, rows: DecodeRows, between_layers: Callable[[], None] | None = None) -> None: ...
 
 
 def mask_bits(tokens: tuple[int, ...], vocab: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -27,7 +27,7 @@ from baton.engine.model.weights import random_weights
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import Finish
-from bench.engine_driver import admit
+from bench.engine_driver import admit, decode_step
 from tests.engine.local_engine import CONFIG
 
 BLOCK = 64
@@ -112,7 +112,7 @@ class SharedPrefix:
 
     def step(self) -> None:
         """One step, ended."""
-        self.loop.step()
+        decode_step(self.loop)
         if self._shape.device == "cuda":
             torch.cuda.synchronize()
         for record in self.reader.read():

@@ -34,13 +34,15 @@ def decode_loop(
     *,
     exact: bool,
     serves: bool = True,
+    mixes: bool = False,
     interpreted: bool = False,
     before_step: Callable[[float], None] | None = None,
 ) -> DecodeLoop:
     """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
 
-    `serves`: False where no slot will ever be admitted, and nothing need be captured. `interpreted`: graphs
-    on a CPU too, whose kernels run in Triton's interpreter. `before_step`: see `ReferenceDecodeLoop`.
+    `serves`: False where no slot will ever be admitted, and nothing need be captured. `mixes`: whether steps
+    of graphs may be part of prefill steps. `interpreted`: graphs on a CPU too, whose kernels run in Triton's
+    interpreter. `before_step`: see `ReferenceDecodeLoop`.
     """
     on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
     if interpreted or (serves and on_gpu):
@@ -48,7 +50,8 @@ def decode_loop(
         from baton.engine.decode.graph_loop import GraphDecodeLoop
 
         host = HostMemory(memory, model.device)
-        return GraphDecodeLoop(model, cache, state, rings, host, pass_options(model, exact=exact))
+        options = pass_options(model, exact=exact)
+        return GraphDecodeLoop(model, cache, state, rings, host, options, mixes=mixes)
     box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
     return ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions, before_step)
 

@@ -21,6 +21,7 @@ from baton.engine.kernels.gpu.attention.split_attention import split_attention
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.modules import Model
+from baton.engine.plan.decode_rows import batches_up_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class DecodePass:
         self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
         self.gemm = Gemm(
             model,
-            buckets_up_to(rows),
+            batches_up_to(rows),
             lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
         )
         self.heads = attention_heads(model)
@@ -76,7 +77,7 @@ class DecodePass:
         shape = config.num_heads, config.num_kv_heads, config.head_dim
         # Few rows may be cut into more items than many are.
         most = [
-            max(self.most_items(group, n) for n in buckets_up_to(rows)) for group in range(len(cache.groups))
+            max(self.most_items(group, n) for n in batches_up_to(rows)) for group in range(len(cache.groups))
         ]
         items = [Items(rows, count, *shape, device) for count in most]
         self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
@@ -141,16 +142,6 @@ class DecodePass:
         logits = self.logits[:rows]
         self.gemm(self._model.head, logits, workspace.hidden[:rows])
         return logits
-
-
-def buckets_up_to(rows: int) -> list[int]:
-    """Batch sizes that have a graph of their own: powers of two with halves between, from 128 on with one and
-    a quarter, too, where each row makes a step longer, and `rows` itself. By measurements of an 8B model in
-    bf16 on an H200: a step of 160 rows takes 9.2 ms, in a graph of 192 9.6; 448 rows take longer than 512."""
-    steps = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
-    while steps[-1] < rows:
-        steps += [steps[-1] * quarters // 4 for quarters in (5, 6, 8)]
-    return [step for step in steps if step < rows] + [rows]
 
 
 def _pool_tokens(group: Tensor) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
-from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
+from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.decode.graph_sampler import GraphSampler
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.kernels.gpu.attention.items import TILE
@@ -30,11 +30,11 @@ from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.plan.decode_rows import batches_up_to
+from baton.engine.plan.decode_state import SIMPLE
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mailbox import Feature
 
-# What the quicker of the two samplers can do; the other does everything.
-SIMPLE = Feature.GREEDY | Feature.TEMPERATURE
 _EVERYTHING = ~Feature(0)
 
 
@@ -105,7 +105,7 @@ class GraphStep:
         """Captures `fetch` and the graphs of every bucket. Capturing runs steps, with no slot active."""
         self.fetch = self._queue.capture(self._fetch)
         graphs = {}
-        for bucket in reversed(buckets_up_to(self._shape.rows)):
+        for bucket in reversed(batches_up_to(self._shape.rows)):
             graphs[bucket] = StepGraphs(
                 simple=self._queue.capture(lambda b=bucket: self._sample_simple(b)),  # type: ignore[misc]
                 samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]

@@ -7,10 +7,11 @@ The step is the one that a graph of the same bucket runs (`graph_step`), and cou
 
 from __future__ import annotations
 
-from baton.engine.decode.gpu_pass import buckets_up_to
-from baton.engine.decode.graph_step import SIMPLE, GraphStep
+from baton.engine.decode.graph_step import GraphStep
 from baton.engine.forward.workspace import Workspace
 from baton.engine.model.layers.attention import Attention
+from baton.engine.plan.decode_rows import batches_up_to
+from baton.engine.plan.decode_state import SIMPLE
 
 # The smallest bucket but for one of all slots, and those that are left out: a graph is made for each bucket
 # and several numbers of prompt rows, beside which a few rows more or less make no difference.
@@ -38,5 +39,5 @@ class JoinedDecodeRows:
 
 def joined_buckets(rows: int) -> list[int]:
     """Buckets of decode rows that join prefill steps, on a worker with up to `rows`."""
-    *smaller, _ = buckets_up_to(rows)
+    *smaller, _ = batches_up_to(rows)
     return [bucket for bucket in smaller if bucket >= _LEAST and bucket not in _LEFT_OUT] + [rows]

@@ -18,6 +18,9 @@ from baton.device.stream import ComputeStream
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
+from baton.engine.plan.decode_rows import batches_up_to
+from baton.engine.plan.decode_state import DecodeState
+from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
@@ -41,9 +44,19 @@ class DecodeLoop(ABC):
     steps that apply them."""
 
     def __init__(
-        self, state: SlotState, mailbox: Mailbox, ring: RingWriter, positions: SlotPositions
+        self,
+        state: SlotState,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        positions: SlotPositions,
+        mixed: Sequence[JoinedRows] = (),
     ) -> None:
+        """`mixed`: rows that a pass over prompts can run, too, by batch."""
         self._state = state
+        self.mixed = {rows.rows: rows for rows in mixed}
+        """What `launch_mixed` may return, by batch: a pass over prompts must be made for these rows."""
+        self.steps = DecodeState(state.shape, tuple(batches_up_to(state.shape.rows)), tuple(self.mixed))
+        """What the planner reads."""
         self._mailbox = mailbox
         self.shape = state.shape
         self.ring = ring
@@ -129,47 +142,12 @@ class DecodeLoop(ABC):
         self._post(_entry(EntryKind.EXTEND, slot, generation, self.ring.steps))
         return self._mailbox.posted
 
-    def expect_admissions(self, count: int) -> None:
-        """So many sequences will be admitted soon: steps that are enqueued ahead leave room for them. Where
-        none is enqueued ahead, this does nothing."""
-        return None
-
-    def prefill_stream(self) -> ComputeStream | None:
-        """A stream for prefill steps of the same worker, which run in turn with decode steps: both at once
-        take longer than one after the other (docs/decisions/0039-prefill-and-decode-in-turn.md). None where
-        each decode step ends before `step` returns."""
-        return None
-
-    def expect_prefill(self, *, under_way: bool, follows: bool = False) -> None:
-        """Whether a prefill step is enqueued on `prefill_stream` that has not ended: it takes the place of
-        one of the steps enqueued ahead, so that prefill and decode steps alternate; one that a step has
-        joined only once that step has ended, which is before it. `follows`: another one is about to be
-        enqueued that a step joins, so that no step is to be enqueued before it."""
-        return None
-
-    def joined_rows(self) -> Sequence[JoinedRows]:
-        """What `join` may return from now on: rows that prefill steps must be made for, after which `resume`
-        is called. Empty where steps cannot join others."""
-        return ()
-
-    def resume(self) -> None:
-        """To be called when steps have run that this loop did not enqueue, and none is under way."""
-        return None
-
     @property
-    def joined_last(self) -> bool:
-        """Whether the step that was enqueued last joined a prefill step."""
-        return False
-
-    @property
-    def rows_to_join(self) -> int:
-        """Rows of the step that `join` would return now; 0 where it returns none."""
-        return 0
-
-    def join(self) -> JoinedRows | None:
-        """Has the next step run as part of a prefill step, which the caller must launch next on
-        `prefill_stream` with these rows: weights are read once for both. None where a step would do nothing,
-        or cannot be run so; then the caller launches its own alone."""
+    def stream(self) -> ComputeStream | None:
+        """The stream of the steps. Prefill steps of the same worker run on it, too, in turn with decode
+        steps: both at once take longer than one after the other
+        (docs/decisions/0039-prefill-and-decode-in-turn.md). None where each step ends before `launch`
+        returns."""
         return None
 
     @property
@@ -203,6 +181,9 @@ class DecodeLoop(ABC):
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)
+        self.steps.posted = self._mailbox.posted
+        if int(entry["kind"][0]) == EntryKind.ADMIT:
+            self.steps.admissions.append((self._mailbox.posted, int(entry["features"][0])))
 
     @property
     def measured_costs(self) -> StepCosts:
@@ -235,12 +216,19 @@ class DecodeLoop(ABC):
         """Since the loop was made."""
 
     @abstractmethod
-    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
-        """Runs or enqueues one step; False where there was nothing to do or no room in the output ring.
+    def observe(self) -> None:
+        """Brings `steps` up to date: what has ended, and what is left to do."""
 
-        `between_layers` is called between the layers of a step that the host computes itself, for work that
-        cannot wait for its end and touches no active slot. A step on a GPU blocks no caller and ignores it.
-        """
+    @abstractmethod
+    def launch(self, rows: DecodeRows, between_layers: Callable[[], None] | None = None) -> None:
+        """Runs or enqueues one step. `between_layers`: see `StepExecutor.launch`."""
+
+    def launch_mixed(self, rows: DecodeRows) -> JoinedRows | None:
+        """Has the next step run as part of a prefill step, which the caller launches next on `stream` with
+        the rows that are returned: weights are read once for both. None where steps cannot be part of
+        others: then it has been launched by itself."""
+        self.launch(rows)
+        return None
 
 
 def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:

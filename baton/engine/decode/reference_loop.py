@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +18,14 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import StepTimes
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.shared_memory.mailbox import EntryKind, Mailbox
 from baton.engine.shared_memory.output_ring import Finish, RingWriter
 from baton.engine.shared_memory.slot_positions import SlotPositions
 
 
 class ReferenceDecodeLoop(DecodeLoop):
-    """A step runs when `step` is called, and has run when that returns."""
+    """A step runs when it is launched, and has run when that returns."""
 
     def __init__(
         self,
@@ -41,6 +43,8 @@ class ReferenceDecodeLoop(DecodeLoop):
         self._reference = reference
         self._cache = cache
         self._tokens_decoded = 0
+        # Words that the reader had taken when a step last found no room.
+        self._tail_when_full = -1
         self._times = StepTimes()
 
     @property
@@ -55,28 +59,40 @@ class ReferenceDecodeLoop(DecodeLoop):
     def has_work(self) -> bool:
         return bool(self._mailbox.pending) or bool(self._state.active.any())
 
-    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
-        if not self.has_work:
-            return False
-        if self.ring.room() < self.shape.words:
+    def observe(self) -> None:
+        state, box = self._state, self._mailbox
+        used = state.sampler.features[state.active].cpu().numpy()
+        self.steps.saw(
+            active=len(used),
+            features=int(np.bitwise_or.reduce(used, initial=0)),
+            applied=box.posted - box.pending,
+            ended=self.ring.steps + self.ring.full_steps,
+            moves=len(used) > 0 and bool((state.active & ~self._held()).any()),
+        )
+        self.steps.room = self._has_room() or self.ring.tail != self._tail_when_full
+
+    def launch(self, rows: DecodeRows, between_layers: Callable[[], None] | None = None) -> None:
+        """Runs a step over all slots that can advance, however large the batch."""
+        self.steps.launched += 1
+        if not self._has_room():
+            self._tail_when_full = self.ring.tail
             self.ring.count_full()
-            return False
-        applied = self._apply_mailbox()
-        rows = self._runnable_rows()
-        if not (applied or rows.numel()):
-            return False  # all are held
-        if rows.numel():
+            return
+        self._apply_mailbox()
+        runnable = self._runnable_rows()
+        if runnable.numel():
             if self._before_step is not None:
                 self._before_step(self.expected_step_s)
             began = time.monotonic()
-            self._advance(rows, between_layers)
+            self._advance(runnable, between_layers)
             self._times.add(time.monotonic() - began)
         self.ring.count_step()
-        return True
 
-    def _apply_mailbox(self) -> bool:
-        entries = self._mailbox.take(self.ring.steps, limit=self.shape.slots)
-        for entry in entries:
+    def _has_room(self) -> bool:
+        return self.ring.room() >= self.shape.words
+
+    def _apply_mailbox(self) -> None:
+        for entry in self._mailbox.take(self.ring.steps, limit=self.shape.slots):
             slot, generation = int(entry["slot"]), int(entry["generation"])
             if entry["kind"] == EntryKind.ADMIT:
                 self._state.admit(entry)
@@ -90,18 +106,21 @@ class ReferenceDecodeLoop(DecodeLoop):
                 self._state.active[slot] = False
                 finish = Finish.PREEMPTED if entry["kind"] == EntryKind.PREEMPT else Finish.CANCELLED
                 self.ring.write([0], [slot], [generation], [finish])
-        return bool(entries)
 
-    def _runnable_rows(self) -> Tensor:
-        """Slots that advance in this step. One without a block for its next token, or without that token's
-        mask where it needs one, is held."""
+    def _held(self) -> Tensor:
+        """Active slots without a block for their next token, or without that token's mask where they need
+        one."""
         state = self._state
         held = state.position >= state.capacity
         held |= state.sampler.waits(state.generation, state.position + 1)
-        held &= state.active
+        return held & state.active
+
+    def _runnable_rows(self) -> Tensor:
+        """Slots that advance in this step; the others that are active are counted."""
+        held = self._held()
         if bool(held.any()):
             self.ring.count_held(int(held.sum()))
-        return torch.nonzero(state.active & ~held).flatten()
+        return torch.nonzero(self._state.active & ~held).flatten()
 
     def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state = self._state

@@ -1,2 +1,3 @@
-"""Which prompt tokens a step computes, in which order, and what that should take; free of torch. Imported by
-`baton.engine.prefill`, `services.worker.engine` and benchmarks."""
+"""What the device computes next, as data: the planners of prefill and decode steps, and what they know. Free
+of torch. Imported by `baton.engine.prefill`, `decode` and `executor`, by `services.worker.engine` and
+benchmarks."""

@@ -31,8 +31,8 @@ from baton.base.prefill_defaults import AGE_CAP_S, MARGIN, STEP_S
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.plan.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
-from baton.engine.plan.prefill_step import PrefillStep, StepChunk
 from baton.engine.plan.prompt_order import Prompt, in_order
+from baton.engine.plan.step_plan import Chunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.perf_model.prefill_fit import PrefillFit
@@ -53,27 +53,6 @@ STEP_LIMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens `start` to `start + count` of one sequence."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.start + self.count == self.sequence.length
-
-    def inputs(self) -> StepChunk:
-        """What a forward pass needs of it. Raises ValueError where the sequence has no blocks."""
-        sequence = self.sequence
-        if sequence.blocks is None:
-            raise ValueError("a chunk's sequence has no blocks")
-        token_ids = sequence.token_ids[self.start : self.start + self.count]
-        return StepChunk(self.start, token_ids, sequence.blocks)
-
-
-@dataclass(frozen=True, slots=True)
 class StepBounds:
     """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
     chunks that are longer, and not their sequence's last, end at a multiple of it. `alone_seconds`: of a step
@@ -90,11 +69,6 @@ class StepBounds:
     def longest_seconds(self) -> float:
         """Of any step."""
         return max(self.seconds, self.alone_seconds)
-
-
-def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
-    """The step that computes these chunks."""
-    return PrefillStep(tuple(chunk.inputs() for chunk in chunks))
 
 
 class PrefillScheduler:
@@ -128,8 +102,6 @@ class PrefillScheduler:
         self._sequences: dict[Sequence, float] = {}
         # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
         self._passes = 0
-        # Whether the last plan left tokens that might have been computed then.
-        self.more_waits = False
         # When the last prompt came that needs no more than one step.
         self._short_came = -math.inf
 
@@ -155,43 +127,51 @@ class PrefillScheduler:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
         self._sequences[sequence] = self._clock()
 
-    def plan(self, others: int = 0) -> list[Chunk]:
-        """The next step's chunks (`step_of` has their data); the caller computes all, then calls `computed`.
-        `others`: rows that may be computed with them.
+    def admit(self, now: float) -> None:
+        """Gives blocks to the prompts that wait, and what the prefix cache has of them, in the order in which
+        they are computed, while there are blocks."""
+        left_s, _, crowded = self._waiting(now)
+        if not all(map(self._has_started, left_s)):
+            self._claim(self._in_order(left_s, now, crowded=crowded), now)
 
-        A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
-        """
-        now = self._clock()
-        left_s = {
-            sequence: self._seconds_left(sequence)
-            for sequence in self._sequences
-            if sequence.reached < sequence.length
-        }
-        patient = {sequence for sequence in left_s if self._is_patient(sequence, left_s[sequence], now)}
-        crowded = self._crowded(left_s, patient, now)
-        seconds = self._bounds.seconds if crowded else self._longest_s()
-        prompts = self._prompts(left_s, seconds, now)
-        runnable = self._with_blocks(in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0))
+    def plan(self, now: float, others: int = 0) -> tuple[Chunk, ...]:
+        """The next step's chunks, of prompts that have blocks; changes nothing. `others`: rows that may be
+        computed with them. The caller launches all, calls `launched`, and `computed` when they are."""
+        left_s, patient, crowded = self._waiting(now)
+        if not any(map(self._has_started, left_s)):
+            return ()
+        ordered = self._in_order(left_s, now, crowded=crowded)
+        runnable = [sequence for sequence in ordered if self._has_started(sequence)]
+        seconds = self._step_s(crowded=crowded)
         step = StepFilling(self.cost, seconds, self._bounds.tokens, self._bounds.alignment, crowded=crowded)
-        aged = self._aged(runnable)
+        aged = self._aged(runnable, now)
         if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
         for sequence in runnable:
             step.give(sequence, patient=sequence in patient)
-        waiting = sum(sequence.length - sequence.reached for sequence in runnable)
         if not step.attends_much:
+            waiting = sum(sequence.length - sequence.reached for sequence in runnable)
             self._leave_rows(step, waiting, others, several=len(runnable) > 1)
-        self.more_waits = waiting > step.rows
-        passed = aged is not None and aged not in step.given
-        self._passes = self._passes + 1 if passed else 0
-        return [Chunk(sequence, sequence.reached, count) for sequence, count in step.given.items()]
+        return tuple(Chunk(sequence, sequence.reached, count) for sequence, count in step.given.items())
 
-    def begun(self, chunk: Chunk) -> None:
-        """Records that the chunk was launched. The blocks that it writes stay pinned until it is computed,
-        even if their owner frees them."""
-        chunk.sequence.begun = chunk.start + chunk.count
-        for pool, block in self._written(chunk):
-            pool.pin(block)
+    @property
+    def waiting_rows(self) -> int:
+        """Tokens of prompts that have blocks, of which no chunk was launched yet."""
+        return sum(one.length - one.reached for one in self._sequences if self._has_started(one))
+
+    def launched(self, chunks: Iterable[Chunk], now: float) -> None:
+        """Records that a plan's chunks were launched; the next plan starts behind them. The blocks that they
+        write stay pinned until they are computed, even if their owner frees them."""
+        chunks = tuple(chunks)
+        left_s, patient, _ = self._waiting(now)
+        self._short_came = self._last_short(left_s, patient)
+        aged = self._aged([one for one in left_s if self._has_started(one)], now)
+        passed = aged is not None and all(chunk.sequence is not aged for chunk in chunks)
+        self._passes = self._passes + 1 if passed else 0
+        for chunk in chunks:
+            chunk.sequence.begun = chunk.start + chunk.count
+            for pool, block in self._written(chunk):
+                pool.pin(block)
 
     def computed(self, chunk: Chunk) -> bool:
         """The chunk's tokens have KV; False where its sequence has been removed meanwhile."""
@@ -223,32 +203,47 @@ class PrefillScheduler:
         if sequence.blocks is not None and not sequence.borrowed:
             self._pools.release(sequence.blocks)
 
-    def _prompts(self, left_s: Mapping[Sequence, float], step_s: float, now: float) -> list[Prompt]:
-        """What waits, the shortest remaining first; each is due a step earlier than its limit says, since its
-        first token comes at the end of a step."""
-        return [
-            Prompt(sequence, MARGIN * left_s[sequence], self._due_s(sequence, now) - step_s)
+    def _waiting(self, now: float) -> tuple[dict[Sequence, float], Set[Sequence], bool]:
+        """Predicted seconds of what is left of each prompt that waits; those that are in no hurry; and
+        whether short ones that are in a hurry wait or have come lately."""
+        left_s = {
+            sequence: self._seconds_left(sequence)
+            for sequence in self._sequences
+            if sequence.reached < sequence.length
+        }
+        patient = {sequence for sequence in left_s if self._is_patient(sequence, left_s[sequence], now)}
+        return left_s, patient, now - self._last_short(left_s, patient) < LATELY_S
+
+    def _in_order(self, left_s: Mapping[Sequence, float], now: float, *, crowded: bool) -> list[Sequence]:
+        """Prompts in the order in which they are computed. Each is due a step earlier than its limit says,
+        since its first token comes at the end of a step."""
+        seconds = self._step_s(crowded=crowded)
+        prompts = [
+            Prompt(sequence, MARGIN * left_s[sequence], self._due_s(sequence, now) - seconds)
             for sequence in sorted(left_s, key=lambda sequence: sequence.length - sequence.reached)
         ]
+        return in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0)
 
-    def _crowded(self, left_s: Mapping[Sequence, float], patient: Set[Sequence], now: float) -> bool:
-        """Whether short prompts that are in a hurry wait or have come lately. Which are short is known once
-        steps were timed."""
-        short_s = self._bounds.seconds * (1 + SLACK)
+    def _last_short(self, left_s: Mapping[Sequence, float], patient: Set[Sequence]) -> float:
+        """When the last short prompt came that was in a hurry. Which are short is known once steps were
+        timed."""
+        short_s, came = self._bounds.seconds * (1 + SLACK), self._short_came
         for sequence, seconds in left_s.items():
             is_new = sequence.reached <= sequence.cached
             if is_new and 0 < seconds <= short_s and sequence not in patient:
-                self._short_came = max(self._short_came, self._sequences[sequence])
-        return now - self._short_came < LATELY_S
+                came = max(came, self._sequences[sequence])
+        return came
 
     def _is_patient(self, sequence: Sequence, left_s: float, now: float) -> bool:
         """Whether its limit leaves it time for several of the longest steps."""
         due_s = self._due_s(sequence, now)
         return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * self._bounds.longest_seconds
 
-    def _longest_s(self) -> float:
-        """What a step may take while no prompt is in a hurry."""
+    def _step_s(self, *, crowded: bool) -> float:
+        """What a step may take; longer while no prompt is in a hurry."""
         bounds = self._bounds
+        if crowded:
+            return bounds.seconds
         if not self.beside_decode:
             return bounds.longest_seconds
         if math.isinf(self.tpot_limit_s):
@@ -280,24 +275,20 @@ class PrefillScheduler:
         """Predicted seconds of what is left of a prompt; 0 before any step was timed."""
         return self.cost.seconds_of(self.cost.of(sequence.reached, sequence.length - sequence.reached))
 
-    def _with_blocks(self, ordered: list[Sequence]) -> list[Sequence]:
-        """The sequences that have blocks or can be given them, in their order."""
-        aged = self._aged(ordered)
+    def _claim(self, ordered: list[Sequence], now: float) -> None:
+        """Gives blocks to the sequences in their order, while there are any."""
+        aged = self._aged(ordered, now)
         may_start = aged is None or self._has_blocks(aged)
-        runnable = []
         for sequence in ordered:
             if sequence.borrowed:  # to find it a prefix takes nothing from those that wait for blocks
                 self._has_blocks(sequence)
             elif not self._has_started(sequence):
                 may_start = may_start and self._has_blocks(sequence)
-            if self._has_started(sequence):
-                runnable.append(sequence)
-        return runnable
 
-    def _aged(self, sequences: list[Sequence]) -> Sequence | None:
+    def _aged(self, sequences: list[Sequence], now: float) -> Sequence | None:
         """The oldest, if it has waited longer than the cap."""
         oldest = min(sequences, key=self._sequences.__getitem__, default=None)
-        if oldest is None or self._clock() - self._sequences[oldest] < self._bounds.age_cap_s:
+        if oldest is None or now - self._sequences[oldest] < self._bounds.age_cap_s:
             return None
         return oldest
 

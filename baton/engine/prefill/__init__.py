@@ -1,2 +1,2 @@
-"""Prompts to first tokens: the forward pass over packed chunks, and the loop that pipelines steps. Imported
-by `services.worker.engine`."""
+"""Prompts to first tokens: the forward pass over packed chunks, and the draw behind it. Imported by
+`baton.engine.executor`, `services.worker.engine` and benchmarks."""

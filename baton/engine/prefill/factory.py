@@ -11,7 +11,7 @@ import torch
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.prefill.loop import PromptPass
+from baton.engine.prefill.prompt_pass import PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Builds an engine: constructs its components in order and passes each what it needs.
 
-    model ─▶ KV wire format, links ─▶ decode loop, prefill loop ─▶ decode side ─▶ prefill side ─▶ audit,
-    commands, loop
+    model ─▶ KV wire format, links ─▶ decode loop, prefill steps ─▶ decode side ─▶ prefill side ─▶ planner,
+    executor, audit, commands, loop
 
 The decode side comes first, since the prefill side of a worker of role both hands over to it.
 """
@@ -20,7 +20,10 @@ from baton.engine.decode.factory import decode_loop
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import SlotPool
-from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.plan.pacing import PrefillPacing
+from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import MaskBoard
@@ -44,14 +47,13 @@ from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.loop import EngineLoop, beat_step
 from services.worker.engine.prefill.jobs import PrefillJobs
-from services.worker.engine.prefill.pacing import PrefillPacing
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.link_tls import link_tls
 from services.worker.engine.startup.model_loader import LoadedModel
-from services.worker.engine.startup.prefill_setup import prefill_loop
+from services.worker.engine.startup.prefill_setup import prefill_steps
 from services.worker.engine.startup.prefix_cache_setup import prefix_cache
 from services.worker.engine.startup.startup_log import capture_logged, log_memory
 
@@ -89,7 +91,6 @@ def build_engine(
         certificates=None if links.tls is None else links.tls.certificates,
         masks=_mask_board(launch, model),
     )
-    prompts.decode = decode
     sender = links.sender(model, config.transfer)
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
     local = decode.handoffs if config.role == "both" else None
@@ -102,13 +103,17 @@ def build_engine(
         partial(_tpot_limit_s, configured_ms, reserved),
         all_limited=lambda: configured_ms is not None or reserved.all_limited,
     )
-    prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0, pacing)
+    planner = StepPlanner(prompts.scheduler, prompts.state, steps.steps, pacing, decode.step_s)
+    prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
     audit = EngineAudit(model, decode, prefill)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))
     stepped = None if launch.stepped_fd is None else Wakeup(launch.stepped_fd)
-    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces, stepped)
+    executor = StepExecutor(planner, prompts, steps)
+    return EngineLoop(
+        channel, wakeup, heartbeat, commands, decode, prefill, executor, links.nccl, pieces, stepped
+    )
 
 
 def _tpot_limit_s(configured_ms: float | None, reserved: ReservedSlots) -> float:
@@ -201,8 +206,9 @@ def _step_loops(
     memory: SharedMemory,
     cache: PrefixCache | None,
     before_step: Callable[[float], None],
-) -> tuple[DecodeLoop, PrefillLoop]:
-    """Both loops; the one that a worker's role does not need compiles and captures nothing."""
+) -> tuple[DecodeLoop, PrefillSteps]:
+    """What runs both kinds of steps; the one that a worker's role does not need compiles and captures
+    nothing."""
     decodes, prefills = config.role != "prefill", config.role != "decode"
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
     # As wide as the vocabulary: kept small where no slot is ever used.
@@ -217,18 +223,18 @@ def _step_loops(
             memory,
             exact=model.exact,
             serves=decodes,
+            mixes=mixes,
             before_step=before_step,
         )
-        prompts = prefill_loop(
+        prompts = prefill_steps(
             model,
             config.engine,
             cache,
             serves=prefills,
-            stream=steps.prefill_stream() if decodes and prefills else None,
+            stream=steps.stream if decodes and prefills else None,
             before_step=before_step,
-            joined=steps.joined_rows() if mixes else (),
+            joined=tuple(steps.mixed.values()),
         )
-        steps.resume()
     return steps, prompts
 
 

@@ -63,7 +63,7 @@ class EngineAudit:
             free_blocks=self.model.pools.free,
             block_tokens=self.model.layout.groups[0].block_tokens,
             queued_prefills=len(self.prefill.jobs),
-            queued_prefill_tokens=self.prefill.loop.scheduler.queued_tokens,
+            queued_prefill_tokens=self.prefill.steps.scheduler.queued_tokens,
             context_tokens=self.decode.allocation.context_tokens,
             step_costs=self._step_costs(),
         )
@@ -71,7 +71,7 @@ class EngineAudit:
     def report(self, *, integrity: bool = True) -> Audit:
         """Counts of everything that a leak would show in; with `integrity` the block pools are checked
         against the owners of their blocks."""
-        prompts, decode, handoffs = self.prefill.loop, self.decode.loop, self.decode.handoffs
+        prompts, decode, handoffs = self.prefill.steps, self.decode.loop, self.decode.handoffs
         allocation, sender = self.decode.allocation, self.prefill.sender.counters
         audit = Audit(
             load=self.load(),
@@ -124,8 +124,8 @@ class EngineAudit:
     def _step_costs(self) -> StepCosts:
         recent = self.prefill.clock.recent()
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
-        costs = self.decode.costs(computing if self.prefill.loop.in_turn else 0.0)
-        return to_message(self.prefill.loop.scheduler.cost.added_to(costs))
+        costs = self.decode.costs(computing if self.prefill.steps.state.in_turn else 0.0)
+        return to_message(self.prefill.steps.scheduler.cost.added_to(costs))
 
     def _links(self) -> list[LinkAudit]:
         receiver = self.decode.receiver

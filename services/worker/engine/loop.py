@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import selectors
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
@@ -60,6 +62,7 @@ class EngineLoop:
     commands: Commands
     decode: DecodeSide
     prefill: PrefillPipeline
+    steps: StepExecutor
     nccl: NcclEndpoint | None
     pieces_a_turn: int
     stepped: Wakeup | None = None
@@ -83,7 +86,7 @@ class EngineLoop:
         self.heartbeat.beat(0.0)
         self._announce_steps()  # steps of a GPU, which have ended since the last turn
         _check_device("decode", self.decode.loop)
-        _check_device("prefill", self.prefill.loop)
+        _check_device("prefill", self.prefill.steps)
         self.wakeup.clear()
         worked = self.commands.handle()
         self.decode.reserved.expire()
@@ -91,15 +94,12 @@ class EngineLoop:
             worked |= self.decode.prefix_cache.poll()
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
         worked |= self.prefill.poll(self.pieces_a_turn)
-        ring = self.decode.loop.ring
+        planner, prompts = self.steps.planner, self.prefill.steps
         decoding = self.decode.allocation.running > 0
-        self.prefill.pacing.look(ring.steps, decoding=decoding)
-        scheduler = self.prefill.loop.scheduler
-        scheduler.beside_decode, scheduler.tpot_limit_s = decoding, self.prefill.pacing.limit_s()
-        steps_ended = self.prefill.loop.steps_ended
-        worked |= self.prefill.clock.timed(self.prefill.step)
-        worked |= self.prefill.loop.steps_ended > steps_ended
-        self._expect_prefill()
+        planner.look(planner.clock(), self.decode.loop.ring.steps, decoding=decoding)
+        steps_ended = prompts.steps_ended
+        worked |= self.prefill.clock.timed(partial(self.prefill.step, self._prefill_step))
+        worked |= prompts.steps_ended > steps_ended
         self.decode.allocation.step()
         worked |= self.decode.take_masks()
         worked |= self.decode.clock.timed(self._decode_step)
@@ -118,7 +118,7 @@ class EngineLoop:
 
     def _wait_s(self) -> float:
         """How long the loop may wait after a turn with nothing to do."""
-        receiver, prompts = self.decode.receiver, self.prefill.loop
+        receiver, prompts = self.decode.receiver, self.prefill.steps
         if self.prefill.sender.busy_poll or (receiver is not None and receiver.busy_poll):
             return _BUSY_POLL_S
         if receiver is not None and receiver.poll_soon:
@@ -137,14 +137,16 @@ class EngineLoop:
             self._steps_announced = steps
             self.stepped.set()
 
-    def _expect_prefill(self) -> None:
-        prompts = self.prefill.loop
-        under_way = prompts.in_turn and prompts.under_way
-        self.decode.loop.expect_prefill(under_way=under_way, follows=prompts.follows)
+    def _prefill_step(self) -> bool:
+        self.decode.loop.steps.arriving = len(self.decode.reserved.arriving)
+        launched = self.steps.step_prompts()
+        if launched is not None and launched.plan.is_mixed:
+            self.decode.clock.enqueued()
+        return launched is not None
 
     def _decode_step(self) -> bool:
-        self.decode.loop.expect_admissions(len(self.decode.reserved.arriving))
-        return self.decode.loop.step(self._between_layers)
+        self.decode.loop.steps.arriving = len(self.decode.reserved.arriving)
+        return self.steps.step_decode(self._between_layers) is not None
 
     def _between_layers(self) -> None:
         """What cannot wait for the end of a decode step that the host computes."""
@@ -173,7 +175,7 @@ def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:
     heartbeat.beat(expected_s or UNKNOWN_STEP_S)
 
 
-def _check_device(steps: str, loop: DecodeLoop | PrefillLoop) -> None:
+def _check_device(steps: str, loop: DecodeLoop | PrefillSteps) -> None:
     """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
     if loop.device_hung():
         log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s)

@@ -144,7 +144,7 @@ def test_mixed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed, "_COUNT", 1)
     case, rows = tiny(2, context=8), [16]
     size = mixed.engine_size([case], rows)
-    engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True)
+    engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True, mixes=True)
     (found,) = mixed.run(engine, [case], rows)
     accounting_is_consistent(engine)
     engine.close()

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
-from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.plan.step_plan import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
-from bench.engine_driver import take
+from bench.engine_driver import prompt_executor, take
 from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 
 LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
@@ -47,14 +47,18 @@ class InTurn(PrefillScheduler):
 
     _turns: dict[Sequence, int]
 
-    def plan(self, others: int = 0) -> list[Chunk]:
+    def plan(self, now: float, others: int = 0) -> tuple[Chunk, ...]:
         turns = self.__dict__.setdefault("_turns", {})
-        waiting = [one for one in self._with_blocks(list(self.sequences)) if one.reached < one.length]
+        waiting = [one for one in self.sequences if one.blocks is not None and one.reached < one.length]
         if not waiting:
-            return []
+            return ()
         first = min(waiting, key=lambda one: turns.get(one, 0))
-        turns[first] = max(turns.values(), default=0) + 1
-        return [Chunk(first, first.reached, min(1024, first.length - first.reached))]
+        return (Chunk(first, first.reached, min(1024, first.length - first.reached)),)
+
+    def launched(self, chunks: Iterable[Chunk], now: float) -> None:
+        (chunk,) = chunks
+        self._turns[chunk.sequence] = max(self._turns.values(), default=0) + 1
+        super().launched((chunk,), now)
 
 
 Make = Callable[..., PrefillScheduler]
@@ -70,7 +74,7 @@ def serve(
     cost = PrefillFit(HALF_CONTEXT, LEAST_ROWS_GPU)
     cost.begin(*prompts.timed_passes)
     scheduler = make(BlockPools(LAYOUT, [50_000]), BOUNDS, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(prompts, scheduler, stream, time.now)
+    executor = prompt_executor(prompts, scheduler, stream, time.now)
     coming = sorted(arrivals, key=lambda one: one.at)
     came: dict[Sequence, Arrival] = {}
     found: dict[Arrival, float] = {}
@@ -82,16 +86,16 @@ def serve(
             sequence.first_token_in_s = one.at + one.limit_s - time.now()
             scheduler.add(sequence)
             came[sequence] = one
-        results = take(loop)
-        began = loop.begin()
-        for result in [*results, *take(loop)]:
+        results = take(executor)
+        began = executor.step_prompts() is not None
+        for result in [*results, *take(executor)]:
             if result.token is not None:
                 scheduler.remove(result.chunk.sequence)
                 one = came.pop(result.chunk.sequence)
                 found[one] = time.now() - one.at
         if not (began or results):
             left = coming[-1].at - time.now() if coming else _TURN_S
-            time.wait(min(left, _TURN_S) if loop.under_way else left)
+            time.wait(min(left, _TURN_S) if executor.prompts.under_way else left)
     return found
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
-from baton.engine.prefill.loop import PrefillLoop
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
+from bench.engine_driver import prompt_executor
 from bench.prefill.__main__ import _parser
 from bench.prefill.alone import one_at_a_time, run_alone
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
@@ -100,9 +100,9 @@ def modelled_traffic(bounds: StepBounds, gpu: Gpu, host_s: float) -> Traffic:
     cost.begin(*prompts.timed_passes)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(WatchedPass(prompts, log, time.now), scheduler, stream, time.now)
+    executor = prompt_executor(WatchedPass(prompts, log, time.now), scheduler, stream, time.now)
     ids = {count: (0,) * count for count in (500, 8192, 100_000)}
-    return Traffic(loop, log, time, ids.__getitem__)
+    return Traffic(executor, log, time, ids.__getitem__)
 
 
 def worker_bounds() -> StepBounds:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.decode.graph_loop import QUEUED, GraphDecodeLoop
+from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.plan.decode_rows import QUEUED
 from tests.engine.local_engine import LocalEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,6 +24,11 @@ SLEEP = 500_000_000
 def engine_of(folder: Path, slots: int = 4) -> tuple[LocalEngine, GraphDecodeLoop]:
     engine = LocalEngine(folder / "model", slots=slots, device=DEVICE, graph=True)
     return engine, cast(GraphDecodeLoop, engine.decode)
+
+
+def seen_to_end(loop: GraphDecodeLoop) -> int:
+    loop.observe()
+    return loop.steps.ended
 
 
 def settle(engine: LocalEngine) -> None:
@@ -59,7 +65,7 @@ def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(
         return cast(torch.Tensor, compute(*arguments))
 
     setattr(step.pass_, while_it_computes, compute_and_admit)
-    loop.expect_admissions(1)
+    loop.steps.arriving = 1
     engine.step()
     assert len(engine.output[running]) == 3
     assert engine.output[joined[0]] == [], "it was posted when this step had begun"
@@ -88,7 +94,7 @@ def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> N
         for bucket, graphs in loop._graphs.items()
     }
     for expected, bucket in ((0, 4), (1, 8), (100, 8), (0, 4)):
-        loop.expect_admissions(expected)
+        loop.steps.arriving = expected
         assert engine.step()
         settle(engine)
         assert used[-1] == bucket
@@ -103,14 +109,14 @@ def test_on_a_gpu_a_sequence_admitted_behind_queued_steps_is_in_the_first_of_the
     assert len(engine.output[running]) == 2, "it is in the first step of an idle worker"
     with torch.cuda.stream(loop._queue._stream):
         torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
-    loop.expect_admissions(1)
+    loop.steps.arriving = 1
     queued = 0
     while engine.step():
         queued += 1
     assert queued >= QUEUED
-    ended = loop._look().replays
+    ended = seen_to_end(loop)
     joined = engine.start([9, 8, 7], max_tokens=20)
-    assert loop._look().replays == ended, "the queued steps began too early for this test"
+    assert seen_to_end(loop) == ended, "the queued steps began too early for this test"
     settle(engine)
     assert len(engine.output[running]) == 2 + queued
     assert len(engine.output[joined]) == 1 + queued

@@ -18,10 +18,9 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.perf_model.row_times import RowTimes
-from bench.engine_driver import finish, prefill_step
+from bench.engine_driver import finish, prefill_step, prompt_executor
 from tests.engine.local_engine import LocalEngine
 from tests.engine.occupant import Occupant
 
@@ -116,7 +115,8 @@ class QuietPass:
 def test_a_prefill_stream_that_stands_is_noticed(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path / "model", slots=2, blocks=128, device="cuda", chunk=16)
     stream = TorchStream(torch.device("cuda"))
-    prefill = PrefillLoop(QuietPass(), engine.scheduler, stream)
+    executor = prompt_executor(QuietPass(), engine.scheduler, stream)
+    prefill = executor.prompts
     sequence = Sequence(tuple(range(40)), 40, SamplingParams(), Limits(2, (), 0))
     sequence.blocks = engine.pools.allocate(41)
     engine.scheduler.add(sequence)
@@ -125,12 +125,12 @@ def test_a_prefill_stream_that_stands_is_noticed(tmp_path: Path) -> None:
     began = time.monotonic()
     while not prefill.device_hung():
         assert not occupant.ended, "nothing was noticed"
-        prefill_step(prefill)
+        prefill_step(executor)
         time.sleep(0.001)
     took = time.monotonic() - began
     print(f"\nPROOF a prefill stream that stands: noticed after {took:.2f} s")
     assert 1.9 < took < 2.6
     while not occupant.ended:
         time.sleep(0.01)
-    assert len(finish(prefill)) == 3
+    assert len(finish(executor)) == 3
     assert not prefill.device_hung()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
+from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.gemm_dispatch.table import ProductTable
 from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
@@ -19,6 +19,7 @@ from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import random_weights
+from baton.engine.plan.decode_rows import batches_up_to
 from bench.random_model import randomize
 from tests.engine.local_engine import CONFIG
 from tests.engine.split_reference import fill_items, split_items
@@ -140,14 +141,14 @@ def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -
     model = Model(config, random_weights(config, 3, "cpu", torch.float32), layout, "cpu", precision)
     options, tables = PassOptions(ProductTable([]), None, 24), (torch.zeros(9, 2, dtype=torch.int32),)
     step = DecodePass(model, KVCache(layout, 2, "cpu"), tables, 9, options)
-    each = {rows: step.most_items(0, rows) for rows in buckets_up_to(9)}
+    each = {rows: step.most_items(0, rows) for rows in batches_up_to(9)}
     assert max(each.values()) == len(step.inputs.items[0].items) > each[9]
 
 
 def test_buckets() -> None:
-    assert buckets_up_to(1) == [1]
-    assert buckets_up_to(5) == [1, 2, 4, 5]
-    assert buckets_up_to(256)[-4:] == [128, 160, 192, 256]
-    assert buckets_up_to(600)[-5:] == [256, 320, 384, 512, 600]
-    assert buckets_up_to(384)[-3:] == [256, 320, 384]
-    assert buckets_up_to(900)[-4:] == [512, 640, 768, 900]
+    assert batches_up_to(1) == [1]
+    assert batches_up_to(5) == [1, 2, 4, 5]
+    assert batches_up_to(256)[-4:] == [128, 160, 192, 256]
+    assert batches_up_to(600)[-5:] == [256, 320, 384, 512, 600]
+    assert batches_up_to(384)[-3:] == [256, 320, 384]
+    assert batches_up_to(900)[-4:] == [512, 640, 768, 900]

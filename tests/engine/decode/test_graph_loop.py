@@ -10,6 +10,7 @@ import torch
 
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish
+from bench.engine_driver import decode_step
 from tests.engine.local_engine import LocalEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -185,9 +186,9 @@ def test_a_late_reader_stops_the_steps_and_loses_nothing(tmp_path: Path) -> None
 def settle(engine: LocalEngine) -> None:
     """Steps, unread, until nothing moves."""
     for _ in range(400):
-        engine.decode.step()
+        decode_step(engine.decode)
         torch.cuda.synchronize()
-    assert not engine.decode.step()
+    assert not decode_step(engine.decode)
 
 
 @pytest.mark.gpu

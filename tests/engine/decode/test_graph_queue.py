@@ -108,6 +108,7 @@ def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) 
     assert not case.loop.device_hung()
     case.engine.start(PROMPT, max_tokens=5)
     case.loop._times = StepTimes()
+    case.loop.steps.typical_s = 0.0
     while now[0] < 10 and not case.loop.device_hung():
         case.engine.step()
         now[0] += 0.01
@@ -134,9 +135,10 @@ def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Pa
     case.engine.start(PROMPT, max_tokens=5, sampling=SamplingParams())
     case.loop._clock = lambda: 100.0
     for step_s, depth in ((0.0, 2), (0.0004, 3), (0.0019, 3), (0.0021, 2), (0.02, 2)):
-        case.loop._enqueued = case.loop._status_seen.replays
+        case.loop.steps.launched = case.loop.steps.ended
         case.loop._times = StepTimes()
         case.loop._times.add(step_s)
+        case.loop.steps.typical_s = step_s
         steps = [case.engine.step() for _ in range(5)]
         assert steps == [True] * depth + [False] * (5 - depth), f"steps of {step_s} s"
         assert case.loop.nap_s == (min(0.001, step_s / 4) or 0.001)
@@ -160,9 +162,10 @@ def test_a_prefill_step_takes_the_place_of_one_that_is_queued(tmp_path: Path) ->
     case = Case(tmp_path, stuck=True)
     case.engine.start(PROMPT, max_tokens=5)
     for under_way, depth in ((True, 1), (False, 2), (True, 1)):
-        case.loop._enqueued = case.loop._status_seen.replays
-        case.loop._times = StepTimes()
-        case.loop.expect_prefill(under_way=under_way)
+        case.loop.steps.launched = case.loop.steps.ended
+        case.loop.steps.typical_s = 0.0
+        prefill = case.engine.prefill.state
+        prefill.in_turn, prefill.under_way = True, int(under_way)
         assert [case.engine.step() for _ in range(4)] == [True] * depth + [False] * (4 - depth)
 
 
@@ -173,7 +176,7 @@ def test_steps_that_are_timed_at_a_start_leave_no_trace(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path / "model", slots=4, device=DEVICE, graph=True)
     loop = cast(GraphDecodeLoop, engine.decode)
     costs = loop._measure_curve(engine.cache)
-    loop.resume()
+    loop.observe()
     assert min(costs.decode_step_s, costs.decode_context_token_s) > 0
     assert list(costs.decode_curve.values) == sorted(costs.decode_curve.values)
     assert not engine.step(), "nothing is active"

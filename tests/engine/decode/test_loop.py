@@ -8,6 +8,7 @@ import pytest
 
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish
+from bench.engine_driver import decode_step
 from tests.engine.local_engine import LocalEngine
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 3, 4, 5, 16, 17, 33)]
@@ -150,11 +151,11 @@ def test_a_late_reader_stops_the_steps_and_loses_nothing(tmp_path: Path) -> None
     whole = engine.run(engine.start(PROMPTS[1], max_tokens=100))[0]
     late = LocalEngine(tmp_path / "model", slots=1, blocks=128)
     key = late.start(PROMPTS[1], max_tokens=100)
-    while late.decode.step():
+    while decode_step(late.decode):
         pass
     assert late.reader.full_steps == 1
     steps = late.reader.steps
-    assert not late.decode.step()
+    assert not decode_step(late.decode)
     assert late.reader.steps == steps
     late.read()
     assert late.run(key) == [whole]

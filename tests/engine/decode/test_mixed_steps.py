@@ -11,8 +11,8 @@ import torch
 from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.decode.joined_rows import joined_buckets
-from baton.engine.device_watchdog import StepTimes
 from baton.engine.forward.layer_program import JoinedRows, row_count
+from baton.engine.plan.decode_rows import rows_to_mix
 from baton.engine.plan.prefill_scheduler import StepBounds
 from baton.engine.prefill.step_inputs import StepInputs
 from baton.engine.sequence import SamplingParams
@@ -139,18 +139,14 @@ def test_a_step_that_joins_takes_no_other_ones_place_until_it_has_ended(tmp_path
     engine.start(PROMPTS[0], max_tokens=9)
     loop = cast(GraphDecodeLoop, engine.decode)
     loop._graphs = dict.fromkeys(loop._graphs, StepGraphs(simple=lambda: None, samples=lambda: None))
-    loop._times = StepTimes()
-    ended = loop._status_seen.replays
-    assert loop.join() is not None
-    assert loop.joined_last
-    loop.expect_prefill(under_way=True, follows=True)
-    assert not loop.step(), "another prefill step follows"
-    assert loop.join() is not None
-    loop._enqueued = loop._joined = loop._enqueued - 1
-    loop.expect_prefill(under_way=True)
-    assert [loop.step() for _ in range(3)] == [True, False, False], "one behind the step that joined"
-    assert not loop.joined_last
-    loop._enqueued, loop._joined = ended + 1, ended
-    assert not loop.step(), "it has ended, the prompts' part has not: the one behind it is enough"
-    loop.expect_prefill(under_way=False)
-    assert loop.step()
+    steps, prefill = loop.steps, engine.prefill.state
+    steps.typical_s, ended = 0.0, steps.ended
+    rows = rows_to_mix(steps)
+    assert rows is not None
+    assert loop.launch_mixed(rows) is not None
+    prefill.in_turn, prefill.under_way = True, 1
+    assert [engine.step() for _ in range(3)] == [True, False, False], "one behind the step that joined"
+    steps.launched, steps.mixed_at = ended + 1, ended
+    assert not engine.step(), "it has ended, the prompts' part has not: the one behind it is enough"
+    prefill.under_way = 0
+    assert engine.step()

@@ -23,6 +23,7 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import PrefillFit
 from baton.perf_model.row_times import RowTimes
+from tests.engine.plan.prompts_planned import launched, planned
 
 LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=4),))
 
@@ -94,7 +95,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     seen: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     while scheduler.queued_tokens:
         clock.now += 0.05
-        chunks = scheduler.plan(others)
+        chunks = launched(scheduler, others)
         assert chunks
         count = sum(chunk.count for chunk in chunks)
         assert count <= tokens
@@ -117,12 +118,12 @@ def test_rows_that_products_are_slow_with_are_left_to_a_step_that_there_is_anywa
     scheduler.row_times = RowTimes((64, 80, 100), (1.0, 1.9, 2.0))
     one, two = sequence(70), sequence(300)
     scheduler.add(one)
-    assert [chunk.count for chunk in scheduler.plan()] == [70], "none waits behind it"
+    assert [chunk.count for chunk in planned(scheduler)] == [70], "none waits behind it"
     scheduler.add(two)
-    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 64)]
-    assert [chunk.count for chunk in scheduler.plan(10)] == [54], "with 10 others it is 64 rows"
+    assert [(c.sequence, c.count) for c in planned(scheduler)] == [(one, 64)]
+    assert [chunk.count for chunk in planned(scheduler, 10)] == [54], "with 10 others it is 64 rows"
     scheduler.row_times = RowTimes((64, 80, 100), (1.0, 1.2, 1.3))
-    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, 70), (two, 30)]
+    assert [(c.sequence, c.count) for c in planned(scheduler)] == [(one, 70), (two, 30)]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +143,10 @@ def test_steps_are_one_graph_with_rows_that_have_time_for_each(
     _, scheduler = make(1000, StepBounds(300, seconds=1.0), cost=paced(0.001))
     scheduler.graph_rows, scheduler.beside_decode, scheduler.tpot_limit_s = 100, True, limit_s
     scheduler.add(sequence(100))
-    assert [chunk.count for chunk in scheduler.plan(others)] == [100], "none waits behind it"
+    assert [chunk.count for chunk in planned(scheduler, others)] == [100], "none waits behind it"
     scheduler.add(sequence(900))
-    assert [chunk.count for chunk in scheduler.plan(others)] == counts
-    assert scheduler.more_waits
+    assert [chunk.count for chunk in planned(scheduler, others)] == counts
+    assert scheduler.waiting_rows == 1000
 
 
 @pytest.mark.parametrize(("half_context", "rows"), [(1000.0, 100), (100.0, 300)])
@@ -155,18 +156,18 @@ def test_steps_are_graphs_while_several_prompts_wait(half_context: float, rows: 
     scheduler.graph_rows = 100
     one = sequence(1000)
     scheduler.add(one)
-    assert [chunk.count for chunk in scheduler.plan()] == [300], "alone"
+    assert [chunk.count for chunk in planned(scheduler)] == [300], "alone"
     scheduler.add(sequence(1200))
-    assert [(c.sequence, c.count) for c in scheduler.plan()] == [(one, rows)]
-    assert scheduler.more_waits
+    assert [(c.sequence, c.count) for c in planned(scheduler)] == [(one, rows)]
+    assert scheduler.waiting_rows == 2200
 
 
 def test_a_prompt_that_is_no_graph_by_itself_is_computed_in_several() -> None:
     _, scheduler = make(1000, StepBounds(300, seconds=1.0), cost=paced(0.001))
     scheduler.graph_rows, scheduler.tpot_limit_s = 100, 0.1
     scheduler.add(sequence(250))
-    assert [chunk.count for chunk in scheduler.plan()] == [250]
-    assert [chunk.count for chunk in scheduler.plan(20)] == [80]
+    assert [chunk.count for chunk in planned(scheduler)] == [250]
+    assert [chunk.count for chunk in planned(scheduler, 20)] == [80]
 
 
 def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
@@ -175,23 +176,23 @@ def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
     scheduler.add(one)
     ends = []
     while scheduler.queued_tokens:
-        (chunk,) = scheduler.plan()
+        (chunk,) = launched(scheduler)
         scheduler.computed(chunk)
         ends.append(one.computed)
     assert ends == [96, 192, 288, 300]
     _, scheduler = make(1000, StepBounds(20, alignment=32))
     scheduler.add(sequence(300))
-    assert scheduler.plan()[0].count == 20
+    assert planned(scheduler)[0].count == 20
 
 
 def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> None:
     _, scheduler = make(1000, StepBounds(100))
     long, short = sequence(1000), sequence(30)
     scheduler.add(long)
-    (chunk,) = scheduler.plan()
+    (chunk,) = launched(scheduler)
     scheduler.computed(chunk)
     scheduler.add(short)
-    assert [(c.sequence, c.start, c.count) for c in scheduler.plan()] == [(short, 0, 30), (long, 100, 70)]
+    assert [(c.sequence, c.start, c.count) for c in planned(scheduler)] == [(short, 0, 30), (long, 100, 70)]
 
 
 def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() -> None:
@@ -204,7 +205,10 @@ def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() ->
         scheduler.add(sequence(90))
 
     def of_long() -> int:
-        return next((chunk.count for chunk in scheduler.plan() if chunk.sequence is long), 0)
+        chunks = launched(scheduler)
+        for chunk in chunks:
+            chunk.sequence.begun = 0  # each step finds the same prompts
+        return next((chunk.count for chunk in chunks if chunk.sequence is long), 0)
 
     assert [of_long() for _ in range(6)] == [0] * 6
     clock.now = 1.0
@@ -220,8 +224,9 @@ def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
     scheduler.add(long)
 
     def counts() -> dict[Sequence, int]:
-        found = {chunk.sequence: chunk.count for chunk in scheduler.plan()}
-        for chunk in scheduler.plan():
+        chunks = launched(scheduler)
+        found = {chunk.sequence: chunk.count for chunk in chunks}
+        for chunk in chunks:
             scheduler.computed(chunk)
             if chunk.is_last:
                 scheduler.remove(chunk.sequence)
@@ -246,7 +251,7 @@ def test_steps_are_long_while_no_short_prompt_comes() -> None:
     _, scheduler = make(30_000, bounds, cost=paced(0.001, math.inf), clock=clock)
 
     def counts() -> list[int]:
-        chunks = scheduler.plan()
+        chunks = launched(scheduler)
         for chunk in chunks:
             scheduler.computed(chunk)
             if chunk.is_last:
@@ -287,9 +292,9 @@ def test_short_prompts_whose_limits_leave_time_do_not_shorten_steps() -> None:
     patient = sequence(300)
     patient.first_token_in_s = 3 * PATIENT_STEPS + 1.0
     scheduler.add(patient)
-    assert [chunk.count for chunk in scheduler.plan()] == [300, 2700], "all of a step of three seconds"
+    assert [chunk.count for chunk in planned(scheduler)] == [300, 2700], "all of a step of three seconds"
     clock.now = 0.9
-    assert [chunk.count for chunk in scheduler.plan()] == [300, 200], "it has waited"
+    assert [chunk.count for chunk in planned(scheduler)] == [300, 200], "it has waited"
 
 
 def test_a_prompt_goes_before_shorter_ones_when_its_limit_requires_it() -> None:
@@ -301,11 +306,11 @@ def test_a_prompt_goes_before_shorter_ones_when_its_limit_requires_it() -> None:
     shorter = [sequence(800) for _ in range(9)]
     for one in (limited, *shorter):
         scheduler.add(one)
-    assert scheduler.plan()[0].sequence is shorter[0], "it has time"
+    assert planned(scheduler)[0].sequence is shorter[0], "it has time"
     clock.now = 1.5
-    assert scheduler.plan()[0].sequence is limited, "with a step's time to spare"
+    assert planned(scheduler)[0].sequence is limited, "with a step's time to spare"
     clock.now = 3.5
-    assert scheduler.plan()[0].sequence is shorter[0], "it is given up"
+    assert planned(scheduler)[0].sequence is shorter[0], "it is given up"
 
 
 def test_a_step_predicts_each_prompt_once() -> None:
@@ -323,7 +328,9 @@ def test_a_step_predicts_each_prompt_once() -> None:
         prompt = sequence(length)
         prompt.first_token_in_s = 1.0
         scheduler.add(prompt)
-    scheduler.plan()
+    scheduler.admit(0.0)
+    cost.predicted = 0
+    scheduler.plan(0.0)
     assert cost.predicted == 3
 
 
@@ -331,14 +338,14 @@ def test_a_chunk_ends_at_the_next_multiple_where_that_costs_little() -> None:
     bounds = StepBounds(10_000, seconds=0.5, alignment=64)
     _, scheduler = make(1000, bounds, cost=paced(0.001, math.inf))
     scheduler.add(sequence(3000))
-    assert [chunk.count for chunk in scheduler.plan()] == [512]
+    assert [chunk.count for chunk in planned(scheduler)] == [512]
     bounds = StepBounds(10_000, seconds=0.5, alignment=300)
     _, scheduler = make(1000, bounds, cost=paced(0.001, math.inf))
     scheduler.add(sequence(3000))
-    assert [chunk.count for chunk in scheduler.plan()] == [300]
+    assert [chunk.count for chunk in planned(scheduler)] == [300]
     _, scheduler = make(1000, StepBounds(511, seconds=0.5, alignment=64), cost=paced(0.001, math.inf))
     scheduler.add(sequence(3000))
-    assert [chunk.count for chunk in scheduler.plan()] == [448], "no more rows than a pass has"
+    assert [chunk.count for chunk in planned(scheduler)] == [448], "no more rows than a pass has"
 
 
 def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
@@ -349,14 +356,14 @@ def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
         one = sequence(tokens)
         scheduler.add(one)
         for count in counts:
-            (chunk,) = scheduler.plan()
+            (chunk,) = launched(scheduler)
             assert chunk.count == count
             scheduler.computed(chunk)
         scheduler.remove(one)
     several = [sequence(n) for n in (990, 60, 60, 60)]
     for one in several:
         scheduler.add(one)
-    assert sum(chunk.count for chunk in scheduler.plan()) == 180 + 820, "the slack is the step's, once"
+    assert sum(chunk.count for chunk in planned(scheduler)) == 180 + 820, "the slack is the step's, once"
 
 
 def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_none() -> None:
@@ -364,10 +371,10 @@ def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_none() 
     pools, scheduler = make(4, StepBounds(100, age_cap_s=1.0), clock=clock)
     first, long, longer, short = sequence(8), sequence(12), sequence(16), sequence(4)
     scheduler.add(first)
-    scheduler.computed(scheduler.plan()[0])
+    scheduler.computed(launched(scheduler)[0])
     for one in (long, longer, short):
         scheduler.add(one)
-    (chunk,) = scheduler.plan()
+    (chunk,) = launched(scheduler)
     assert chunk.sequence is short, "it passes those that lack blocks"
     scheduler.computed(chunk)
     scheduler.remove(short)
@@ -376,7 +383,7 @@ def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_none() 
     another = sequence(4)
     pools.allocate(4)  # three are left: enough for `long`, not for both
     scheduler.add(another)
-    assert [c.sequence for c in scheduler.plan()] == [long], "it waited too long to be passed again"
+    assert [c.sequence for c in planned(scheduler)] == [long], "it waited too long to be passed again"
 
 
 def test_refusals() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.engine.plan.prefill_scheduler import Chunk, step_of
 from baton.engine.plan.prefill_step import PrefillStep
+from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 

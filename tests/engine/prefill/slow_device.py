@@ -1,20 +1,28 @@
-"""A prefill loop over a device whose time is the test's."""
+"""Prefill steps on a device whose time is the test's."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
+from baton.engine.plan.decode_state import DecodeState
+from baton.engine.plan.pacing import PrefillPacing
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.plan.step_plan import DecodeRows
+from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import PrefillFit
 from baton.perf_model.row_times import RowTimes
@@ -84,10 +92,47 @@ class NumberedPass:
         return torch.nn.functional.one_hot(hidden[:, 0] % VOCAB, VOCAB).float()
 
 
-class Ahead:
-    """A loop over a slow device."""
+class SlowDecode:
+    """Decode steps of `rows` rows, which may join prefill steps; they take `step_s` seconds by themselves,
+    and the device does not take them into account."""
 
-    def __init__(self, tokens: int, blocks: int = 200, *, measured: bool = True) -> None:
+    rows = 4
+
+    def __init__(self) -> None:
+        self.step_s = 0.02
+        self.steps = DecodeState(StepShape(4), (4,), (4,), active=4, moves=True)
+
+    def observe(self) -> None: ...
+
+    def launch_mixed(self, rows: DecodeRows) -> SlowDecode:
+        assert rows == DecodeRows(4)
+        self.steps.launched += 1
+        self.steps.mixed_at = self.steps.launched
+        self.steps.ended = self.steps.launched
+        return self
+
+    def begin(self, workspace: object) -> None: ...
+
+    def attend(self, attention: object, workspace: object) -> None: ...
+
+    def end(self, workspace: object) -> None: ...
+
+
+class Allowing(PrefillPacing):
+    """Lets prefill steps begin at any time; `may_follow`: and right behind mixed ones."""
+
+    may_follow = False
+
+    def begun(self, now: float, expected_s: float, *, behind: bool = False) -> bool:
+        return self.may_follow
+
+
+class Ahead:
+    """Prefill steps on a slow device; with `decode` beside decode steps."""
+
+    def __init__(
+        self, tokens: int, blocks: int = 200, *, measured: bool = True, decode: SlowDecode | None = None
+    ) -> None:
         planes = (Plane("k", "float32", 1, 4), Plane("v", "float32", 1, 4))
         self.pools = BlockPools(Layout((CacheGroup((0,), planes, BLOCK),)), [blocks])
         cost = PrefillFit()
@@ -97,7 +142,28 @@ class Ahead:
         self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
         self.stream = SlowStream()
         self.passes = NumberedPass(self.stream)
-        self.loop = PrefillLoop(self.passes, self.scheduler, self.stream, lambda: self.stream.now)
+        self.loop = PrefillSteps(self.passes, self.scheduler, self.stream, self.now)
+        self.pacing = Allowing()
+        planner = StepPlanner(
+            self.scheduler,
+            self.loop.state,
+            None if decode is None else decode.steps,
+            self.pacing,
+            lambda: 0.0 if decode is None else decode.step_s,
+            self.now,
+        )
+        self.executor = StepExecutor(planner, self.loop, cast(DecodeLoop, decode))
+
+    def now(self) -> float:
+        return self.stream.now
+
+    def begin(self) -> bool:
+        """Launches the next step where one is due."""
+        return self.executor.step_prompts() is not None
+
+    @property
+    def follows(self) -> bool:
+        return self.executor.planner.follows
 
     def add(self, length: int) -> Sequence:
         sequence = Sequence(tuple(range(length)), length, SamplingParams(), Limits(4))

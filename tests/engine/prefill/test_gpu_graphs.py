@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.plan.prefill_scheduler import Chunk, step_of
+from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.precision import Precision

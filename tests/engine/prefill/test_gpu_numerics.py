@@ -26,15 +26,16 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds, step_of
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.prefill.attention import library_rule
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.gpu_pass import PrefillPass
-from baton.engine.prefill.loop import PrefillLoop, PromptPass
+from baton.engine.prefill.prompt_pass import PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from bench.engine_driver import prefill_step, take
+from bench.engine_driver import prefill_step, prompt_executor, take
 from tests.engine.dense_weights import random_weights
 from tests.engine.forced import relative_rms
 from tests.engine.local_engine import CONFIG
@@ -211,7 +212,7 @@ def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
     """First tokens of 24 prompts, by number; unless the host waits, a third are cancelled on the way."""
     pools = BlockPools(model.layout, [400])
     scheduler = PrefillScheduler(pools, StepBounds(512), max_sequences=64)
-    loop = PrefillLoop(made, scheduler, compute_stream(model.device))
+    executor = prompt_executor(made, scheduler, compute_stream(model.device))
     draw = random.Random(4)
     numbers: dict[Sequence, int] = {}
     for number in range(24):
@@ -221,13 +222,13 @@ def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
         numbers[sequence] = number
         scheduler.add(sequence)
     found: dict[int, int] = {}
-    while scheduler.sequences or loop.under_way:
+    while scheduler.sequences or executor.prompts.under_way:
         if waits:
-            results = prefill_step(loop)
+            results = prefill_step(executor)
         else:
             with no_waiting():
-                loop.begin()
-            results = take(loop)
+                executor.step_prompts()
+            results = take(executor)
         for result in results:
             if result.token is not None:
                 found[numbers[result.chunk.sequence]] = result.token
@@ -237,5 +238,5 @@ def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
             scheduler.remove(draw.choice(left))
         pools.check_integrity([s.blocks for s in scheduler.sequences if s.blocks is not None])
     assert pools.free == pools.total
-    assert loop.device_s > 0
+    assert executor.prompts.device_s > 0
     return found

@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
-from baton.engine.plan.prefill_scheduler import Chunk, step_of
+from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.prefill.attention import item_lines, product_rows
 from baton.engine.prefill.attention_plan import KeySplit, plan_attention
 from baton.engine.prefill.step_inputs import GroupPlan, InputLayout, StepInputs

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.step_plan import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from tests.engine.plan.prompts_planned import launched, planned
 from tests.engine.prefix_driver import BLOCK, Driver
 
 
@@ -80,9 +82,9 @@ def test_a_chunk_starts_behind_what_is_cached() -> None:
     for length in (10, 11, 12, 13):
         one = prompt(driver, length)
         scheduler.add(one)
-        chunks = []
+        chunks: list[Chunk] = []
         while one.computed < one.length:
-            chunks += scheduler.plan()
+            chunks += launched(scheduler)
             scheduler.computed(chunks[-1])
         assert sum(chunk.count for chunk in chunks) == length - one.cached
         starts.append(chunks[0].start)
@@ -100,7 +102,7 @@ def test_who_is_lent_blocks_starts_beside_those_that_wait_for_some() -> None:
     borrower.lend = lambda prefix: prefix
     scheduler.add(waiting)
     scheduler.add(borrower)
-    assert [chunk.sequence for chunk in scheduler.plan()] == [borrower]
+    assert [chunk.sequence for chunk in planned(scheduler)] == [borrower]
 
 
 def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> None:

@@ -156,7 +156,7 @@ def test_prompt_logprobs_equal_the_reference(
     sequence = Sequence(token_ids, length, params, Limits(max_tokens), prompt_logprobs=True)
     engine.scheduler.add(neighbour)
     engine.scheduler.add(sequence)
-    results = finish(engine.prefill)
+    results = finish(engine.executor)
     assert not any(r.prompt_logprobs for r in results if r.chunk.sequence is neighbour)
     mine = [result for result in results if result.chunk.sequence is sequence]
     assert [result.token is None for result in mine[-2:]] == [True, max_tokens == 0]

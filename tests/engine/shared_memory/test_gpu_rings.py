@@ -24,6 +24,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import Finish
+from bench.engine_driver import decode_step
 from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.shared_memory.ring_checker import Checker, Found, numbered
 
@@ -185,7 +186,7 @@ def drive(engine: LocalEngine, reader: Reader, start: Start, requests: int) -> N
         if engine.slots.free and started < requests:
             keys = engine.start_many([start] * min(engine.slots.free, requests - started))
             started += len(keys)
-        engine.decode.step()
+        decode_step(engine.decode)
         for line in reader.lines():
             slot, generation = map(int, line.split())
             engine.slots.release(slot, generation)

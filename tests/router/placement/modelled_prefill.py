@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from baton.base.prefill_defaults import ALONE_STEP_S
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.plan.step_plan import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import PrefillFit
@@ -52,13 +53,21 @@ class ModelledPrompts:
         await ended.wait()
 
     async def _run(self) -> None:
-        while chunks := self._scheduler.plan():
+        while chunks := self._launch():
             runs = [(chunk.start, chunk.count) for chunk in chunks]
             took = self._costs.prefill_s(runs) * self._slower()
             async with self._turn:
                 await asyncio.sleep(took)
             self._scheduler.cost.took(runs, took)
             self._computed(chunks)
+
+    def _launch(self) -> tuple[Chunk, ...]:
+        now = asyncio.get_running_loop().time()
+        self._scheduler.admit(now)
+        chunks = self._scheduler.plan(now)
+        if chunks:
+            self._scheduler.launched(chunks, now)
+        return chunks
 
     def _computed(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:

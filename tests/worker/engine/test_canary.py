@@ -54,7 +54,7 @@ def test_a_prompt_is_computed(make: Make) -> None:
         number = engine.send(canary=PREFILL)
         engine.run_out()
         assert engine.of(number) == ["prefill_ended"]
-    assert engine.engine.prefill.loop.steps_ended >= 2
+    assert engine.engine.prefill.steps.steps_ended >= 2
     assert_uncounted(engine)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.prefill.loop import ChunkResult
+from baton.engine.executor.step_handle import ChunkResult, StepHandle
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import FirstToken
 from kvtransfer.device.blocks import DeviceBlocks
@@ -149,7 +149,8 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
     side = pair.source.engine.prefill
     pair.generate(words(4, 1))  # opens a link
     shipped: list[int] = []
-    take, begin = side.loop.ended, side.loop.begin
+    executor = pair.source.engine.steps
+    take, begin = side.steps.ended, executor.step_prompts
     ended: list[int] = []
 
     def count_ended() -> list[ChunkResult]:
@@ -157,13 +158,13 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
         ended.append(len(results))
         return results
 
-    def look() -> bool:
+    def look() -> StepHandle | None:
         if sum(ended):  # a step has ended
             shipped.append(side.sender.counters.bytes_shipped - before)
         return begin()
 
-    monkeypatch.setattr(side.loop, "ended", count_ended)
-    monkeypatch.setattr(side.loop, "begin", look)
+    monkeypatch.setattr(side.steps, "ended", count_ended)
+    monkeypatch.setattr(executor, "step_prompts", look)
     before = side.sender.counters.bytes_shipped
     request = pair.begin(pair.reserve(words(16, 2)))
     pair.run_until(lambda: pair.ended(request))

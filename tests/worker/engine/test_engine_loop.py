@@ -97,7 +97,7 @@ def test_a_running_sequence_ends_at_its_deadline(stepped: SteppedEngine) -> None
 
 
 def test_a_device_that_hangs_ends_the_engine(stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for loop in (stepped.engine.decode.loop, stepped.engine.prefill.loop):
+    for loop in (stepped.engine.decode.loop, stepped.engine.prefill.steps):
         with monkeypatch.context() as patch:
             patch.setattr(type(loop), "device_hung", lambda loop: True)
             with pytest.raises(BatonError, match="the device makes no progress") as hung:

@@ -109,7 +109,7 @@ def test_prefill_knows_whether_sequences_are_decoded_beside_it(
 
     def watched() -> bool:
         worked = turn()
-        seen.append(engine.prefill.loop.scheduler.beside_decode)
+        seen.append(engine.prefill.steps.scheduler.beside_decode)
         return worked
 
     monkeypatch.setattr(engine, "turn", watched)
@@ -117,7 +117,7 @@ def test_prefill_knows_whether_sequences_are_decoded_beside_it(
     assert not seen[0]
     assert any(seen)
     assert not seen[-1]
-    assert math.isinf(engine.prefill.loop.scheduler.tpot_limit_s)
-    engine.prefill.pacing.limit_s = lambda: 0.03
+    assert math.isinf(engine.prefill.steps.scheduler.tpot_limit_s)
+    engine.steps.planner.pacing.limit_s = lambda: 0.03
     engine.turn()
-    assert engine.prefill.loop.scheduler.tpot_limit_s == 0.03
+    assert engine.prefill.steps.scheduler.tpot_limit_s == 0.03

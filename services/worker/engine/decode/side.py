@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.engine.decode.loop import DecodeLoop
@@ -28,10 +27,6 @@ from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.startup.model_loader import LoadedModel
-
-if TYPE_CHECKING:
-    # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layer_program import JoinedRows
 
 # Masks of a guided sequence follow one another at intervals of steps, far shorter than this.
 _MASKS_FOLLOW_S = 0.1
@@ -123,24 +118,6 @@ class DecodeSide:
             self._fit.observe(sequences, sequences * self._context_tokens, seconds)
         return self._fit.costs
 
-    @property
-    def joined_last(self) -> bool:
-        """See `DecodeLoop.joined_last`."""
-        return self.loop.joined_last
-
-    @property
-    def rows_to_join(self) -> int:
-        """See `DecodeLoop.rows_to_join`."""
-        return self.loop.rows_to_join
-
-    def join(self) -> JoinedRows | None:
-        """See `DecodeLoop.join`."""
-        joined = self.loop.join()
-        if joined is not None:
-            self.clock.enqueued()
-        return joined
-
-    @property
     def step_s(self) -> float:
         """Predicted seconds of a step by itself, by the costs that were asked for last; 0 before."""
         return self._fit.costs.decode_s(self.allocation.running, self.allocation.context_tokens)

@@ -8,11 +8,12 @@ its end they are shipped, and only then is the rest done: accounting, replies, t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.device.stream import TimedEvent
-from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.sequence import Sequence
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.types_pb2 import FinishReason
@@ -22,7 +23,6 @@ from kvtransfer.sender.transfer import Transfer
 from services.common.engine.logprobs import logprobs_message
 from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
-from services.worker.engine.prefill.pacing import PrefillPacing
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that
 # end from then on, and everything else on them waits behind.
@@ -33,17 +33,16 @@ _WAIT_S, _POLL_S = 0.001, 0.0001
 
 @dataclass(eq=False)
 class PrefillPipeline:
-    """Runs the steps of one engine's prefill. All calls come from the engine's loop.
+    """Sends what the prefill steps of one engine compute. All calls come from the engine's loop.
 
-    `pacing`: holds steps back for the sake of this worker's own decode steps. `device_pieces`: pieces to ship
-    before the next step is begun, where a device moves them; 0 where the host does.
+    `device_pieces`: pieces to ship before the next step is begun, where a device moves them; 0 where the host
+    does.
     """
 
     jobs: PrefillJobs
-    loop: PrefillLoop
+    steps: PrefillSteps
     sender: Sender
     device_pieces: int
-    pacing: PrefillPacing
     clock: StepClock = field(init=False)
     # The end of the step whose blocks were announced last; and the same, while it is waited for.
     _announced: TimedEvent | None = field(default=None, init=False)
@@ -51,23 +50,22 @@ class PrefillPipeline:
 
     def __post_init__(self) -> None:
         self.clock = StepClock(
-            lambda: self.loop.tokens_run, lambda: self.loop.steps_ended, device_s=lambda: self.loop.device_s
+            lambda: self.steps.tokens_run,
+            lambda: self.steps.steps_ended,
+            device_s=lambda: self.steps.device_s,
         )
 
-    def step(self) -> bool:
-        """Begins the next chunks where they are due, pushes completed blocks, sends first tokens; False where
-        no chunk was begun."""
+    def step(self, launch: Callable[[], bool]) -> bool:
+        """Pushes completed blocks and sends first tokens, before and after `launch`, which launches the next
+        chunks where they are due; False where it has launched none."""
         self._await_end()
         if self._end_steps() and self.device_pieces:  # before the next step, for which no reply waits
             self.poll(self.device_pieces)
         if self.device_pieces:
             self._announce()
-        behind = self.loop.follows
-        begun = (behind or self.pacing.may_begin()) and self.loop.begin()
-        if begun:
-            self.loop.may_follow = self.pacing.begun(self.loop.begun_step_s, behind=behind)
+        launched = launch()
         self._end_steps()
-        return begun
+        return launched
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded work on the links; True where a handoff ended."""
@@ -77,9 +75,9 @@ class PrefillPipeline:
 
     def _end_steps(self) -> bool:
         """Ships the blocks of all steps that have ended, then replies; False where none has ended."""
-        results = self.loop.ended()
+        results = self.steps.ended()
         events = self._ship(results)
-        self.loop.finalize()
+        self.steps.finalize()
         self._reply(results)
         self.jobs.handle(events)  # after the replies, which come before a handoff's end
         return bool(results)
@@ -87,7 +85,7 @@ class PrefillPipeline:
     def _announce(self) -> None:
         """Pushes the blocks of the step that is about to end: the links' devices wait for that end by
         themselves, so that no host work is left for then."""
-        ending = self.loop.ending(_ANNOUNCE_S)
+        ending = self.steps.ending(_ANNOUNCE_S)
         if ending is None or ending[1] is self._announced or ending[1].query():
             return
         chunks, self._announced = ending
@@ -104,7 +102,7 @@ class PrefillPipeline:
         from going idle."""
         until = time.monotonic() + _WAIT_S
         while self._awaited is not None and time.monotonic() < until:
-            if self._awaited.query() or self.loop.await_end(_POLL_S):
+            if self._awaited.query() or self.steps.await_end(_POLL_S):
                 self._awaited = None
             else:
                 self.poll(self.device_pieces)
@@ -114,7 +112,7 @@ class PrefillPipeline:
         any reply; returns the events of that poll."""
         for job, result in self._jobs_of(results):
             job.started_ns = job.started_ns or result.begun_ns
-            job.computed_ns = self.loop.ended_after_ns
+            job.computed_ns = self.steps.ended_after_ns
             if result.token is not None:
                 job.first = _first_token(job.sequence, result)
             self.jobs.push(job, result.chunk.start + result.chunk.count)

@@ -1,4 +1,4 @@
-"""Builds a worker's prefill loop from its configuration."""
+"""Builds what runs a worker's prefill steps, from its configuration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
+from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
-from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from services.common.config.worker import EngineConfig
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 
-def prefill_loop(
+def prefill_steps(
     model: LoadedModel,
     engine: EngineConfig,
     prefix_cache: PrefixCache | None = None,
@@ -33,10 +33,10 @@ def prefill_loop(
     serves: bool = True,
     before_step: Callable[[float], None] | None = None,
     joined: Sequence[JoinedRows] = (),
-) -> PrefillLoop:
-    """The prefill loop of a worker. `serves`: False where no prompt will ever arrive, so that nothing need be
-    compiled. `stream`: that steps run on; None: one of their own. `before_step`: see `PrefillLoop`. `joined`:
-    the decode rows that may join steps."""
+) -> PrefillSteps:
+    """Scheduler, pass and stream of a worker's prefill steps. `serves`: False where no prompt will ever
+    arrive, so that nothing need be compiled. `stream`: that steps run on; None: one of their own.
+    `before_step`: see `PrefillSteps`. `joined`: the decode rows that may join steps."""
     chunk_tokens = engine.chunk_tokens_on(model.device.type)
     exact = model.exact or not serves
     prompts = prompt_pass(
@@ -68,4 +68,4 @@ def prefill_loop(
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
-    return PrefillLoop(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)
+    return PrefillSteps(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)

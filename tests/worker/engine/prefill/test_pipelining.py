@@ -27,7 +27,7 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     giving.turn()  # the first chunk, and the link is being opened
     prompts = giving.engine.prefill
     seen: list[tuple[int, int]] = []
-    while (computed := prompts.loop.tokens_run) < TOKENS:
+    while (computed := prompts.steps.tokens_run) < TOKENS:
         # Only links are polled until the computed blocks have arrived; no step runs.
         whole = computed // 4  # its blocks have 4 tokens
         deadline = time.monotonic() + 5

@@ -15,7 +15,7 @@ def test_a_requests_limit_reaches_the_scheduler(tmp_path: Path) -> None:
     for name, due_s in given.items():
         engine.send(prefill=prefill(None, name=name, most=0, tokens=30, first_token_in_s=due_s))
     engine.turn()
-    sequences = engine.engine.prefill.loop.scheduler.sequences
+    sequences = engine.engine.prefill.steps.scheduler.sequences
     assert [one.first_token_in_s for one in sequences] == [2.5, math.inf, math.inf, math.inf]
     engine.run_out()
     engine.close()

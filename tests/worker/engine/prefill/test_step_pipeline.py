@@ -16,7 +16,10 @@ from baton.engine.decode.factory import decode_loop
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.plan.decode_rows import next_rows
+from baton.engine.plan.decode_state import DecodeState
 from baton.engine.plan.prefill_step import PrefillStep
+from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
@@ -60,7 +63,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rest(stepped: SteppedEngine) -> None:
     """Turns until there is nothing to do and no step runs."""
-    loop = stepped.engine.prefill.loop
+    loop = stepped.engine.prefill.steps
     for _ in range(2000):
         if not stepped.play() and not loop.under_way:
             return
@@ -145,7 +148,7 @@ def test_nothing_is_sent_or_pushed_before_its_step_has_ended(tmp_path: Path) -> 
     stepped.turn()
     side = stepped.engine.prefill
     (job,) = side.jobs._jobs.values()
-    assert side.loop.under_way
+    assert side.steps.under_way
     assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
     while not job.sequence.computed:
         assert job.pushed == [0]
@@ -163,7 +166,7 @@ def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> No
     number = start(stepped, b"a", 40)
     other = start(stepped, b"b", 20)
     stepped.turn(turns)
-    assert stepped.engine.prefill.loop.under_way
+    assert stepped.engine.prefill.steps.under_way
     stepped.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
     rest(stepped)
     assert "failed" in stepped.of(number)
@@ -173,17 +176,20 @@ def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> No
     stepped.close()
 
 
-def test_the_decode_loop_learns_of_prefill_steps_that_alternate_with_its_own(
+def test_decode_steps_are_planned_beside_prefill_steps_that_alternate_with_them(
     late: None, stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[bool] = []
-    monkeypatch.setattr(
-        stepped.engine.decode.loop, "expect_prefill", lambda *, under_way, follows: reported.append(under_way)
-    )
+
+    def watched(state: DecodeState, *, behind_prefill: bool) -> DecodeRows | None:
+        reported.append(behind_prefill)
+        return next_rows(state, behind_prefill=behind_prefill)
+
+    monkeypatch.setattr("baton.engine.plan.step_planner.next_rows", watched)
     start(stepped, b"a" * 16, 9)
     rest(stepped)
     assert not any(reported), "an independent stream runs concurrently with decode"
-    monkeypatch.setattr(LateStream, "in_turn", True)
+    stepped.engine.prefill.steps.state.in_turn = True
     start(stepped, b"b" * 16, 9)
     rest(stepped)
     assert any(reported)

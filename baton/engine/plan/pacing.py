@@ -13,7 +13,6 @@ than earned; without a limit a decode step runs between two of them.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,8 +28,7 @@ _LEAST_PAUSE = 7
 class PrefillPacing:
     """`limit_s` returns the seconds that a decode step may take on average; infinite: as long as it likes."""
 
-    limit_s: Callable[[], float]
-    clock: Callable[[], float] = time.monotonic
+    limit_s: Callable[[], float] = lambda: math.inf
     # Whether all that is decoded has a limit.
     all_limited: Callable[[], bool] = lambda: True
     _earned_s: float = field(default=0.0, init=False)
@@ -41,10 +39,10 @@ class PrefillPacing:
     # What prefill steps spend, beyond the limit, that ran one behind the other.
     _streak_s: float = field(default=0.0, init=False)
 
-    def look(self, steps: int, *, decoding: bool) -> None:
+    def look(self, now: float, steps: int, *, decoding: bool) -> None:
         """To be called once a turn: how many decode steps have ended so far, and whether any sequence is
         decoded."""
-        now, limit_s = self.clock(), self.limit_s()
+        limit_s = self.limit_s()
         ended, spent = steps - self._steps, now - self._looked_at
         self._steps, self._looked_at = steps, now
         if not decoding or math.isinf(limit_s):
@@ -53,14 +51,14 @@ class PrefillPacing:
         most = _MOST_STEPS * limit_s
         self._earned_s = min(most, max(-most, self._earned_s + ended * limit_s - spent))
 
-    def may_begin(self) -> bool:
+    def may_begin(self, now: float) -> bool:
         """Whether a prefill step may begin now."""
-        return self._earned_s >= 0 or self.clock() >= self._due_at
+        return self._earned_s >= 0 or now >= self._due_at
 
-    def begun(self, expected_s: float, *, behind: bool = False) -> bool:
+    def begun(self, now: float, expected_s: float, *, behind: bool = False) -> bool:
         """A prefill step began that should take so long; `behind`: behind another one that runs, and whose
         decode step has not ended. Returns whether another may run right behind it, if both decode, too."""
-        self._due_at = self.clock() + (1 + _LEAST_PAUSE) * expected_s
+        self._due_at = now + (1 + _LEAST_PAUSE) * expected_s
         limit_s = self.limit_s()
         if math.isinf(limit_s) or not self.all_limited():
             return False

@@ -1,0 +1,45 @@
+"""The interface of a model's forward pass over chunks of prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from baton.engine.plan.prefill_step import PrefillStep
+from baton.perf_model.prefill_fit import TimedPass
+from baton.perf_model.row_times import RowTimes
+
+if TYPE_CHECKING:
+    # Its module brings Triton, which a CPU worker needs not.
+    from baton.engine.forward.layer_program import JoinedRows
+
+
+class PromptPass(Protocol):
+    """A model's forward pass over chunks of prompts; chunks that end at multiples of `alignment` cost least.
+
+    `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
+    could not be captured, or only those without rows that join, or empty; results are the same without, only
+    slower. `graph_rows`: up to so many rows, with those that join, a pass is one graph; the host launches
+    larger ones kernel by kernel, which may take it longer than the device. `timed_passes`: a pass of few rows
+    and one of the most, timed at start-up; None where nothing was measured.
+    """
+
+    alignment: int
+    refused: int
+    uncaptured: str
+    graph_rows: int
+
+    @property
+    def timed_passes(self) -> tuple[TimedPass, TimedPass] | None: ...
+
+    @property
+    def row_times(self) -> RowTimes:
+        """Of a layer's products, measured at start-up."""
+
+    def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order; valid until the next pass. Runs the rows that join, too."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] → [M, vocab] in the model's dtype."""
