@@ -16,7 +16,6 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.weights import random_weights
-from baton.engine.plan.prefill_scheduler import Chunk, step_of
 from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass

@@ -20,13 +20,14 @@ from baton.device.host_memory import HostMemory
 from baton.device.stream import ComputeStream
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import GraphStep
-from baton.engine.decode.joined_rows import JoinedDecodeRows, joined_buckets
+from baton.engine.decode.joined_rows import JoinedDecodeRows
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.plan.decode_rows import mixed_batches_up_to
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import SlotMask
@@ -64,8 +65,8 @@ class GraphDecodeLoop(DecodeLoop):
         """`mixes`: whether steps may be part of prefill steps."""
         self._queue = GraphStream(model.device)
         self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
-        buckets = joined_buckets(state.shape.rows) if mixes else []
-        mixed = [JoinedDecodeRows(self.step_state, bucket) for bucket in buckets]
+        batches = mixed_batches_up_to(state.shape.rows) if mixes else []
+        mixed = [JoinedDecodeRows(self.step_state, batch) for batch in batches]
         shared = memory.memory
         super().__init__(state, rings.mailbox(shared), rings.writer(shared), rings.positions(shared), mixed)
         self._clock = clock

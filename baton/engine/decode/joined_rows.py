@@ -10,12 +10,7 @@ from __future__ import annotations
 from baton.engine.decode.graph_step import GraphStep
 from baton.engine.forward.workspace import Workspace
 from baton.engine.model.layers.attention import Attention
-from baton.engine.plan.decode_rows import batches_up_to
 from baton.engine.plan.decode_state import SIMPLE
-
-# The smallest bucket but for one of all slots, and those that are left out: a graph is made for each bucket
-# and several numbers of prompt rows, beside which a few rows more or less make no difference.
-_LEAST, _LEFT_OUT = 16, (24, 48)
 
 
 class JoinedDecodeRows:
@@ -35,9 +30,3 @@ class JoinedDecodeRows:
 
     def end(self, workspace: Workspace) -> None:
         self._step.draw(self.rows, self._step.pass_.head(self.rows, workspace))
-
-
-def joined_buckets(rows: int) -> list[int]:
-    """Buckets of decode rows that join prefill steps, on a worker with up to `rows`."""
-    *smaller, _ = batches_up_to(rows)
-    return [bucket for bucket in smaller if bucket >= _LEAST and bucket not in _LEFT_OUT] + [rows]

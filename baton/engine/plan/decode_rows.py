@@ -14,6 +14,9 @@ SHORT_S = 0.002
 # Rows that a step has beyond those it needs, for admissions that are posted while it waits for its turn: as
 # many as arrive in one step at most, on a worker that keeps up.
 MOST_EXPECTED = 4
+# The smallest batch that shares launches, but for one of all slots, and those that are left out: a graph is
+# made for each and several numbers of prompt rows, beside which a few rows more or less make no difference.
+_LEAST_MIXED, _LEFT_OUT = 16, (24, 48)
 
 
 def next_rows(state: DecodeState, *, behind_prefill: bool = False) -> DecodeRows | None:
@@ -72,3 +75,9 @@ def batches_up_to(rows: int) -> list[int]:
     while steps[-1] < rows:
         steps += [steps[-1] * quarters // 4 for quarters in (5, 6, 8)]
     return [step for step in steps if step < rows] + [rows]
+
+
+def mixed_batches_up_to(rows: int) -> list[int]:
+    """Batch sizes of decode steps that share launches with prompts, on a worker with up to `rows` rows."""
+    *smaller, _ = batches_up_to(rows)
+    return [batch for batch in smaller if batch >= _LEAST_MIXED and batch not in _LEFT_OUT] + [rows]

@@ -10,9 +10,8 @@ import torch
 
 from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
-from baton.engine.decode.joined_rows import joined_buckets
 from baton.engine.forward.layer_program import JoinedRows, row_count
-from baton.engine.plan.decode_rows import rows_to_mix
+from baton.engine.plan.decode_rows import mixed_batches_up_to, rows_to_mix
 from baton.engine.plan.prefill_scheduler import StepBounds
 from baton.engine.prefill.step_inputs import StepInputs
 from baton.engine.sequence import SamplingParams
@@ -130,7 +129,7 @@ def test_hundreds_of_rows_in_a_graph(tmp_path: Path, count: int) -> None:
     [(1, [1]), (4, [4]), (16, [16]), (24, [16, 24]), (48, [16, 32, 48]), (100, [16, 32, 64, 96, 100])],
 )
 def test_every_number_of_slots_has_a_bucket_that_holds_them(slots: int, buckets: list[int]) -> None:
-    assert joined_buckets(slots) == buckets
+    assert mixed_batches_up_to(slots) == buckets
 
 
 def test_a_step_that_joins_takes_no_other_ones_place_until_it_has_ended(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from baton.base.prefill_defaults import ALONE_STEP_S
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.plan.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.step_plan import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.layout import CacheGroup, Layout, Plane
