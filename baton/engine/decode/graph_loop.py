@@ -236,4 +236,5 @@ class GraphDecodeLoop(DecodeLoop):
 
 def _continued(before: int, truncated: int) -> int:
     """A count of which only the low bits are known, continued from an earlier value."""
-    return before + (truncated - before & _COUNT_MASK)
+    more: int = truncated - before & _COUNT_MASK
+    return before + more
