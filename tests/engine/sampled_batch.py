@@ -20,7 +20,7 @@ from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.logprob_records import LogprobRecords, Logprobs, logprob_bytes
 from bench.engine_driver import admit
-from tests.engine.token_filters import filtered
+from tests.engine.token_filters import filtered_by
 
 GENERATION = 3
 _ENDLESS = Limits(1000)
@@ -157,7 +157,7 @@ class SampledBatch:
         edited = edits.applied(logits).double()
         sampling = sampler.sampling.at(slots)
         scaled = edited / sampling.temperature.double()[:, None]
-        left = filtered(scaled, sampling.top_k, sampling.top_p, sampling.min_p) > -torch.inf
+        left = filtered_by(edited, sampling) > -torch.inf
         return edited, scaled, left
 
     def kept(self, edited: Tensor, scaled: Tensor) -> Tensor:

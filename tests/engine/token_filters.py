@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from baton.engine.sampling import reference
 from baton.engine.sampling.reference import Filters, Sampling
+from baton.engine.sequence import SamplingParams
 
 
-def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """logits [B, V], top_k [B] int64, top_p and min_p [B] → logits with -inf for each token dropped."""
-    sampling = Sampling(torch.ones_like(top_p), top_k, top_p, torch.zeros_like(top_k), min_p)
+def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
+    """logits [B, V] → logits by temperature, with -inf for each token that these parameters drop."""
+    return filtered_by(logits, Sampling.of_params([params] * logits.shape[0], logits.device))
+
+
+def filtered_by(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The same by each row's own parameters. A temperature of 0 counts as 1."""
+    warm = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    sampling = dataclasses.replace(sampling, temperature=warm)
     return reference.filtered(logits, sampling, Filters.of(sampling, logits.shape[1]))

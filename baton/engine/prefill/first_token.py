@@ -20,8 +20,6 @@ from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sampling.token_bits import allowed_tokens
 from baton.engine.sequence import SamplingParams, Sequence
 from baton.engine.shared_memory.logprob_records import Logprobs
-from baton.request_fields.field import Kind
-from baton.request_fields.table import BY_NAME
 
 # Prompt positions whose logits stand in memory at a time; each is as wide as the vocabulary.
 _POSITIONS_AT_ONCE = 64
@@ -33,7 +31,7 @@ def draw_first(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     positions = put_values([s.length for s in sequences], torch.int64, device)
     params = [sequence.sampling for sequence in sequences]
     filters = Filters.of_params(params, logits.shape[1], device)
-    return sample(logits, _sampling(params, device), positions, _edits(sequences, logits), filters)
+    return sample(logits, Sampling.of_params(params, device), positions, _edits(sequences, logits), filters)
 
 
 def first_logprobs(logits: Tensor, tokens: Tensor, sequences: list[Sequence]) -> list[Logprobs | None]:
@@ -63,17 +61,6 @@ def prompt_logprobs(
         rows, counts = list(range(len(tokens))), [sequence.sampling.logprobs or 0] * len(tokens)
         found += logprobs_of(logits, torch.tensor(tokens, device=hidden.device), rows, counts).all()
     return found
-
-
-def _sampling(params: list[SamplingParams], device: torch.device) -> Sampling:
-    def column(name: str) -> Tensor:
-        values = [getattr(one, name) for one in params]
-        if name == "seed":
-            values = [seed - (1 << 64) if seed >= 1 << 63 else seed for seed in values]
-        whole = BY_NAME[name].kind is Kind.INTEGER
-        return put_values(values, torch.int64 if whole else torch.float32, device)
-
-    return Sampling.made(column)
 
 
 def _edits(sequences: list[Sequence], logits: Tensor) -> LogitEdits:

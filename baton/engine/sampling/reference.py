@@ -18,6 +18,8 @@ from baton.device.upload import put_values
 from baton.engine.kernels.reference.philox import PURPOSE_DRAW, random_words
 from baton.engine.sampling.logit_edits import NO_EDITS, LogitEdits
 from baton.engine.sequence import SamplingParams
+from baton.request_fields.field import Kind
+from baton.request_fields.table import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,19 @@ class Sampling:
     def made(cls, column: Callable[[str], Tensor]) -> Sampling:
         """The parameters of a batch; `column`: name → tensor [B]."""
         return cls(**{field.name: column(field.name) for field in fields(cls)})
+
+    @classmethod
+    def of_params(cls, params: Sequence[SamplingParams], device: torch.device) -> Sampling:
+        """The same from parameters on the host."""
+
+        def column(name: str) -> Tensor:
+            values = [getattr(one, name) for one in params]
+            if name == "seed":
+                values = [seed - (1 << 64) if seed >= 1 << 63 else seed for seed in values]
+            whole = BY_NAME[name].kind is Kind.INTEGER
+            return put_values(values, torch.int64 if whole else torch.float32, device)
+
+        return cls.made(column)
 
     def at(self, rows: Tensor) -> Sampling:
         """The parameters of `rows` (int64)."""
@@ -101,18 +116,18 @@ def sample(
 
 def _draw(logits: Tensor, sampling: Sampling, positions: Tensor, filters: Filters) -> Tensor:
     """logits [B, V] float64, which keeps tiny probabilities apart → [B] int64."""
-    scaled = logits / sampling.temperature.double()[:, None]
-    kept = filtered(scaled, sampling, filters)
+    kept = filtered(logits, sampling, filters)
     return (kept + gumbel(sampling.seed, positions, logits.shape[1])).argmax(-1)
 
 
 def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
-    """logits [B, V] of rows that all draw → logits with -inf for each token dropped.
+    """logits [B, V] of rows that all draw → logits by temperature, with -inf for each token dropped.
 
     Top-k keeps the k largest; top-p, of the distribution over these, the fewest largest whose
     probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
     to the last one kept is kept as well.
     """
+    logits = logits / sampling.temperature.double()[:, None]
     ranked = filters.ranked
     if ranked.numel():
         kept = _ranked(logits[ranked], sampling.top_k[ranked], sampling.top_p[ranked])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from baton.engine.sampling.reference import Sampling, sample
+from baton.engine.sequence import SamplingParams
 from tests.engine.token_filters import filtered
 
 DRAWS = 20_000
@@ -23,19 +25,13 @@ def sampling(
     min_p: float = 0.0,
     seed: int = 1,
 ) -> Sampling:
-    return Sampling(
-        temperature=torch.full((rows,), temperature),
-        top_k=torch.full((rows,), top_k),
-        top_p=torch.full((rows,), top_p),
-        seed=torch.full((rows,), seed),
-        min_p=torch.full((rows,), min_p),
-    )
+    params = SamplingParams(temperature, top_k, top_p, seed, min_p)
+    return Sampling.of_params([params] * rows, torch.device("cpu"))
 
 
-def kept(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[bool]:
+def kept(logits: Tensor, **filters: Any) -> list[bool]:
     """Which tokens of one row the filters leave."""
-    left = filtered(logits, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
-    return (left > -torch.inf)[0].tolist()
+    return (filtered(logits, SamplingParams(1.0, **filters)) > -torch.inf)[0].tolist()
 
 
 def logits_row(seed: int = 0) -> Tensor:
@@ -137,14 +133,15 @@ def test_a_tiny_top_p_keeps_the_best(top_p: float) -> None:
 
 def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
     row = logits_row()[None].double()
-    assert torch.equal(filtered(row, torch.tensor([10**12]), torch.tensor([1.0]), torch.tensor([0.0])), row)
+    assert torch.equal(filtered(row, SamplingParams(1.0, 10**12)), row)
 
 
 def test_a_row_depends_on_nothing_else_in_the_batch() -> None:
     generator = torch.Generator().manual_seed(5)
     rows = 24
     logits = torch.randn(rows, VOCAB, generator=generator) * 2
-    mixed = Sampling(
+    mixed = dataclasses.replace(
+        sampling(rows),
         temperature=torch.rand(rows, generator=generator) * (torch.arange(rows) % 4 > 0),
         top_k=torch.randint(0, 9, (rows,), generator=generator),
         top_p=torch.rand(rows, generator=generator) + 0.3,

@@ -143,10 +143,7 @@ def test_bias_repetition_min_tokens_and_filters_equal_transformers() -> None:
             MinPLogitsWarper(params.min_p),
         ]
         expected = LogitsProcessorList(processors)(torch.tensor([sequence.token_ids]), raw.clone())
-        scaled = edits_alone(sequence).applied(raw) / params.temperature
-        got = filtered(
-            scaled, torch.tensor([params.top_k]), torch.tensor([params.top_p]), torch.tensor([params.min_p])
-        )
+        got = filtered(edits_alone(sequence).applied(raw), params)
         assert torch.allclose(got, expected, rtol=1e-12, atol=0), params
 
 
@@ -172,13 +169,8 @@ def test_draws_follow_the_distribution_that_edits_and_filters_leave(name: str) -
     assert edited.tolist() == naive_edited(raw.tolist(), params, sequence.limits, prompt, output)
     scaled = [logit / params.temperature for logit in edited.tolist()]
     expected = torch.tensor(naive_distribution(scaled, params), dtype=torch.float64)
-    sampling = Sampling(
-        temperature=torch.full((DRAWS,), params.temperature),
-        top_k=torch.full((DRAWS,), params.top_k),
-        top_p=torch.full((DRAWS,), params.top_p),
-        seed=torch.arange(DRAWS) * 7919,
-        min_p=torch.full((DRAWS,), params.min_p),
-    )
+    sampling = Sampling.of_params([params] * DRAWS, torch.device("cpu"))
+    sampling = dataclasses.replace(sampling, seed=torch.arange(DRAWS) * 7919)
     tokens = sample(edited.expand(DRAWS, -1), sampling, torch.full((DRAWS,), sequence.length))
     counts = torch.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
