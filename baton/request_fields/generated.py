@@ -18,6 +18,9 @@ class RequestArguments(TypedDict, total=False):
     presence_penalty: float
     # Subtracted from a token's logit for each time that the output has the token.
     frequency_penalty: float
+    # Keeps tokens whose logit is at most this many standard deviations of the row's logits below the largest;
+    # 0 and less keep all.
+    top_n_sigma: float
     # Divides the logits; 0 takes the likeliest token.
     temperature: float
     # Keeps this many of the likeliest tokens; 0 and -1 keep all.
@@ -65,6 +68,7 @@ class RequestValues:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    top_n_sigma: float | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -92,3 +96,4 @@ class SamplingValues:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    top_n_sigma: float = 0.0

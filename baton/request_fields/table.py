@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from baton.request_fields.field import Bounds, Endpoint, Kind, RequestField, Stage, Wire
 
-OPENAI, VLLM, BATON = "OpenAI", "vLLM", "Baton"
+OPENAI, VLLM, LLAMA_CPP, BATON = "OpenAI", "vLLM", "llama.cpp", "Baton"
 _COMPLETIONS, _CHAT, _RESPONSES = Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES
 _TOKENIZE, _DETOKENIZE = Endpoint.TOKENIZE, Endpoint.DETOKENIZE
 _GENERATING = Endpoint.GENERATING
@@ -55,6 +55,13 @@ _SAMPLING = (
         "Subtracted from a token's logit for each time that the output has the token.",
         Kind.FLOAT, _GENERATING, bounds=Bounds(-2, 2), default=0,
         wire=Wire("optional float", 18, 8), stage=Stage.PENALTY,
+    ),
+    RequestField(
+        "top_n_sigma", LLAMA_CPP,
+        "Keeps tokens whose logit is at most this many standard deviations of the row's logits below the "
+        "largest; 0 and less keep all.",
+        Kind.FLOAT, _GENERATING, bounds=Bounds(-1, math.inf, used=(0, 1e6)), default=0,
+        wire=Wire("optional float", 28, 11), stage=Stage.FILTER,
     ),
     RequestField(
         "temperature", OPENAI, "Divides the logits; 0 takes the likeliest token.",

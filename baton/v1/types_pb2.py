@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"-\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\r\"R\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x65rtificates\x18\x04 \x03(\t\"\xa1\x01\n\x0eWorkerIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nrank_count\x18\x05 \x01(\r\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12\x12\n\nstarted_ns\x18\x07 \x01(\x06\"?\n\x0bTraceParent\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x0c\x12\r\n\x05state\x18\x03 \x01(\t\"\x94\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\'\n\nlogit_bias\x18\t \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x15\n\x08logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"H\n\x06Limits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x12\n\nmin_tokens\x18\x03 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"@\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\"\xc0\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x06 \x01(\x08H\x00\x12\x1f\n\x12whitespace_pattern\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x06\n\x04kindB\x15\n\x13_whitespace_pattern\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"=\n\x07\x46\x61ilure\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.baton.v1.ErrorKind\x12\x0f\n\x07message\x18\x02 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\xb7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1b\n\x17\x46INISH_REASON_PREEMPTED\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x05*\xce\x02\n\tErrorKind\x12\x1a\n\x16\x45RROR_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_KIND_INVALID\x10\x01\x12\x1e\n\x1a\x45RROR_KIND_UNAUTHENTICATED\x10\x02\x12\x18\n\x14\x45RROR_KIND_FORBIDDEN\x10\x03\x12\x18\n\x14\x45RROR_KIND_NOT_FOUND\x10\x04\x12\x17\n\x13\x45RROR_KIND_CONFLICT\x10\x05\x12\x1b\n\x17\x45RROR_KIND_RATE_LIMITED\x10\x06\x12\x19\n\x15\x45RROR_KIND_OVERLOADED\x10\x07\x12\x17\n\x13\x45RROR_KIND_DEADLINE\x10\x08\x12\x1a\n\x16\x45RROR_KIND_QUARANTINED\x10\t\x12\x1a\n\x16\x45RROR_KIND_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_KIND_INTERNAL\x10\x0b*_\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46\x41ILURE_CAUSE_LINK\x10\x01\x12\x18\n\x14\x46\x41ILURE_CAUSE_BLOCKS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"-\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\r\"R\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x65rtificates\x18\x04 \x03(\t\"\xa1\x01\n\x0eWorkerIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nrank_count\x18\x05 \x01(\r\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12\x12\n\nstarted_ns\x18\x07 \x01(\x06\"?\n\x0bTraceParent\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x0f\n\x07span_id\x18\x02 \x01(\x0c\x12\r\n\x05state\x18\x03 \x01(\t\"\xa9\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\'\n\nlogit_bias\x18\t \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x15\n\x08logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0btop_n_sigma\x18\x0b \x01(\x02\x42\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"H\n\x06Limits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x12\n\nmin_tokens\x18\x03 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"@\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\"\xc0\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x06 \x01(\x08H\x00\x12\x1f\n\x12whitespace_pattern\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x06\n\x04kindB\x15\n\x13_whitespace_pattern\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"=\n\x07\x46\x61ilure\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.baton.v1.ErrorKind\x12\x0f\n\x07message\x18\x02 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\xb7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1b\n\x17\x46INISH_REASON_PREEMPTED\x10\x04\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x05*\xce\x02\n\tErrorKind\x12\x1a\n\x16\x45RROR_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_KIND_INVALID\x10\x01\x12\x1e\n\x1a\x45RROR_KIND_UNAUTHENTICATED\x10\x02\x12\x18\n\x14\x45RROR_KIND_FORBIDDEN\x10\x03\x12\x18\n\x14\x45RROR_KIND_NOT_FOUND\x10\x04\x12\x17\n\x13\x45RROR_KIND_CONFLICT\x10\x05\x12\x1b\n\x17\x45RROR_KIND_RATE_LIMITED\x10\x06\x12\x19\n\x15\x45RROR_KIND_OVERLOADED\x10\x07\x12\x17\n\x13\x45RROR_KIND_DEADLINE\x10\x08\x12\x1a\n\x16\x45RROR_KIND_QUARANTINED\x10\t\x12\x1a\n\x16\x45RROR_KIND_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_KIND_INTERNAL\x10\x0b*_\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46\x41ILURE_CAUSE_LINK\x10\x01\x12\x18\n\x14\x46\x41ILURE_CAUSE_BLOCKS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=1195
-  _globals['_WORKERROLE']._serialized_end=1307
-  _globals['_FINISHREASON']._serialized_start=1310
-  _globals['_FINISHREASON']._serialized_end=1493
-  _globals['_ERRORKIND']._serialized_start=1496
-  _globals['_ERRORKIND']._serialized_end=1830
-  _globals['_FAILURECAUSE']._serialized_start=1832
-  _globals['_FAILURECAUSE']._serialized_end=1927
+  _globals['_WORKERROLE']._serialized_start=1216
+  _globals['_WORKERROLE']._serialized_end=1328
+  _globals['_FINISHREASON']._serialized_start=1331
+  _globals['_FINISHREASON']._serialized_end=1514
+  _globals['_ERRORKIND']._serialized_start=1517
+  _globals['_ERRORKIND']._serialized_end=1851
+  _globals['_FAILURECAUSE']._serialized_start=1853
+  _globals['_FAILURECAUSE']._serialized_end=1948
   _globals['_ATTEMPT']._serialized_start=34
   _globals['_ATTEMPT']._serialized_end=79
   _globals['_ENDPOINT']._serialized_start=81
@@ -48,19 +48,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACEPARENT']._serialized_start=329
   _globals['_TRACEPARENT']._serialized_end=392
   _globals['_SAMPLING']._serialized_start=395
-  _globals['_SAMPLING']._serialized_end=671
-  _globals['_LOGITBIAS']._serialized_start=673
-  _globals['_LOGITBIAS']._serialized_end=716
-  _globals['_LIMITS']._serialized_start=718
-  _globals['_LIMITS']._serialized_end=790
-  _globals['_TOKENLOGPROB']._serialized_start=792
-  _globals['_TOKENLOGPROB']._serialized_end=841
-  _globals['_LOGPROBS']._serialized_start=843
-  _globals['_LOGPROBS']._serialized_end=907
-  _globals['_GRAMMAR']._serialized_start=910
-  _globals['_GRAMMAR']._serialized_end=1102
-  _globals['_CHOICES']._serialized_start=1104
-  _globals['_CHOICES']._serialized_end=1130
-  _globals['_FAILURE']._serialized_start=1132
-  _globals['_FAILURE']._serialized_end=1193
+  _globals['_SAMPLING']._serialized_end=692
+  _globals['_LOGITBIAS']._serialized_start=694
+  _globals['_LOGITBIAS']._serialized_end=737
+  _globals['_LIMITS']._serialized_start=739
+  _globals['_LIMITS']._serialized_end=811
+  _globals['_TOKENLOGPROB']._serialized_start=813
+  _globals['_TOKENLOGPROB']._serialized_end=862
+  _globals['_LOGPROBS']._serialized_start=864
+  _globals['_LOGPROBS']._serialized_end=928
+  _globals['_GRAMMAR']._serialized_start=931
+  _globals['_GRAMMAR']._serialized_end=1123
+  _globals['_CHOICES']._serialized_start=1125
+  _globals['_CHOICES']._serialized_end=1151
+  _globals['_FAILURE']._serialized_start=1153
+  _globals['_FAILURE']._serialized_end=1214
 # @@protoc_insertion_point(module_scope)

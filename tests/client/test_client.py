@@ -87,6 +87,7 @@ async def test_every_field_is_sent(site: SiteMaker, kind: str) -> None:
     fields: dict[str, Any] = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5,
         "presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {4: -2.0}, "seed": 9, "logprobs": 2,
+        "top_n_sigma": 1.5,
     }  # fmt: skip
     async with site() as here:
         answer = await complete(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from baton.engine.sequence import Limits, SamplingParams
@@ -54,9 +55,13 @@ def naive_edited(
 
 
 def naive_kept(scaled: Sequence[float], params: SamplingParams) -> set[int]:
-    """The tokens that top-k, top-p and min-p leave, ties at each threshold included."""
+    """The tokens that top-n-sigma, top-k, top-p and min-p leave, ties at each threshold included."""
     weight = _softmax(scaled)
     left = [token for token in range(len(scaled)) if weight[token] > 0]
+    if params.top_n_sigma > 0:
+        deviation = statistics.pstdev(logit for logit in scaled if logit > -math.inf)
+        smallest = max(scaled) - params.top_n_sigma * deviation
+        left = [token for token in left if scaled[token] >= smallest]
     if 0 < params.top_k < len(scaled):
         smallest = sorted((scaled[token] for token in left), reverse=True)[: params.top_k][-1]
         left = [token for token in left if scaled[token] >= smallest]

@@ -89,12 +89,26 @@ def _top_p_over_all(
     return naive_draw(scaled, kept, params.seed, len(prompt) + len(output))
 
 
+def _top_n_sigma_last(
+    raw: Sequence[float], params: SamplingParams, limits: Limits, prompt: Sequence[int], output: Sequence[int]
+) -> int:
+    if not params.temperature:
+        return naive_token(raw, params, limits, prompt, output)
+    edited = naive_edited(raw, params, limits, prompt, output)
+    scaled = [logit / params.temperature for logit in edited]
+    near = dataclasses.replace(params, top_k=0, top_p=1.0, min_p=0.0)
+    kept = naive_kept(scaled, dataclasses.replace(params, top_n_sigma=0.0)) & naive_kept(scaled, near)
+    return naive_draw(scaled, kept, params.seed, len(prompt) + len(output))
+
+
 # Name → the features that a request must use for the difference to show, and the wrong sampler.
 PERTURBED: dict[str, tuple[frozenset[str], Sampler]] = {
     "no temperature": (frozenset({"temperature"}), _with(temperature=1.0)),
     "no top-k": (frozenset({"top_k"}), _with(top_k=0)),
     "no top-p": (frozenset({"top_p"}), _with(top_p=1.0)),
     "no min-p": (frozenset({"min_p"}), _with(min_p=0.0)),
+    "no top-n-sigma": (frozenset({"top_n_sigma"}), _with(top_n_sigma=0.0)),
+    "top-n-sigma last": (frozenset({"top_n_sigma", "top_p"}), _top_n_sigma_last),
     "no repetition penalty": (frozenset({"repetition_penalty"}), _with(repetition_penalty=1.0)),
     "no presence penalty": (frozenset({"presence_penalty"}), _with(presence_penalty=0.0)),
     "no frequency penalty": (frozenset({"frequency_penalty"}), _with(frequency_penalty=0.0)),

@@ -12,6 +12,7 @@ FEATURES = (
     "top_k",
     "top_p",
     "min_p",
+    "top_n_sigma",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
@@ -19,7 +20,7 @@ FEATURES = (
     "min_tokens",
     "logprobs",
 )
-NEED_TEMPERATURE = ("top_k", "top_p", "min_p")
+NEED_TEMPERATURE = ("top_k", "top_p", "min_p", "top_n_sigma")
 
 
 def as_float32(value: float) -> float:
@@ -53,6 +54,7 @@ def random_params(rng: random.Random, features: frozenset[str], vocab_size: int)
         if "logit_bias" in features
         else (),
         logprobs=rng.choice([0, 1, 5, 20]) if "logprobs" in features else None,
+        top_n_sigma=drawn("top_n_sigma", 0.3, 2.5, 0.0),
     )
 
 

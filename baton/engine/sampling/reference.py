@@ -1,8 +1,8 @@
 """Draws the next token of each row.
 
-Order: the edits of `logit_edits` (bias, penalties, stop ids held back), temperature, top-k, top-p over
-what top-k left, min-p, draw. A draw takes the largest of (scaled logit + Gumbel noise) among the tokens
-left, and the noise is Philox(seed, position, purpose, vocabulary index): a row's token depends on its
+Order: the edits of `logit_edits` (bias, penalties, stop ids held back), top-n-sigma, temperature, top-k,
+top-p over what these left, min-p, draw. A draw takes the largest of (scaled logit + Gumbel noise) among the
+tokens left, and the noise is Philox(seed, position, purpose, vocabulary index): a row's token depends on its
 own logits, parameters, history, seed and position, and on nothing else in the batch.
 """
 
@@ -28,7 +28,7 @@ class Sampling:
 
     `temperature` float32: 0 takes the largest logit, the lowest index of several. `top_k` int: 0 or less
     keeps all. `top_p` float32: 1 or more keeps all. `seed` int64: the bits of an unsigned 64-bit seed.
-    `min_p` float32: 0 keeps all.
+    `min_p` and `top_n_sigma` float32: 0 keeps all.
     """
 
     temperature: Tensor
@@ -36,6 +36,7 @@ class Sampling:
     top_p: Tensor
     seed: Tensor
     min_p: Tensor
+    top_n_sigma: Tensor
 
     @classmethod
     def made(cls, column: Callable[[str], Tensor]) -> Sampling:
@@ -65,12 +66,13 @@ class Filters:
     """Which rows of a batch need what.
 
     `drawing` int64: those with a temperature. `ranked` int64: of these, by their place among them, those
-    with top-k or top-p. `by_min_p`: whether any of them has min-p.
+    with top-k or top-p. `by_min_p`, `by_sigma`: whether any of them has min-p, top-n-sigma.
     """
 
     drawing: Tensor
     ranked: Tensor
     by_min_p: bool
+    by_sigma: bool
 
     @classmethod
     def of(cls, sampling: Sampling, vocab_size: int) -> Filters:
@@ -78,7 +80,8 @@ class Filters:
         drawing = torch.nonzero(sampling.temperature > 0).flatten()
         mine = sampling.at(drawing)
         by_rank = ((mine.top_k > 0) & (mine.top_k < vocab_size)) | (mine.top_p < 1)
-        return cls(drawing, torch.nonzero(by_rank).flatten(), bool((mine.min_p > 0).any()))
+        by_min_p, by_sigma = bool((mine.min_p > 0).any()), bool((mine.top_n_sigma > 0).any())
+        return cls(drawing, torch.nonzero(by_rank).flatten(), by_min_p, by_sigma)
 
     @classmethod
     def of_params(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
@@ -90,6 +93,7 @@ class Filters:
             drawing=put_values(drawing, torch.int64, device),
             ranked=put_values(ranked, torch.int64, device),
             by_min_p=any(p.min_p > 0 for p in drawn),
+            by_sigma=any(p.top_n_sigma > 0 for p in drawn),
         )
 
 
@@ -123,10 +127,12 @@ def _draw(logits: Tensor, sampling: Sampling, positions: Tensor, filters: Filter
 def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
     """logits [B, V] of rows that all draw → logits by temperature, with -inf for each token dropped.
 
-    Top-k keeps the k largest; top-p, of the distribution over these, the fewest largest whose
-    probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
-    to the last one kept is kept as well.
+    Top-n-sigma keeps those at most n standard deviations below the largest; top-k the k largest; top-p, of
+    the distribution over these, the fewest largest whose probabilities reach p, at least one; min-p those at
+    least that share of the likeliest. A token equal to the last one kept is kept as well.
     """
+    if filters.by_sigma:
+        logits = _near_the_largest(logits, sampling.top_n_sigma.double()[:, None])
     logits = logits / sampling.temperature.double()[:, None]
     ranked = filters.ranked
     if ranked.numel():
@@ -136,6 +142,22 @@ def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
         share = (logits - logits.amax(-1, keepdim=True)).exp()
         logits = logits.masked_fill(share < sampling.min_p.double()[:, None], -torch.inf)
     return logits
+
+
+def _near_the_largest(logits: Tensor, deviations: Tensor) -> Tensor:
+    """`filtered` by top-n-sigma alone; deviations [B, 1], 0 keeps all.
+
+    Tang et al., "Top-nσ: Not All Logits Are You Need" (arXiv 2411.07641). As in llama.cpp, the standard
+    deviation is that of all logits that are not -inf (of the population), and the filter is the first.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    there = logits > -torch.inf
+    below = torch.where(there, logits - largest, 0.0)
+    count = there.sum(-1, keepdim=True).clamp(min=1)
+    mean = below.sum(-1, keepdim=True) / count
+    variance = (below * below).sum(-1, keepdim=True) / count - mean * mean
+    least = largest - deviations * variance.clamp(min=0).sqrt()
+    return logits.masked_fill((logits < least) & (deviations > 0), -torch.inf)
 
 
 def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

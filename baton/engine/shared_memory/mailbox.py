@@ -54,7 +54,7 @@ ENTRY = np.dtype(
         ("temperature", "<f4"),
         ("top_k", "<i4"),
         ("top_p", "<f4"),
-        ("unused", "<i4"),
+        ("top_n_sigma", "<f4"),
         ("seed", "<i8"),
         ("stop_ids", "<i4", (MAX_STOP_IDS,)),  # unused places negative
         ("min_p", "<f4"),

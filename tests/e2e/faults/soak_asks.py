@@ -16,7 +16,15 @@ from tests.support.random_sampling import random_params
 
 # Longer than any answer takes where nothing is broken: a client that still waits then was forgotten.
 LIMIT_S = 90.0
-_FEATURES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty")
+_FEATURES = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "repetition_penalty",
+    "frequency_penalty",
+)
 _MOST_LOGPROBS = 5
 
 
@@ -106,6 +114,7 @@ class Ask:
             "top_k": self.params.top_k,
             "top_p": self.params.top_p,
             "min_p": self.params.min_p,
+            "top_n_sigma": self.params.top_n_sigma,
             "repetition_penalty": self.params.repetition_penalty,
             "frequency_penalty": self.params.frequency_penalty,
             "seed": self.params.seed,

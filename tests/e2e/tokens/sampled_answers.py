@@ -18,6 +18,7 @@ from tests.support.text_truth import TextTruth
 _EXTRA = (
     "top_k",
     "min_p",
+    "top_n_sigma",
     "repetition_penalty",
     "min_tokens",
     "stop_token_ids",

@@ -180,6 +180,7 @@ DRAWS: dict[str, list[dict[str, Any]]] = {
     "top-k": [{"top_k": 7}],
     "top-p": [{"top_p": 0.7}],
     "min-p": [{"temperature": 1.5}, {"min_p": 0.2}],
+    "top-n-sigma": [{"temperature": 1.5}, {"top_n_sigma": 0.9}],
     "top-k and top-p": [{"temperature": 0.6}, {"top_k": 12}, {"top_p": 0.75}],
     "repetition": [{"temperature": 0.7}, {"repetition_penalty": 0.6}],
     "presence and frequency": [

@@ -65,6 +65,7 @@ def kinds(raw: list[float], likely: list[int]) -> dict[str, Kind]:
         "top-k": one(top_k=6),
         "top-p": one(top_p=0.75),
         "min-p": one(min_p=0.2),
+        "top-n-sigma": one(top_n_sigma=2.0),
         "top-k and top-p": Kind(
             dataclasses.replace(MILD, top_k=8, top_p=0.75), dataclasses.replace(MILD, top_k=8)
         ),

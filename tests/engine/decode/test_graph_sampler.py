@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,58 @@ def test_min_p_keeps_to_the_last_bit_what_the_reference_keeps() -> None:
     logits = torch.cat([torch.zeros(1), torch.stack(around)]).expand(24, -1).contiguous().to(DEVICE)
     batch = SampledBatch([Request(replace(one, seed=n)) for n in range(24)], 8, chunk=8, device=DEVICE)
     check(batch, logits, list(range(24)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(masked: bool) -> None:
+    """Tokens next to each other in float32 on either side of the least logit that is kept, with top-k and
+    top-p of what is left."""
+    torch.manual_seed(5)
+    logits = torch.randn(1, 97) * 3
+    mask = tuple(range(0, 97, 2)) if masked else None
+    ids = torch.arange(97)[:: 2 if masked else 1]
+    number = ids[logits[0, ids].sort(descending=True).indices[6]]  # the seventh is put at the threshold
+    for _ in range(60):  # which it moves: a fixed point
+        mine = logits[0, ids].double()
+        logits[0, number] = mine.max() - 1.25 * mine.std(correction=0)
+    around = []
+    for steps in range(-3, 4):
+        row, end = logits[0].clone(), torch.tensor(math.copysign(math.inf, steps))
+        for _ in range(abs(steps)):
+            row[number] = torch.nextafter(row[number], end)
+        around.append(row)
+    rows = torch.stack(around).to(DEVICE)
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_k": 5},
+        {"top_k": 50},
+        {"top_p": 0.6},
+        {"top_p": 0.999},
+        {"top_k": 50, "top_p": 0.999},
+    )
+    counts = set()
+    for kind in kinds:
+        one = SamplingParams(0.7, top_n_sigma=1.25, **kind)
+        requests = [Request(replace(one, seed=n), mask=mask) for n in range(len(around))]
+        batch = SampledBatch(requests, 97, chunk=32, device=DEVICE)
+        check(batch, rows, list(range(len(around))))
+        left = batch.filtered(rows, list(range(len(around))))[2]
+        counts |= set(left.sum(-1).tolist()) if not kind else set()
+    assert max(counts) - min(counts) == 1
+
+
+@pytest.mark.slow
+def test_top_n_sigma_of_chunks_in_several_pieces() -> None:
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_k": 1600},
+        {"top_p": 0.7},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    )
+    requests = [Request(SamplingParams(0.8, top_n_sigma=1.9, **kind)) for kind in kinds]
+    batch = SampledBatch(requests, 6001, chunk=2048, device=DEVICE)
+    logits = torch.randn(len(kinds), 6001, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    check(batch, logits, [2, 0, 3, 1])
 
 
 def test_where_nothing_may_be_drawn_the_first_token_is() -> None:

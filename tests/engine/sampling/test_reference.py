@@ -124,6 +124,32 @@ def test_min_p_is_a_share_of_the_likeliest() -> None:
     assert kept(logits, top_k=3, min_p=0.1) == [True, True, True, False]
 
 
+def test_top_n_sigma_counts_deviations_of_all_logits_from_the_largest() -> None:
+    # Mean 2, standard deviation sqrt(2): 1.5 of them below 4 is 1.88.
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    assert kept(logits, top_n_sigma=1.5) == [False, False, True, True, True]
+    assert kept(logits, top_n_sigma=0.5) == [False, False, False, False, True]
+    # What edits have dropped does not count: without it, mean 3 and sqrt(2 / 3).
+    edited = torch.tensor([[-torch.inf, -torch.inf, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    assert kept(edited, top_n_sigma=1.5) == [False, False, False, True, True]
+    assert kept(torch.full((1, 4), 7.0, dtype=torch.float64), top_n_sigma=0.1) == [True] * 4
+
+
+def test_top_p_counts_only_what_top_n_sigma_left() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
+    assert sum(kept(logits, top_p=0.57)) == 2
+    assert kept(logits, top_n_sigma=0.6) == [True, True, False, False]
+    assert sum(kept(logits, top_p=0.57, top_n_sigma=0.6)) == 1
+
+
+def test_top_n_sigma_is_the_same_at_any_temperature() -> None:
+    row = logits_row(2)[None].double()
+    params = [SamplingParams(t, top_n_sigma=1.25) for t in (0.1, 1.0, 30.0)]
+    left = [(filtered(row, one) > -torch.inf).tolist() for one in params]
+    assert left[0] == left[1] == left[2]
+    assert 0 < sum(left[0][0]) < VOCAB
+
+
 @pytest.mark.parametrize("top_p", [0.0, 1e-9])
 def test_a_tiny_top_p_keeps_the_best(top_p: float) -> None:
     row = logits_row()

@@ -20,6 +20,7 @@ WHOLE: dict[str, Any] = {
     "top_k": 7,
     "top_p": 0.75,
     "min_p": 0.25,
+    "top_n_sigma": 1.5,
     "repetition_penalty": 1.5,
     "presence_penalty": -2,
     "frequency_penalty": 2,
@@ -37,7 +38,7 @@ async def test_every_field_reaches_prefill(site: SiteMaker) -> None:
         over_http, over_grpc = here.worker("prefill-0").prefill.requests
         sampling = over_http.sampling
         assert sampling == over_grpc.sampling
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
+        for name in ("temperature", "top_k", "top_p", "min_p", "top_n_sigma", "repetition_penalty", "seed"):
             assert getattr(sampling, name) == WHOLE[name]
         assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
         # A bias of nothing is none.

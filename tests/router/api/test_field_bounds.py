@@ -32,12 +32,13 @@ _MODELS: dict[str, Any] = {
 }
 _TABLES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT, "/v1/responses": RESPONSES}
 
-# Field → values that OpenAI's schema (first row) or vLLM's server (second row) allows.
+# Field → values that OpenAI's schema, vLLM's or llama.cpp's server allows.
 ACCEPTED: dict[str, list[Any]] = {
     "temperature": [0, 2, 1.5, 1e-3, 5, 1000, 1e9, 1e300],
     "top_p": [0, 1, 0.5, 1e-30],
     "top_k": [-1, 0, 1, 50, 2**31, 2**40, 5.0, -1.0],
     "min_p": [0, 1, 0.1],
+    "top_n_sigma": [-1, 0, 1, 1.5, 1e30],
     "presence_penalty": [-2, 2, 0.5],
     "frequency_penalty": [-2.0, 2.0, 0],
     "repetition_penalty": [1, 1e-9, 0.001, 0.5, 2, 1000, 1e20],

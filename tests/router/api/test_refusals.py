@@ -75,6 +75,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("logit_bias", [1]),
     ("min_p", -0.1),
     ("min_p", 1.1),
+    ("top_n_sigma", -2),
+    ("top_n_sigma", "1"),
     ("min_tokens", -1),
     ("min_tokens", 17),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": 5}}),
@@ -106,7 +108,7 @@ async def test_http_accepts_neutral_values(site: SiteMaker) -> None:
         "suffix": "", "logprobs": None, "echo": False, "n": 1, "best_of": 1, "presence_penalty": 0,
         "frequency_penalty": 0.0, "logit_bias": {}, "min_p": 0, "min_tokens": 0, "repetition_penalty": 1.0,
         "user": "somebody", "top_k": 0, "top_p": 1, "seed": 2**64 - 1, "stop": None, "stream": False,
-        "skip_special_tokens": True,
+        "skip_special_tokens": True, "top_n_sigma": -1,
     }  # fmt: skip
     async with site() as here, http(here) as client:
         assert (await complete(client, **neutral)).status_code == 200

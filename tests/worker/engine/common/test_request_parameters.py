@@ -34,9 +34,10 @@ def test_all_sampling_parameters_are_converted() -> None:
         frequency_penalty=2,
         logit_bias=[LogitBias(token_id=999, bias=-100), LogitBias(token_id=0, bias=100)],
         logprobs=0,
+        top_n_sigma=1.5,
     )
     assert sampling_of(message, VOCAB, 20) == SamplingParams(
-        0.5, 3, 0.75, 2**64 - 1, 0.25, 1.5, -2.0, 2.0, ((999, -100.0), (0, 100.0)), 0
+        0.5, 3, 0.75, 2**64 - 1, 0.25, 1.5, -2.0, 2.0, ((999, -100.0), (0, 100.0)), 0, 1.5
     )
     limits = types_pb2.Limits(max_tokens=5, stop_token_ids=[7, 8], min_tokens=5)
     assert limits_of(limits, VOCAB) == Limits(5, (7, 8), 5)
@@ -62,6 +63,8 @@ def test_unset_is_off() -> None:
         ({"min_p": -0.1}, "min_p"),
         ({"min_p": 1.5}, "min_p"),
         ({"min_p": math.nan}, "min_p"),
+        ({"top_n_sigma": -0.5}, "top_n_sigma"),
+        ({"top_n_sigma": math.inf}, "top_n_sigma"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
         ({"repetition_penalty": math.inf}, "repetition_penalty"),

@@ -1,8 +1,8 @@
 """Top-k and top-p without sorting: the least logit that a row's filters keep.
 
-Both are one question: of all v, the least for which the measure of what is above v stays under a target.
-For top-k the measure is a count and the target k; for top-p alone it is probability mass and the target p
-of the whole.
+Both are one question, asked of the logits that top-n-sigma keeps (`sigma_cuts`): of all v, the least for
+which the measure of what is above v stays under a target. For top-k the measure is a count and the target k;
+for top-p alone it is probability mass and the target p of the whole.
 
     narrow    asks it in float32 at PIVOTS points between two bounds, TURNS times if need be
     gather    the logits that the bounds leave: the candidates
@@ -37,6 +37,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     logits_of,
     value_of,
 )
+from baton.engine.kernels.gpu.sampling.sigma_cuts import find_sigma_cuts
 from baton.engine.shared_memory.mailbox import field_offset
 
 MIN_P = tl.constexpr(field_offset("min_p") // 4)
@@ -54,11 +55,13 @@ _WIDTH = 128
 
 
 @triton.jit
-def _first_bounds(peaks, lows, row, temperature, by_mass, CHUNKS: tl.constexpr, POWER: tl.constexpr):
+def _first_bounds(
+    peaks, lows, sigma_cut, row, temperature, by_mass, CHUNKS: tl.constexpr, POWER: tl.constexpr
+):
     c = tl.arange(0, POWER)
     peak = tl.max(tl.load(peaks + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf")), 0)
     low = tl.min(tl.load(lows + row * CHUNKS + c, mask=c < CHUNKS, other=float("inf")), 0)
-    low = tl.where(by_mass, tl.maximum(low, peak - _FAR * temperature), low)
+    low = tl.maximum(tl.where(by_mass, tl.maximum(low, peak - _FAR * temperature), low), sigma_cut)
     return value_of(key_of(low) - 1), peak
 
 
@@ -87,8 +90,8 @@ def _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS: tl.constexpr
 
 @triton.jit
 def _narrow(
-    logits, edited, peaks, lows, bounds, sums, few, new_bounds, new_sums, new_few, records, row_slot,
-    row_place, FIRST: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, edited, peaks, lows, sigma_cuts, bounds, sums, few, new_bounds, new_sums, new_few, records,
+    row_slot, row_place, FIRST: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -102,7 +105,8 @@ def _narrow(
         # Each block is asked for before the one ahead of it is worked on.
         ahead = logits_of(logits, edited, row, at, is_edited, VOCAB)
         temperature = tl.maximum(float_of(records, slot, TEMPERATURE), 1e-30)
-        low, peak = _first_bounds(peaks, lows, row, temperature, by_mass, CHUNKS, POWER)
+        sigma_cut = tl.load(sigma_cuts + row)
+        low, peak = _first_bounds(peaks, lows, sigma_cut, row, temperature, by_mass, CHUNKS, POWER)
         high = peak
         enough = False
         if not FIRST:
@@ -121,7 +125,7 @@ def _narrow(
             pivot = _pivots(low, high, j)[:, None]
             above = tl.zeros([_PIVOTS, BLOCK], tl.float32)
             for start in range(BLOCK, CHUNK + BLOCK, BLOCK):
-                x = ahead
+                x = tl.where(ahead >= sigma_cut, ahead, float("-inf"))
                 if start < CHUNK:
                     ahead = logits_of(logits, edited, row, at + start, is_edited, VOCAB)
                 weight = tl.full([1, BLOCK], 1.0, tl.float32)
@@ -168,7 +172,7 @@ def _gather(
 
 @triton.jit
 def _weigh(
-    logits, edited, peaks, bounds, masses, records, row_slot, row_place,
+    logits, edited, peaks, sigma_cuts, bounds, masses, records, row_slot, row_place,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
     POWER: tl.constexpr,
 ):  # fmt: skip
@@ -181,12 +185,13 @@ def _weigh(
         is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
         peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
         high = tl.load(bounds + row * 2 + 1)
+        sigma_cut = tl.load(sigma_cuts + row)
         above = tl.zeros([BLOCK], tl.float64)
         whole = tl.zeros([BLOCK], tl.float64)
         for start in range(0, CHUNK, BLOCK):
             at = chunk * CHUNK + start + tl.arange(0, BLOCK)
             x = logits_of(logits, edited, row, at, is_edited, VOCAB)
-            weight = tl.exp((x.to(tl.float64) - peak) * per)
+            weight = tl.where(x >= sigma_cut, tl.exp((x.to(tl.float64) - peak) * per), 0.0)
             whole += weight
             above += tl.where(x > high, weight, 0.0)
         place = masses + (row * CHUNKS + chunk) * 2
@@ -253,14 +258,14 @@ def _search(
 
 @triton.jit
 def _search_candidates(
-    peaks, bounds, candidates, counts, masses, cuts, floors, records, row_slot, row_place,
+    peaks, sigma_cuts, bounds, candidates, counts, masses, cuts, floors, records, row_slot, row_place,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(row_slot + row)
     has_k, has_p = limits_of(records, slot, row_place, row, VOCAB)
-    cut = tl.full((), float("-inf"), tl.float32)
+    cut = tl.load(sigma_cuts + row)
     if has_k | has_p:
         peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
         mine = candidates + row.to(tl.int64) * CHUNKS * CHUNK
@@ -326,6 +331,7 @@ class SearchSpace:
         self.quads = zeros(rows, chunks, chunk // 4, dtype=torch.int32)
         self.counts = zeros(rows, chunks, dtype=torch.int32)
         self.masses = zeros(rows, chunks, 2, dtype=torch.float64)
+        self.sigma_cuts = zeros(rows)
         self.cuts = zeros(rows)
         self.floors = zeros(rows, dtype=torch.float64)
 
@@ -351,11 +357,12 @@ def find_thresholds(
         raise ValueError(f"the space is {tuple(space.candidates.shape)}, the logits {tuple(logits.shape)}")
     sizes = {"CHUNK": chunk, "CHUNKS": chunks, "POWER": triton.next_power_of_2(chunks), "VOCAB": vocab}
     grid = count, chunks
-    bounds, sums, few = space.bounds, space.sums, space.few
+    bounds, sums, few, sigma_cuts = space.bounds, space.sums, space.few, space.sigma_cuts
+    find_sigma_cuts(sigma_cuts, logits, edited, peaks, rows, records)
     for turn in range(TURNS):
         before = max(turn - 1, 0)
         _narrow[grid](
-            logits, edited, peaks, lows, bounds[before], sums[before], few[before], bounds[turn],
+            logits, edited, peaks, lows, sigma_cuts, bounds[before], sums[before], few[before], bounds[turn],
             sums[turn], few[turn], records, *rows,
             FIRST=turn == 0, BLOCK=min(chunk, 512), num_warps=8, **sizes,
         )  # fmt: skip
@@ -364,10 +371,10 @@ def find_thresholds(
         space.candidates, space.quads, space.counts, records, *rows, num_warps=8, **sizes,
     )  # fmt: skip
     _weigh[grid](
-        logits, edited, peaks, bounds[TURNS], space.masses, records, *rows,
+        logits, edited, peaks, sigma_cuts, bounds[TURNS], space.masses, records, *rows,
         BLOCK=min(chunk, 1024), num_warps=8, **sizes,
     )  # fmt: skip
     _search_candidates[(count,)](
-        peaks, bounds[TURNS], space.candidates, space.counts, space.masses, space.cuts, space.floors,
-        records, *rows, WIDTH=_WIDTH, num_warps=8, **sizes,
+        peaks, sigma_cuts, bounds[TURNS], space.candidates, space.counts, space.masses, space.cuts,
+        space.floors, records, *rows, WIDTH=_WIDTH, num_warps=8, **sizes,
     )  # fmt: skip
