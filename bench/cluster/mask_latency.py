@@ -78,14 +78,14 @@ class _Worker:
     """What engine and front hold: the ring's writer, the board's reader, the client."""
 
     def __init__(self, folder: Path, vocab_size: int, streams: int, processes: int) -> None:
-        rings = SharedRings(streams)
+        rings = SharedRings(streams, max_logprobs=0)
         memory = SharedMemory.create("bench-rings", rings.size)
         self.streams = streams
         self._board, board_memory = MaskBoard.create(streams, vocab_size)
         self._ring, self._reader = rings.writer(memory), rings.reader(memory)
         self._draw = np.random.default_rng(0)
         self._masks: list[Mask] = []
-        setup = MaskSetup(folder, vocab_size, streams, 0, memory, board_memory, processes=processes)
+        setup = MaskSetup(folder, vocab_size, rings, memory, board_memory, processes=processes)
         self.client = MaskClient(setup, _fail)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.engine.shared_memory.layout import SharedRings
 from services.common.config.types import StrictModel
 
 # The niceness at which grammars are compiled, so that masks are computed first; and of one that takes long.
@@ -22,12 +23,11 @@ class CompilerLaunch(StrictModel):
 
 
 class MasksLaunch(CompilerLaunch):
-    """Settings of a mask process: vocabulary, sizes and descriptors of the shared memory. `memory_mb` bounds
-    the process's address space; `process` is its number among the worker's."""
+    """Settings of a mask process: vocabulary, sizes and descriptors of the rings and the mask board.
+    `memory_mb` bounds the process's address space; `process` is its number among the worker's."""
 
     vocab_size: int
-    slots: int
-    max_logprobs: int
+    sizes: SharedRings
     rings_fd: int
     board_fd: int
     memory_mb: int

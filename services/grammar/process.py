@@ -33,7 +33,6 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.base.process_tuning import prompt_wakeups, sharpen_timers
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import Mask, MaskBoard
 from baton.engine.shared_memory.output_ring import Finish, RingObserver
 from baton.v1.masks_pb2 import (
@@ -263,15 +262,16 @@ def main() -> int:
     _deepen_stack()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = ProcessEnd(socket.socket(fileno=launch.channel_fd))
-    rings = SharedRings(launch.slots, launch.max_logprobs)
-    board = MaskBoard(SharedMemory.attach(launch.board_fd), launch.slots, launch.vocab_size, launch.process)
+    board_memory = SharedMemory.attach(launch.board_fd)
+    board = MaskBoard(board_memory, launch.sizes.slots, launch.vocab_size, launch.process)
     with contextlib.suppress(ConnectionError):
         try:
             matchers = Matchers.of_model(Path(launch.folder), int(_MOST_MEMORY * (launch.memory_mb << 20)))
         except BatonError as error:
             channel.send(MaskEvent(failed=_failure(error)))
             return 2
-        MaskLoop(channel, matchers, rings.observer(SharedMemory.attach(launch.rings_fd)), board).run()
+        ring = launch.sizes.observer(SharedMemory.attach(launch.rings_fd))
+        MaskLoop(channel, matchers, ring, board).run()
     return 0
 
 

@@ -19,6 +19,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.base.process_watch import ProcessWatch
 from baton.base.python_module import python_module
 from baton.device.shared_memory import SharedMemory
+from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import NO_TAG, MaskBoard
 from baton.v1.masks_pb2 import CloseSequenceCommand, MaskCommand, MaskEvent, OpenSequenceCommand
 from baton.v1.types_pb2 import Limits
@@ -41,14 +42,12 @@ log = get_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MaskSetup:
-    """Settings that a worker's mask processes start with: the model's folder and vocabulary, the memory of
-    the rings and of the mask board, the slots and logprobs that these are made for, and how many
-    processes."""
+    """Settings that a worker's mask processes start with: the model's folder and vocabulary, the sizes and
+    the memory of the rings and of the mask board, and how many processes."""
 
     folder: Path
     vocab_size: int
-    slots: int
-    max_logprobs: int
+    sizes: SharedRings
     rings: SharedMemory
     board: SharedMemory
     memory_mb: int = 4096
@@ -89,7 +88,8 @@ class MaskProcessClient:
     _hung_slot: int = field(default=NO_TAG, init=False)
 
     def __post_init__(self) -> None:
-        self._board = MaskBoard(self.setup.board, self.setup.slots, self.setup.vocab_size, self.number)
+        setup = self.setup
+        self._board = MaskBoard(setup.board, setup.sizes.slots, setup.vocab_size, self.number)
 
     @property
     def pid(self) -> int | None:
@@ -210,8 +210,7 @@ class MaskProcessClient:
             return MasksLaunch(
                 folder=str(setup.folder),
                 vocab_size=setup.vocab_size,
-                slots=setup.slots,
-                max_logprobs=setup.max_logprobs,
+                sizes=setup.sizes,
                 channel_fd=channel_fd,
                 rings_fd=setup.rings.fd,
                 board_fd=setup.board.fd,

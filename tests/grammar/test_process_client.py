@@ -14,20 +14,21 @@ from pathlib import Path
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import mask_words
 from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.types_pb2 import Choices, Grammar, Limits
 from services.grammar.grammar_source import grammar_source
 from services.grammar.process_client import PROGRAM, MaskProcessClient
 from tests.grammar.model import END_ID, OTHER_END_ID, VOCAB_SIZE, allowed, ids_of, make_folder
-from tests.grammar.worker import AB, LIMITS, WAIT_S, Worker
+from tests.grammar.worker import AB, LIMITS, SLOTS, WAIT_S, Worker
 
 
 class WorkerOfOne(Worker):
     """With one mask process."""
 
-    def __init__(self, folder: Path, program: tuple[str, ...] = PROGRAM) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, program: tuple[str, ...] = PROGRAM, *, rows_per_slot: int = 1) -> None:
+        super().__init__(folder, rows_per_slot=rows_per_slot)
         self.refused: list[str] = []
         self.client = MaskProcessClient(
             self.setup, 0, self.fail, program, lambda source, _: self.refused.append(source)
@@ -59,6 +60,18 @@ async def test_masks_of_a_first_token_and_of_a_slots_tokens(worker: WorkerOfOne)
     worker.draw(2, 8, b)
     assert await worker.next_mask() == (2, 8, 6, {a, *both_ends})
     assert (worker.client.opened, worker.client.failed, worker.client.followed) == (3, 0, 1)
+
+
+async def test_masks_follow_a_ring_that_is_made_for_four_rows_a_slot(tmp_path: Path) -> None:
+    """Beyond a lap of a ring made for one row, which a process that was not told would read."""
+    worker = WorkerOfOne(tmp_path, rows_per_slot=4)
+    a, b = ids_of("ab")
+    for _ in range(SharedRings(SLOTS).ring_words):
+        worker.draw(3, 1, a)
+    await worker.client.follow((3, 2), 10, AB, LIMITS, ())
+    worker.draw(3, 2, a)
+    assert await worker.next_mask() == (3, 2, 11, {b})
+    await worker.client.stop()
 
 
 async def test_what_cannot_be_compiled_is_invalid_and_disturbs_no_other(worker: WorkerOfOne) -> None:

@@ -24,14 +24,14 @@ WAIT_S = 20.0
 class Worker:
     """The ring's writer, the board's reader, and the sequences that were reported as failed."""
 
-    def __init__(self, folder: Path, processes: int = 1) -> None:
-        rings = SharedRings(SLOTS)
+    def __init__(self, folder: Path, processes: int = 1, rows_per_slot: int = 1) -> None:
+        rings = SharedRings(SLOTS, rows_per_slot=rows_per_slot)
         memory = SharedMemory.create("rings", rings.size)
         _, board = MaskBoard.create(SLOTS, VOCAB_SIZE)
         self.ring, self.reader = rings.writer(memory), rings.reader(memory)
         self.board = MaskBoard(board, SLOTS, VOCAB_SIZE)
         self.failed: asyncio.Queue[tuple[int, int, ErrorKind]] = asyncio.Queue()
-        self.setup = MaskSetup(make_folder(folder), VOCAB_SIZE, SLOTS, 20, memory, board, processes=processes)
+        self.setup = MaskSetup(make_folder(folder), VOCAB_SIZE, rings, memory, board, processes=processes)
 
     def fail(self, slot: int, generation: int, error: BatonError) -> None:
         self.failed.put_nowait((slot, generation, error.kind))

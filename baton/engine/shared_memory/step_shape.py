@@ -27,3 +27,7 @@ class StepShape:
     def rows_of(self, active: int) -> int:
         """Rows of a step with so many active slots."""
         return active * self.rows_per_slot
+
+    def slots_of(self, rows: int) -> int:
+        """The most active slots of a step with so many rows."""
+        return rows // self.rows_per_slot

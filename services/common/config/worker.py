@@ -99,6 +99,13 @@ class EngineConfig(StrictModel):
         description="most concurrent sequences of a decode worker; unset: 16 on a CPU, on a GPU as many "
         "of 1,024 tokens as its KV blocks have room for, from 16 to 256",
     )
+    rows_per_slot: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="rows that a decode step has for each sequence, one for each token by which it may "
+        "advance; a sequence uses one of them, the others are computed and not used",
+    )
     chunk_tokens: int | None = Field(
         None, ge=1, description="most prompt tokens of a prefill step; unset: 256, on a GPU 2048"
     )
@@ -177,6 +184,11 @@ class EngineConfig(StrictModel):
         """An upper bound of the slots that is known before the engine knows its device and memory; it sizes
         the memory that a worker's two processes share."""
         return self.slots or MOST_DEFAULT_SLOTS
+
+    @property
+    def most_rows(self) -> int:
+        """An upper bound of a decode step's rows, known as early as `most_slots`."""
+        return self.most_slots * self.rows_per_slot
 
     def block_tokens_on(self, device: str) -> int:
         """Tokens of a KV block on a device type, `cuda` or `cpu`."""

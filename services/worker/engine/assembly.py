@@ -40,6 +40,7 @@ from kvtransfer.transports.registry import make_connectors
 from services.common.config.worker import TransferConfig, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch, identity_of
+from services.common.engine.rings import worker_rings
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.commands import Commands
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
@@ -69,7 +70,7 @@ def build_engine(
     seconds. Raises BatonError(INVALID) where the configuration does not fit the model or the device."""
     config, wakeup = launch.worker, Wakeup()
     links = _Links(launch, model, wakeup.set)
-    rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+    rings = worker_rings(config.engine)
     heartbeat = rings.heartbeat(memory)
     cache = prefix_cache(model, config, wakeup.set)
     steps, prompts = _step_loops(config, model, rings, memory, cache, partial(beat_step, heartbeat))
@@ -193,7 +194,7 @@ def _mask_board(launch: EngineLaunch, model: LoadedModel) -> MaskBoard | None:
     for another vocabulary."""
     if launch.masks_fd is None:
         return None
-    memory, slots = SharedMemory.attach(launch.masks_fd), launch.worker.engine.most_slots
+    memory, slots = SharedMemory.attach(launch.masks_fd), worker_rings(launch.worker.engine).slots
     if memory.size != MaskBoard.size(slots, model.config.vocab_size):
         raise BatonError(ErrorKind.INTERNAL, "the mask board is for another vocabulary")
     return MaskBoard(memory, slots, model.config.vocab_size)
@@ -212,7 +213,13 @@ def _step_loops(
     decodes, prefills = config.role != "prefill", config.role != "decode"
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
     # As wide as the vocabulary: kept small where no slot is ever used.
-    state = SlotState(model.slots if decodes else 1, widths, model.config.vocab_size, model.device)
+    state = SlotState(
+        model.slots if decodes else 1,
+        widths,
+        model.config.vocab_size,
+        model.device,
+        config.engine.rows_per_slot,
+    )
     mixes = decodes and prefills and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
         steps = decode_loop(

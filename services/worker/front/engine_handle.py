@@ -21,13 +21,13 @@ from baton.device.wakeup import Wakeup
 from baton.engine.device_watchdog import HUNG_S, HUNG_STEPS
 from baton.engine.model.source import CONFIG_FILES, resolve_model
 from baton.engine.shared_memory.heartbeat import Heartbeat
-from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import MaskBoard
 from baton.model_spec.model_files import ConfigFile, ModelLimits
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import FrontEnd
 from services.common.engine.launch import EngineLaunch
+from services.common.engine.rings import worker_rings
 from services.grammar.client import mask_processes
 from services.grammar.process_client import MaskSetup
 
@@ -71,8 +71,7 @@ async def start_engine(
     config: WorkerConfig, identity: WorkerIdentity, program: Sequence[str]
 ) -> EngineHandle:
     """Starts the engine process; it sends a ready or a failed event on the channel."""
-    slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
-    memory = SharedMemory.create(f"baton-{config.name}", SharedRings(slots, logprobs).size)
+    memory = SharedMemory.create(f"baton-{config.name}", worker_rings(config.engine).size)
     # It may download the configuration. The thread ends with it: the event loop's own threads are not to
     # start before the front asks for `batch_wakeups`, nor may the engine inherit that.
     with ThreadPoolExecutor(max_workers=1) as thread:
@@ -101,11 +100,11 @@ def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
         vocab_size = ModelLimits.read(ConfigFile.read(folder / "config.json")).vocab_size
     except BatonError:
         return None
-    slots, logprobs = config.engine.most_slots, config.engine.max_logprobs
-    _, board = MaskBoard.create(slots, vocab_size)
+    sizes = worker_rings(config.engine)
+    _, board = MaskBoard.create(sizes.slots, vocab_size)
     # Prefill asks for the mask of each request's first token alone.
-    processes = 1 if config.role == "prefill" else mask_processes(slots)
-    return MaskSetup(folder, vocab_size, slots, logprobs, rings, board, processes=processes)
+    processes = 1 if config.role == "prefill" else mask_processes(sizes.slots)
+    return MaskSetup(folder, vocab_size, sizes, rings, board, processes=processes)
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:

@@ -20,7 +20,6 @@ from baton.base.addresses import is_loopback, join_address, split_address
 from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.base.process_tuning import batch_wakeups, switch_threads_often
 from baton.base.process_watch import ProcessWatch
-from baton.engine.shared_memory.layout import SharedRings
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
@@ -32,6 +31,7 @@ from services.common.config.plaintext import plaintext_ports
 from services.common.config.worker import WorkerConfig
 from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
+from services.common.engine.rings import worker_rings
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.fault_barrier import FaultBarrier
 from services.common.observability.logs import configure_logs, get_log
@@ -150,7 +150,7 @@ class _Front:
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         # Why the engine asks to be replaced.
         self._restart: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+        rings = worker_rings(config.engine)
         self._heartbeat = rings.heartbeat(handle.memory)
         reports_output = config.role != "prefill" and config.engine.prefix_cache
         self._decode = DecodeServicer(

@@ -13,6 +13,7 @@ def test_rows_are_slots_times_rows_a_slot(rows: int) -> None:
     shape = StepShape(8, rows)
     assert (shape.rows, shape.rows_of(3)) == (8 * rows, 3 * rows)
     assert shape.words == 8 * rows + 8
+    assert [shape.slots_of(n) for n in (3 * rows - 1, 3 * rows)] == [2, 3]
 
 
 @pytest.mark.parametrize("slots", [1, 3, 256])

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from baton.base.errors import ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import ReserveRequest, Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, SlotEndedCommand
@@ -21,6 +20,7 @@ from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.config.worker import EngineConfig, KVWire, TransferConfig, Transport, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch
+from services.common.engine.rings import worker_rings
 from services.worker.engine.assembly import build_engine
 from services.worker.engine.startup.model_loader import load
 from tests.engine.local_engine import CONFIG
@@ -68,7 +68,7 @@ class SteppedEngine:
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._front = ours
-        rings = SharedRings(SLOTS)
+        rings = worker_rings(config.engine)
         memory = SharedMemory.create("stepped", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
         self.stepped = Wakeup()

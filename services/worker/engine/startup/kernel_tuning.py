@@ -63,7 +63,7 @@ def _measure(
 def _missing(
     products: list[Product], engine: EngineConfig, dtype: torch.dtype, table: ProductTable
 ) -> list[tuple[Product, int]]:
-    return missing(products, engine.most_slots, dtype, table)
+    return missing(products, engine.most_rows, dtype, table)
 
 
 def product_shapes(config: ModelConfig, dtype: torch.dtype, formats: Formats = UNQUANTIZED) -> list[Product]:

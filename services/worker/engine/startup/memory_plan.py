@@ -37,8 +37,8 @@ TYPICAL_TOKENS = 1024
 # Candidate numbers of slots on a GPU: batch sizes that have a graph and tuned kernels.
 _SLOT_CHOICES = (256, 192, 128, 96, 64, 48, 32, 24, 16)
 assert _SLOT_CHOICES[0] == MOST_DEFAULT_SLOTS
-# Bytes for each slot and vocabulary entry: logits in the model's dtype, edited logits and candidates in
-# float32, groups of these, token counts, masks.
+# Bytes for each row of a decode step and vocabulary entry: logits in the model's dtype, edited logits and
+# candidates in float32, groups of these, token counts, masks.
 _LOGIT_COPIES_BYTES = 20
 # Bytes for each element of a prompt's row: residual, norms, products and their inputs, some of them in
 # float32.
@@ -141,7 +141,8 @@ class MemoryPlanner:
 
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
     """Bytes that a worker may use on a GPU beside weights, links and KV blocks."""
-    logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
+    decode_rows = slots * engine.rows_per_slot
+    logits = decode_rows * config.vocab_size * _LOGIT_COPIES_BYTES
     matrices = list(layer_matrices(config).values())
     widest = max(rows for rows, _ in matrices) + 4 * config.hidden_size
     formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
@@ -149,7 +150,7 @@ def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
         matrices.append((config.vocab_size, config.hidden_size))
     # One matrix at full width, of formats whose codes cannot be multiplied by those of many rows.
     dequantized = 2 * max(rows * columns for rows, columns in matrices) if formats else 0
-    rows = engine.chunk_tokens_on("cuda") + (slots if engine.mixed_steps else 0)
+    rows = engine.chunk_tokens_on("cuda") + (decode_rows if engine.mixed_steps else 0)
     return _BASE_BYTES + logits + rows * widest * _ROW_COPIES_BYTES + dequantized
 
 

@@ -1,0 +1,53 @@
+"""An engine with four rows a slot, beside one with one: growth, swapping, tokens and books."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.engine.shared_memory.output_ring import Finish
+from baton.v1.worker_pb2 import GetAuditRequest
+from services.common.config.worker import EngineConfig
+from services.common.engine.rings import worker_rings
+from services.worker.engine.decode import block_allocation
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
+
+MOST = 60
+
+
+def tokens(folder: Path, rows: int) -> list[list[int]]:
+    """Two sequences that need more blocks than there are, so that each waits for the other; their tokens."""
+    folder.mkdir()
+    stepped = SteppedEngine(
+        folder, rows_per_slot=rows, reserve_output_tokens=4, kv_blocks=25, host_kv_mb=1, prefix_cache=False
+    )
+    keys = []
+    for name in (b"a", b"b"):
+        reserved = stepped.ask(reserve=reserve(name=name, tokens=9, most=MOST)).reserved
+        stepped.send(prefill=prefill(reserved.ticket, name=name, tokens=9, most=MOST))
+        keys.append((reserved.slot, reserved.generation))
+    stepped.run_out()
+    audit = stepped.ask(audit=GetAuditRequest()).audit
+    assert audit.block_grants > 4
+    assert audit.sequences_swapped_out > 0
+    assert audit.tokens_decoded == 2 * (MOST - 1)
+    stepped.assert_free()
+    ended = [record for record in stepped.records if record.finish is not Finish.NONE]
+    assert sorted((record.slot, record.generation) for record in ended) == sorted(keys)
+    stepped.close()
+    drawn = [[r.token for r in stepped.records if (r.slot, r.generation) == key] for key in keys]
+    assert [len(each) for each in drawn] == [MOST, MOST]
+    return drawn
+
+
+def test_tokens_and_books_are_those_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_allocation, "ALLOCATION_TOKENS", 8)
+    assert tokens(tmp_path / "four", 4) == tokens(tmp_path / "one", 1)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_rings_are_as_large_as_rows_need(rows: int) -> None:
+    rings = worker_rings(EngineConfig(slots=8, rows_per_slot=rows))
+    assert rings.ring_words == 64 * 8 * rows
+    assert rings.mailbox_entries == worker_rings(EngineConfig(slots=8)).mailbox_entries
