@@ -76,8 +76,11 @@ class MixedSteps:
     def _ms(self, rows: int, *, joins: bool) -> float:
         """A prefill step of so many rows, behind another one, so that the host's launches take no part."""
         from baton.engine.plan.prefill_step import PrefillStep
+        from baton.engine.random_tokens import random_tokens
 
-        step = PrefillStep.on_scratch(self._engine.decoder.layout, 0, rows)
+        model = self._engine.decoder
+        tokens = random_tokens(model.config.vocab_size, rows)
+        step = PrefillStep.on_scratch(model.layout, 0, tokens)
         took = []
         for _ in range(_WARM + _COUNT):
             self._read()

@@ -22,6 +22,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.modules import Model
 from baton.engine.plan.decode_rows import batches_up_to
+from baton.engine.random_tokens import random_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class PassOptions:
 
 @dataclass(frozen=True, slots=True)
 class RowInputs:
-    """Inputs of a step. `slot`, `token`, `position`: int32 [R]; `items`: the attention's, by cache group."""
+    """Inputs of a step. `slot`, `token`, `position`: int32 [R]; `items`: the attention's, by cache group. A
+    row without a sequence has any token, at first a random one."""
 
     slot: Tensor
     token: Tensor
@@ -80,7 +82,8 @@ class DecodePass:
             max(self.most_items(group, n) for n in batches_up_to(rows)) for group in range(len(cache.groups))
         ]
         items = [Items(rows, count, *shape, device) for count in most]
-        self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
+        tokens = torch.tensor(random_tokens(config.vocab_size, rows), dtype=torch.int32, device=device)
+        self.inputs = RowInputs(ints(), tokens, ints(), tuple(items))
 
     def policy(self, rows: int) -> SplitPolicy:
         """How attention is cut in steps of up to `rows` rows."""

@@ -77,7 +77,7 @@ class GraphDecodeLoop(DecodeLoop):
         self._costs = StepCosts()
         if self._queue.on_chip:
             self._time_largest()
-            self._costs = self._measure_curve(cache)
+            self._costs = self.measure_costs(cache)
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
@@ -92,13 +92,18 @@ class GraphDecodeLoop(DecodeLoop):
         from the start."""
         self._times.add(self._run(self._graphs[self.shape.rows].samples, 1))
 
-    def _measure_curve(self, cache: KVCache) -> StepCosts:
-        """Runs steps of each bucket with no slot active: all is computed but attention, whose time is that of
-        reading KV. The best of a few tries, since a single one that is disturbed would make all larger
-        buckets look as slow."""
-        buckets = sorted(self._graphs)
-        best = [self._seconds_of(self._graphs[each].simple) for each in buckets]
-        return StepCosts.of_batches(buckets, best, self._measure_reading(cache))
+    def measure_costs(self, cache: KVCache) -> StepCosts:
+        """Measures what steps cost by their sequences and contexts, before there is any."""
+        by_rows = self.bucket_seconds()
+        batches = [self.shape.slots_of(rows) for rows in by_rows]
+        return StepCosts.of_batches(batches, list(by_rows.values()), self._measure_reading(cache))
+
+    def bucket_seconds(self) -> dict[int, float]:
+        """Runs steps of each bucket that has room for a slot, with none active → seconds by rows: of all that
+        is computed but attention, whose time is that of reading KV. The best of a few tries, since a single
+        one that is disturbed would make all larger buckets look as slow."""
+        buckets = [rows for rows in sorted(self._graphs) if self.shape.slots_of(rows)]
+        return {rows: self._seconds_of(self._graphs[rows].simple) for rows in buckets}
 
     def _measure_reading(self, cache: KVCache) -> float:
         """Seconds to read a token's KV, by a copy of zeros within the cache, which holds nothing yet. Layers
@@ -152,11 +157,6 @@ class GraphDecodeLoop(DecodeLoop):
     @property
     def tokens_decoded(self) -> int:
         return int(self.ring.device_counters[1])
-
-    @property
-    def steps_under_way(self) -> int:
-        self.observe()
-        return self.steps.queued
 
     @property
     def expected_step_s(self) -> float:

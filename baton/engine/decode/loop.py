@@ -159,17 +159,11 @@ class DecodeLoop(ABC):
         """Whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
 
-    @property
-    def steps_under_way(self) -> int:
-        """Steps that were launched and have not ended: each may advance a slot by `shape.rows_per_slot`
-        tokens beyond its published position."""
-        return 0
-
     def furthest_tags(self) -> npt.NDArray[np.int64]:
-        """The words of `positions` with the furthest positions that sequences may have by now."""
-        # The steps first: one that ends meanwhile counts twice, and none is left out.
-        launched = self.steps_under_way
-        return self.positions.tags + launched * self.shape.rows_per_slot
+        """The words of `positions` with the furthest positions that the steps which were launched may take
+        their sequences to: each by up to `shape.rows_per_slot` tokens."""
+        self.observe()  # first: a step that ends meanwhile counts twice, and none is left out
+        return self.positions.tags + self.steps.queued * self.shape.rows_per_slot
 
     def preempt(self, slot: int, generation: int) -> None:
         """Ends a slot whose sequence continues on another worker; the ring reports `Finish.PREEMPTED`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.memory.blocks import BlockTables
@@ -38,7 +39,8 @@ class PrefillStep:
         return [(chunk.start, chunk.count) for chunk in self.chunks]
 
     @classmethod
-    def on_scratch(cls, layout: Layout, start: int, rows: int) -> PrefillStep:
+    def on_scratch(cls, layout: Layout, start: int, token_ids: Sequence[int]) -> PrefillStep:
         """Rows from position `start` on that read and write the scratch block alone: for warming up."""
-        blocks = tuple((0,) * group.blocks_for(start + rows) for group in layout.groups)
-        return cls((StepChunk(start, (0,) * rows, blocks),))
+        end = start + len(token_ids)
+        blocks = tuple((0,) * group.blocks_for(end) for group in layout.groups)
+        return cls((StepChunk(start, tuple(token_ids), blocks),))

@@ -44,6 +44,7 @@ from baton.engine.prefill.attention import PlannedRows, PromptAttention, product
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.graphs import Case, GraphBounds, PrefillGraphs
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
+from baton.engine.random_tokens import random_tokens
 from baton.perf_model.prefill_fit import TimedPass
 from baton.perf_model.row_times import RowTimes
 
@@ -112,7 +113,7 @@ class PrefillPass:
         runs.append((4 * self._split.least_keys, 1))
         self._warm_products()
         for start, rows in runs:
-            self.logits(self.forward(PrefillStep.on_scratch(self._model.layout, start, rows))[-1:])
+            self.logits(self.forward(self._step_on_scratch(start, rows))[-1:])
 
     def capture(self, bounds: GraphBounds | None = None) -> None:
         """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
@@ -151,7 +152,7 @@ class PrefillPass:
     def _time_pass(self, rows: int, stream: ComputeStream) -> TimedPass:
         """The median of a few passes behind another one: launched on an idle device, a pass would take the
         host's time before its first kernel as well, which in a worker that is busy passes beside a step."""
-        step = PrefillStep.on_scratch(self._model.layout, 0, rows)
+        step = self._step_on_scratch(0, rows)
         with stream.activate():
             ends = []
             for _ in range(1 + _TRIES):
@@ -161,6 +162,10 @@ class PrefillPass:
             time.sleep(_POLL_S)
         took = [end.seconds_since(begun) for begun, end in pairwise(ends)]
         return TimedPass(rows, median(took))
+
+    def _step_on_scratch(self, start: int, rows: int) -> PrefillStep:
+        tokens = random_tokens(self._model.config.vocab_size, rows)
+        return PrefillStep.on_scratch(self._model.layout, start, tokens)
 
     def _time_products(self, stream: ComputeStream) -> RowTimes:
         """The best of a few tries of a layer's products with each number of rows that passes have. Each is a

@@ -175,7 +175,7 @@ def test_steps_that_are_timed_at_a_start_leave_no_trace(tmp_path: Path) -> None:
     (wanted,) = plain.run(plain.start(PROMPT, max_tokens=4))
     engine = LocalEngine(tmp_path / "model", slots=4, device=DEVICE, graph=True)
     loop = cast(GraphDecodeLoop, engine.decode)
-    costs = loop._measure_curve(engine.cache)
+    costs = loop.measure_costs(engine.cache)
     loop.observe()
     assert min(costs.decode_step_s, costs.decode_context_token_s) > 0
     assert list(costs.decode_curve.values) == sorted(costs.decode_curve.values)

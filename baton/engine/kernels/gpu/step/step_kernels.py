@@ -254,9 +254,10 @@ def begin(
     tl.store(row_token + row, tl.load(mine + _LAST_TOKEN, mask=in_slots, other=0), mask=runs)
     tl.store(row_position + row, position, mask=runs)
     tl.store(row_place + row, row, mask=runs)
+    # Rows beyond keep the tokens that they had: any, but not all the same, since steps without sequences are
+    # what a start measures.
     beyond = (lane >= count) & (lane < bucket)
     tl.store(row_slot + lane, 0, mask=beyond)
-    tl.store(row_token + lane, 0, mask=beyond)
     tl.store(row_position + lane, 0, mask=beyond)
     tl.store(row_place + lane, -1, mask=beyond)
     tl.store(control + ROWS, count.to(tl.int64))
