@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, at, case, render, values_of
+from tests.deploy.chart import CHART, VERSION, Rendered, Values, at, case, render, values_of
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 from tests.deploy.merge_keys import repeated
+from tests.deploy.umbrella import make_umbrella, render_umbrella
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("kubernetes.md", "sizing.md")
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # Sections whose keys are Baton's own.
 FREE = ("engine", "transfer", "router.config")
+VERSIONS = ("1.28", "1.31", "1.36", NEWEST)
 
 
 def _named(page: str) -> set[str]:
@@ -85,21 +87,83 @@ def _snippets() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "rest"), _snippets())
-def test_files_of_values_on_the_page_render_and_are_valid(name: str, rest: str) -> None:
+def test_files_of_values_on_the_page_render_and_are_valid(name: str, rest: str, tmp_path: Path) -> None:
     head, _, body = rest.partition("\n")
+    if "umbrella" in head:
+        aliases = [key for key in yaml.safe_load(body) if key != "global"]
+        rendered = render_umbrella(make_umbrella(tmp_path / "umbrella", aliases), yaml.safe_load(body))
+    else:
+        rendered = render(_over(body, head))
+    _check(rendered)
+
+
+def values_on_page() -> dict[str, Values]:
+    """Values of the page's files for this chart over those that they stand beside, by name."""
+    found = {name: rest.partition("\n") for name, rest in _snippets()}
+    return {name: _over(body, head) for name, (head, _, body) in found.items() if "umbrella" not in head}
+
+
+def _over(body: str, head: str = "") -> Values:
+    """Values of the page over those of a file in ci/."""
     values = values_of("production" if "values-production.yaml" in head else "default")
-    if name == "values-v2.yaml" or "secrets" in body:
+    if "secrets" in body:
         values.pop("secrets", None)
-    rendered = render(_merged(values, yaml.safe_load(body)))
-    foreign = {"BackendTrafficPolicy"}
-    objects = [made for made in rendered.objects if made["kind"] not in foreign]
-    assert objects
-    assert [error for made in objects for error in errors_in(made, NEWEST)] == []
-    assert [one for made in objects for one in repeated(made)] == []
+    return _merged(values, yaml.safe_load(body))
 
 
-def test_there_is_a_file_of_values_for_every_task() -> None:
-    assert len(_snippets()) >= 10
+def _check(rendered: Rendered) -> None:
+    """Objects that Kubernetes accepts, from the oldest version to the newest."""
+    assert rendered.objects
+    wrong = [error for made in rendered.objects for version in VERSIONS for error in errors_in(made, version)]
+    assert wrong == []
+    repeats = [one for made in rendered.objects if made["kind"] != "ScaledObject" for one in repeated(made)]
+    assert repeats == []
+
+
+# Where the objects of GitOps tools have the chart's values.
+GIT_OPS = {
+    "helmrelease.yaml": ("HelmRelease", "spec.values"),
+    "application.yaml": ("Application", "spec.source.helm.valuesObject"),
+}
+
+
+@pytest.mark.parametrize("name", GIT_OPS)
+def test_values_in_objects_of_git_ops_tools_render(name: str) -> None:
+    kind, path = GIT_OPS[name]
+    (body,) = re.findall(rf"```yaml\n# {name}\n(.*?)```", _page(), re.DOTALL)
+    made = yaml.safe_load(body)
+    assert made["kind"] == kind
+    _check(render(_over(yaml.safe_dump(at(made, path)))))
+    assert VERSION in body, "the version of this chart"
+
+
+def test_every_snippet_is_values_or_is_checked_by_name() -> None:
+    heads = re.findall(r"```yaml\n#? ?([^\n ,]*)", _page())
+    others = [head for head in heads if not head.startswith("values-")]
+    assert sorted(others) == sorted(["Chart.yaml", *GIT_OPS])
+    assert len(heads) >= 20
+
+
+def test_the_umbrella_of_the_page_has_this_version_of_the_chart() -> None:
+    (body,) = re.findall(r"```yaml\n# Chart.yaml\n(.*?)```", _page(), re.DOTALL)
+    parts = yaml.safe_load(body)["dependencies"]
+    assert {part["version"] for part in parts} == {VERSION}
+    assert all(part["condition"] == f"{part['alias']}.enabled" for part in parts)
+
+
+# Sections that are no tasks.
+NO_TASKS = {"Troubleshooting", "What has no key"}
+
+
+def test_every_task_says_how_it_was_tried() -> None:
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", _page(), re.MULTILINE | re.DOTALL))
+    assert len(sections) >= 18
+    untold = {name for name, text in sections.items() if "\n*Tried:* " not in text}
+    assert untold == NO_TASKS
+
+
+def _page() -> str:
+    return (DOCS / "kubernetes.md").read_text(encoding="utf-8")
 
 
 def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

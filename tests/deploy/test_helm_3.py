@@ -23,6 +23,7 @@ from tests.deploy.chart import (
     values_of,
 )
 from tests.deploy.test_combinations import SEEDS, drawn_values
+from tests.deploy.test_documented_values import values_on_page
 from tests.deploy.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -66,8 +67,19 @@ def test_a_policy_for_envoy_gateway_where_the_api_server_has_its_kinds(apis: tup
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_features_together_are_rendered_as_helm_4_does(seed: int, tmp_path: Path) -> None:
-    file = tmp_path / "values.json"
-    values = drawn_values(seed)
+    _same_as_helm_4(drawn_values(seed), tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(values_on_page()))
+def test_values_of_the_page_are_rendered_as_helm_4_does(name: str, tmp_path: Path) -> None:
+    values = values_on_page()[name]
+    # Drawn at random, where the page has an installation without Secrets of its own.
+    values.setdefault("secrets", values_of("default")["secrets"])
+    _same_as_helm_4(values, tmp_path)
+
+
+def _same_as_helm_4(values: Values, folder: Path) -> None:
+    file = folder / "values.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     done = _template(file)
     assert done.returncode == 0, done.stderr

