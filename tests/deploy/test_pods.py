@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.chart import CASES, VERSION, Object, at, case, render_with, values_of
+from tests.deploy.chart import (
+    CASES,
+    CHART,
+    VERSION,
+    Object,
+    at,
+    case,
+    load_yaml,
+    render,
+    render_with,
+    values_of,
+)
 
 # Their containers are the user's own, or a model's image.
 FOREIGN = {"before", "beside"}
@@ -191,3 +202,21 @@ def test_images_have_registry_tag_and_digest() -> None:
 def test_service_account_of_ones_own() -> None:
     assert case("placement").of_kind("ServiceAccount") == {}
     assert {spec["serviceAccountName"] for spec in case("placement").pods().values()} == {"own-account"}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("values-cpu", "restricted"), ("values-h100-8b", "privileged"), ("values-h200-70b", "privileged")],
+)
+def test_the_level_of_pod_security_that_values_for_hardware_need(name: str, level: str) -> None:
+    """README and docs/kubernetes.md say it: `baseline` forbids folders of the node, and IPC_LOCK."""
+    rendered = render(load_yaml((CHART / f"{name}.yaml").read_text(encoding="utf-8")))
+    pods = rendered.pods().values()
+    folders = [volume for spec in pods for volume in spec["volumes"] if "hostPath" in volume]
+    added = [
+        capability
+        for spec in pods
+        for capability in spec["containers"][0]["securityContext"]["capabilities"].get("add", ())
+    ]
+    assert bool(folders or added) == (level == "privileged")
+    assert set(added) <= {"IPC_LOCK"}

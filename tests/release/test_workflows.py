@@ -23,7 +23,7 @@ NAMES = ("ci", "kind", "release")
 # On GitHub's runners, besides what a step of the same job sets up.
 OF_RUNNERS = {
     *("ct", "docker", "echo", "gh", "helm", "jq", "kind", "kubectl", "make"),
-    *("mkdir", "python", "rm", "sed", "sudo", "tar", "tee"),
+    *("cp", "diff", "grep", "mkdir", "printf", "python", "rm", "sed", "sort", "sudo", "tar", "tee"),
 }
 # What jobs may write; all others read at most.
 MAY_WRITE = {
