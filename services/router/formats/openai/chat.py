@@ -84,13 +84,13 @@ class ChatBody(SamplingBody, ChatFields):
         """Converts the body. An unset max_tokens means the rest of the context."""
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        parsed = self.sampling()
-        api_names = {**parsed.api_names, "prompt": "messages", "logprobs": "top_logprobs"}
+        common = self.common()
+        common["api_names"] |= {"prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
-            api_names["max_tokens"] = "max_completion_tokens"
-            parsed = dataclasses.replace(parsed, max_tokens=self.max_completion_tokens)
-        return dataclasses.replace(
-            parsed,
+            common["api_names"]["max_tokens"] = "max_completion_tokens"
+            common["max_tokens"] = self.max_completion_tokens
+        return ParsedRequest(
+            **common,
             chat=self.chat(),
             fills_context=True,
             structured=True,
@@ -98,7 +98,6 @@ class ChatBody(SamplingBody, ChatFields):
                 self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False
             ),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            api_names=api_names,
         )
 
 

@@ -40,8 +40,8 @@ class CompletionBody(SamplingBody):
 
     def parsed_requests(self) -> list[ParsedRequest]:
         """Converts the body: one request for each prompt."""
-        common = dataclasses.replace(
-            self.sampling(),
+        common = ParsedRequest(
+            **self.common(),
             echo=self.echo is True,
             logprobs=self.logprobs,
             best_of=self.best_of,

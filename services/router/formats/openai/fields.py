@@ -18,7 +18,7 @@ from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import FieldTable
 from services.router.formats.grammar_fields import grammar_of
 from services.router.formats.ignored_fields import unknown_keys
-from services.router.request.request import ClientCall, ParsedRequest
+from services.router.request.request import ClientCall
 
 Stop = str | list[str]
 
@@ -46,7 +46,7 @@ TYPES: Mapping[Kind, Any] = {
     Kind.BIASES: dict[str, float],
     Kind.OBJECT: dict[str, Any],
 }
-_VALUES = tuple(field.name for field in VALUES)
+_VALUES = frozenset(field.name for field in VALUES)
 
 
 class Body(BaseModel):
@@ -138,21 +138,20 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    def sampling(self) -> ParsedRequest:
-        """Converts these fields; the caller adds the prompt and the fields of its API."""
+    def common(self) -> dict[str, Any]:
+        """Arguments of `ParsedRequest`; the caller adds the prompt and the fields of its API."""
         grammar, asking = self.grammar()
-        values: dict[str, Any] = {name: getattr(self, name, None) for name in _VALUES}
-        return ParsedRequest(
-            model=self.model,
-            logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            ignore_eos=self.ignore_eos is True,
-            call=ClientCall(ignored_fields=self.ignored),
-            grammar=grammar,
-            api_names={"grammar": asking},
-            **values,
-        )
+        return {
+            "model": self.model,
+            "logit_bias": tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "ignore_eos": self.ignore_eos is True,
+            "call": ClientCall(ignored_fields=self.ignored),
+            "grammar": grammar,
+            "api_names": {"grammar": asking},
+            **{name: value for name, value in vars(self).items() if value is not None and name in _VALUES},
+        }
 
     def grammar(self) -> tuple[Grammar | None, str]:
         """What the output must match, if anything, and the field that says so."""

@@ -132,8 +132,12 @@ class ResponsesBody(GenerationBody):
         """Converts the body. An unset max_output_tokens means the rest of the context."""
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise _unsupported("text.verbosity is not supported yet", "text")
-        parsed = self.sampling()
-        names = {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+        common = self.common()
+        common["api_names"] |= {
+            "prompt": "input",
+            "max_tokens": "max_output_tokens",
+            "logprobs": "top_logprobs",
+        }
         tools = [tool.as_in_a_chat() for tool in self.tools or ()]
         shown = [] if self.tool_choice == "none" else [tool.for_template() for tool in tools]
         chat = Chat(
@@ -142,15 +146,14 @@ class ResponsesBody(GenerationBody):
             tools=shown,
             field_name="input",
         )
-        return dataclasses.replace(
-            parsed,
+        return ParsedRequest(
+            **common,
             chat=chat,
             max_tokens=self.max_output_tokens,
             fills_context=True,
             structured=True,
             tools=tool_use(tools, self._tool_choice(), parallel=self.parallel_tool_calls is not False),
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
-            api_names={**parsed.api_names, **names},
         )
 
     def _tool_choice(self) -> str | dict[str, Any] | None:
