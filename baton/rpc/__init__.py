@@ -1,1 +1,2 @@
-"""How errors travel over gRPC. Any package may import it."""
+"""gRPC as every process uses it: errors on the wire, options of connections, checks of calls. Any package may
+import it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from baton.base.cluster_auth import UNAUTHENTICATED, RpcToken
+from baton.rpc.checked_handler import Method, with_method
 from kvtransfer.transports.grpc.tls import ListenerTls
 
 if TYPE_CHECKING:  # generic in their stub file only
@@ -55,15 +56,13 @@ class PeerCheck(_ServerInterceptor):
         continuation: _Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        inner: Any = continuation(handler_call_details)
+        inner = continuation(handler_call_details)
         if inner is None:
             return None
-        names = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-        (name,) = (name for name in names if getattr(inner, name) is not None)
-        checked: _Handler = inner._replace(**{name: self._checked(getattr(inner, name))})
+        checked: _Handler = with_method(inner, self._checked)
         return checked
 
-    def _checked(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def _checked(self, method: Method) -> Method:
         def checked(request: object, context: grpc.ServicerContext) -> object:
             refusal = self._tls.refusal(context.auth_context())
             if refusal:

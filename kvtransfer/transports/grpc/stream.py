@@ -7,6 +7,15 @@ from collections import deque
 from collections.abc import Iterator
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.connection_options import (
+    ENDLESS_PINGS,
+    EXCLUSIVE_PORT,
+    OWN_CONNECTION,
+    PING_INTERVAL_S,
+    PING_TIMEOUT_S,
+    keepalive,
+    message_limits,
+)
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES
 
 SERVICE = "baton.v1.TransferService"
@@ -18,31 +27,23 @@ LINK_ID_KEY = "baton-link-id"
 # On a refused request that was not judged: another transport should be tried (`UnreachableError`).
 UNREACHABLE_KEY = "baton-unreachable"
 
-# A process that is stopped or cut off is noticed within the sum of the two, whatever time its engine may take
-# to answer: gRPC's own threads answer pings, however busy the loop is.
-PING_INTERVAL_S = 1.0
-PING_TIMEOUT_S = 1.25
-# For the same reason, the limit for a connection to be established.
+# The limit for a connection to be established: gRPC's own threads do that, however busy the engine's loop is.
 CONNECT_TIMEOUT_S = 2.0
+# No ping is more frequent, nor waited for less, however soon a peer is to be noticed.
+_LEAST_S = 0.5
 
 
 def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, int]]:
     """Options of server and client: large messages, and pings that notice a dead peer within the time-out."""
-    interval_ms, timeout_ms = (
-        max(500, int(min(bound, peer_timeout_s / 2) * 1000)) for bound in (PING_INTERVAL_S, PING_TIMEOUT_S)
+    interval_s, timeout_s = (
+        max(_LEAST_S, min(bound, peer_timeout_s / 2)) for bound in (PING_INTERVAL_S, PING_TIMEOUT_S)
     )
-    largest = max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES
     return [
-        ("grpc.max_receive_message_length", largest),
-        ("grpc.max_send_message_length", largest),
-        ("grpc.so_reuseport", 0),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.keepalive_time_ms", interval_ms),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        # What matters for a stopped peer: by default a lost ping takes a minute to be noticed.
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *message_limits(max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES),
+        EXCLUSIVE_PORT,
+        OWN_CONNECTION,
+        *keepalive(interval_s, timeout_s),
+        ENDLESS_PINGS,
         ("grpc.http2.max_ping_strikes", 0),  # peers may ping at any rate
     ]
 

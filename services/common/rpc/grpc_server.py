@@ -13,6 +13,15 @@ from grpc_reflection.v1alpha import reflection
 from baton.base.addresses import accept_both_families, join_address, listening_family, listening_host
 from baton.base.cluster_auth import RpcToken
 from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.connection_options import (
+    ENDLESS_PINGS,
+    EXCLUSIVE_PORT,
+    OWN_CONNECTION,
+    PING_INTERVAL_S,
+    PING_TIMEOUT_S,
+    keepalive,
+    message_limits,
+)
 from services.common.rpc.internal_rpc import TokenCheck
 from services.common.rpc.peer_check import PeerCheck
 
@@ -26,15 +35,6 @@ if TYPE_CHECKING:
 # A prompt of a million tokens in a repeated uint32 is under 4 MB; KV blocks go over links of their own.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-_LIMITS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
-# The connections of a frozen or unreachable worker break within the sum of the two. gRPC's own threads answer
-# pings, however busy the event loop is.
-PING_EVERY_S = 1.0
-PING_ANSWER_S = 1.25
-
 # What of a stream may be on its way without being read. Tokens that a busy router does not take wait at their
 # worker, which sends them together, and not in buffers, where each step is a message of its own. A longer
 # message is sent in parts while it is read.
@@ -43,16 +43,12 @@ UNREAD_BYTES = 16 * 1024
 _MAX_PENDING_CALLS = 8_192
 
 _SERVER_OPTIONS = (
-    *_LIMITS,
-    # With SO_REUSEPORT two servers could bind one port without an error.
-    ("grpc.so_reuseport", 0),
+    *message_limits(MAX_MESSAGE_BYTES),
+    EXCLUSIVE_PORT,
     # The channels of `channel_options` ping idle connections every second, which must not count as abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", int(PING_EVERY_S * 1000) // 4),
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(PING_INTERVAL_S * 1000) // 4),
     # The streams of a frozen or unreachable client end within 15 s, not within hours.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    *keepalive(10.0, 5.0),
 )
 
 
@@ -89,22 +85,17 @@ def public_options(
 def channel_options() -> list[tuple[str, int]]:
     """Options of a channel to a `GrpcServer`: limits, quick reconnects, dead peers found, short buffers."""
     return [
-        *_LIMITS,
+        *message_limits(MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.keepalive_time_ms", int(PING_EVERY_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(PING_ANSWER_S * 1000)),
-        # This one applies to a frozen peer: without it a lost ping is noticed after a minute.
-        ("grpc.http2.ping_timeout_ms", int(PING_ANSWER_S * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *keepalive(PING_INTERVAL_S, PING_TIMEOUT_S),
+        ENDLESS_PINGS,
         ("grpc.enable_retries", 0),
         # By default gRPC lets a stream have megabytes on their way.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
-        # Otherwise the channels of one process share connections, and with them their failures.
-        ("grpc.use_local_subchannel_pool", 1),
+        OWN_CONNECTION,
     ]
 
 

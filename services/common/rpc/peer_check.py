@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.rpc.checked_handler import Method, with_method
 from services.common.errors import abort
 from services.common.rpc.interceptor import Continuation, ServerInterceptor
 
 if TYPE_CHECKING:
     from baton.tls.server import ServerTls
-
-Handler = Callable[[Any, Any], Any]
 
 
 class PeerCheck(ServerInterceptor):
@@ -41,20 +40,10 @@ class PeerCheck(ServerInterceptor):
             return None
         found = self._wrapped.get(id(inner))
         if found is None or found[0] is not inner:
-            found = self._wrapped[id(inner)] = (inner, self._wrap(inner))
+            found = self._wrapped[id(inner)] = (inner, with_method(inner, self._checked))
         return found[1]
 
-    def _wrap(self, inner: Any) -> object:  # noqa: ANN401
-        shape = (
-            "stream" if inner.request_streaming else "unary",
-            "stream" if inner.response_streaming else "unary",
-        )
-        name = "_".join(shape)
-        checked = self._checked(getattr(inner, name))
-        make = getattr(grpc, f"{name}_rpc_method_handler")
-        return make(checked, inner.request_deserializer, inner.response_serializer)
-
-    def _checked(self, method: Handler) -> Handler:
+    def _checked(self, method: Method) -> Method:
         """The method behind the check, of the same kind: grpc.aio looks whether it is a generator."""
 
         async def stream(request: object, context: Any) -> AsyncIterator[object]:  # noqa: ANN401

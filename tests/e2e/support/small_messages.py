@@ -11,8 +11,5 @@ LIMIT_BYTES = 320 << 10
 PROGRAM = (sys.executable, "-m", "tests.e2e.support.small_messages")
 
 if __name__ == "__main__":
-    grpc_server._LIMITS = (
-        ("grpc.max_receive_message_length", LIMIT_BYTES),
-        ("grpc.max_send_message_length", LIMIT_BYTES),
-    )
+    grpc_server.MAX_MESSAGE_BYTES = LIMIT_BYTES
     runpy.run_module("services.router", run_name="__main__")
