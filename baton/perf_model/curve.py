@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Curve(NamedTuple):
-    """Values at ascending points, linear between them and constant outside."""
+    """Values at ascending points, linear between them and constant outside; zero everywhere by default."""
 
     at: tuple[float, ...] = (1.0,)
     values: tuple[float, ...] = (0.0,)
@@ -41,5 +41,4 @@ class Curve(NamedTuple):
         return Curve(self.at, tuple(factor * value for value in self.values))
 
 
-# Zero everywhere.
 NO_CURVE = Curve()

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
-from baton.perf_model.curve import NO_CURVE, Curve
+from baton.perf_model.curve import Curve
 from baton.perf_model.step_costs import StepCosts
 from baton.v1 import worker_pb2
+
+_NUMBERS = (
+    "prefill_token_s",
+    "prefill_step_s",
+    "prefill_half_context",
+    "decode_step_s",
+    "decode_sequence_s",
+    "decode_context_token_s",
+)
 
 
 def to_message(costs: StepCosts) -> worker_pb2.StepCosts:
     """The message of these costs, of which `tokens_a_step` and `prompt_curve` are no part."""
-    half, curve = costs.prefill_half_context, costs.decode_curve
-    known = len(curve.at) > 1
-    return worker_pb2.StepCosts(
-        prefill_token_s=costs.prefill_token_s,
-        prefill_step_s=costs.prefill_step_s,
-        prefill_half_context=half if math.isfinite(half) else 0,
-        decode_step_s=costs.decode_step_s,
-        decode_sequence_s=costs.decode_sequence_s,
-        decode_context_token_s=costs.decode_context_token_s,
-        decode_curve_sequences=map(round, curve.at) if known else (),
-        decode_curve_s=curve.values if known else (),
-    )
+    numbers: dict[str, Any] = {name: getattr(costs, name) for name in _NUMBERS}
+    at, values = costs.decode_curve if len(costs.decode_curve.at) > 1 else ((), ())
+    return worker_pb2.StepCosts(**numbers, decode_curve_sequences=map(round, at), decode_curve_s=values)
 
 
 def from_message(message: worker_pb2.StepCosts) -> StepCosts:
-    """The costs that a worker reports."""
-    at, values = tuple(message.decode_curve_sequences), tuple(message.decode_curve_s)
-    return StepCosts(
-        prefill_token_s=message.prefill_token_s,
-        prefill_step_s=message.prefill_step_s,
-        prefill_half_context=message.prefill_half_context or math.inf,
-        decode_step_s=message.decode_step_s,
-        decode_sequence_s=message.decode_sequence_s,
-        decode_context_token_s=message.decode_context_token_s,
-        decode_curve=Curve(at, values) if at else NO_CURVE,
-    )
+    """The costs that a worker reports; what it leaves at 0 is not known."""
+    numbers: dict[str, Any] = {name: value for name in _NUMBERS if (value := getattr(message, name))}
+    if message.decode_curve_s:
+        at, values = tuple(message.decode_curve_sequences), tuple(message.decode_curve_s)
+        numbers["decode_curve"] = Curve(at, values)
+    return StepCosts(**numbers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -17,7 +15,7 @@ from baton.perf_model.step_costs import StepCosts
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Points = dict[Annotated[int, Field(ge=1)], Positive]
 
-_SHIPPED = resources.files("baton.perf_model") / "profiles"
+_SHIPPED = Path(__file__).parent / "profiles"
 
 
 class ProfileError(ValueError):
@@ -92,12 +90,12 @@ class Profile(BaseModel):
 
 def shipped() -> list[str]:
     """Names of the profiles that are part of this package."""
-    return sorted(Path(entry.name).stem for entry in _SHIPPED.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
 def read_profile(name: str) -> Profile:
     """A profile by the name of a shipped one, or from a file. Raises ProfileError."""
-    place: Traversable = _SHIPPED / f"{name}.yaml" if name in shipped() else Path(name)
+    place = _SHIPPED / f"{name}.yaml" if name in shipped() else Path(name)
     try:
         content = yaml.safe_load(place.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -80,13 +80,11 @@ class StepCosts:
         count = max(1, tokens - cached)
         if self.prompt_curve is not None:
             return self.prompt_curve.extended(count)
-        token_s = self.prefill_token_s
-        attention = token_s * attended(cached, count) / self.prefill_half_context
-        return max(self.prefill_step_s, count * token_s) + attention
+        return self.prefill_s(((cached, count),))
 
-    def prefill_s(self, chunks: Iterable[Chunk]) -> float:
+    def prefill_s(self, chunks: Iterable[tuple[int, float]]) -> float:
         """Seconds of one prefill step of these chunks."""
-        rows, context = 0, 0.0
+        rows = context = 0.0
         for start, count in chunks:
             rows += count
             context += attended(start, count)

@@ -291,7 +291,7 @@ class StepCosts(_message.Message):
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
     prefill_half_context: _builtins.float
-    """Tokens of context at which attention takes as long as the rest of a prompt token; 0: it takes nothing."""
+    """Tokens of context at which attention takes as long as the rest of a prompt token; 0, infinite: it takes nothing."""
     decode_step_s: _builtins.float
     """A decode step takes the first, and the others for each of its sequences and for each token of their contexts;
     where prompts are computed too, it waits for their steps in addition.

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baton.perf_model.curve import NO_CURVE, Curve
+from baton.perf_model.curve import Curve
 from baton.perf_model.messages import from_message, to_message
 from baton.perf_model.step_costs import StepCosts
 
@@ -74,7 +74,7 @@ def test_curves_are_interpolated_as_numpy_does() -> None:
         curve = Curve(tuple(map(float, at)), tuple(values))
         for x in [*at, *(draw.uniform(0, 310) for _ in range(20))]:
             assert curve.value(x) == pytest.approx(float(np.interp(x, at, values)), rel=1e-12)
-    assert NO_CURVE.value(7) == 0
+    assert Curve().value(7) == 0
 
 
 def test_a_curve_goes_on_with_its_last_slope() -> None:

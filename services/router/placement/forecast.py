@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.perf_model.kv_costs import HANDOFF_S
 from baton.perf_model.step_costs import StepCosts
-from baton.v1.worker_pb2 import DescribeResponse
 from services.router.request.slo import Due
-from services.router.workers.backlog import Backlog, Prompt, Turn
+from services.router.workers.backlog import Prompt, Turn
 from services.router.workers.decode_load import DecodeLoad
-from services.router.workers.recent_mean import TpotRatio
-from services.router.workers.recent_work import PrefillShare
+from services.router.workers.worker import Worker
 
 # The share of a limit up to which it counts as met, since predictions have errors: of the time to the first
 # token, and of the time per output token, whose errors on average `tpot_ratio` corrects.
@@ -41,37 +39,6 @@ USUAL_OUTPUT_TOKEN_COST = 4.0
 _USUAL_OUTPUT = 512
 
 
-class MeasuredWorker(Protocol):
-    """What predictions read of a worker (`worker.Worker` says what each is)."""
-
-    @property
-    def described(self) -> DescribeResponse: ...
-    @property
-    def costs(self) -> StepCosts: ...
-    @property
-    def backlog(self) -> Backlog: ...
-    @property
-    def prefill_share(self) -> PrefillShare: ...
-    @property
-    def tpot_ratio(self) -> TpotRatio: ...
-    @property
-    def tpot_limits(self) -> Sequence[float]: ...
-    @property
-    def decodes(self) -> bool: ...
-    @property
-    def exchanges(self) -> bool: ...
-    @property
-    def free_slots(self) -> int: ...
-    @property
-    def claimed_slots(self) -> int: ...
-    @property
-    def used_slots(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def staying(self) -> float: ...
-
-
 def mean_context(tokens: int, max_tokens: int) -> int:
     """Tokens that a request has on average while it decodes; few outputs are as long as they may be."""
     return tokens + usual_output(max_tokens) // 2
@@ -80,11 +47,6 @@ def mean_context(tokens: int, max_tokens: int) -> int:
 def usual_output(max_tokens: int) -> int:
     """Tokens of a request's output, as far as its `max_tokens` bounds them."""
     return min(max_tokens, _USUAL_OUTPUT)
-
-
-def prefill_s(worker: MeasuredWorker, tokens: int, cached: int = 0) -> float:
-    """Seconds to compute a prompt whose first `cached` tokens are cached."""
-    return worker.costs.prompt_s(tokens, cached)
 
 
 class PromptAt(NamedTuple):
@@ -100,7 +62,7 @@ class PromptAt(NamedTuple):
 
 
 def prompt_at(
-    worker: MeasuredWorker,
+    worker: Worker,
     tokens: int,
     cached: int = 0,
     left_s: float | None = None,
@@ -108,30 +70,21 @@ def prompt_at(
 ) -> PromptAt:
     """Predicts a prompt that is sent to a worker now, and is due in `left_s`, of which `TTFT_SAFETY` counts;
     beside `queued`, which will be sent there too. Takes time in proportion to the prompts that are there."""
-    own_s = prefill_s(worker, tokens, cached)
+    own_s = worker.costs.prompt_s(tokens, cached)
     due_s = None if left_s is None else TTFT_SAFETY * left_s
     return PromptAt(own_s, worker.backlog.turn(own_s, due_s, queued))
 
 
-def step_s(
-    worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
-) -> float:
+def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0) -> float:
     """Seconds from one token to the next of all sequences that the worker runs or has reserved slots for, and
     of so many more, which have that many tokens together; while it computes prompts as much as lately, and
-    one more that takes `more_prefill_s`."""
-    return worker.tpot_ratio.value * uncorrected_step_s(worker, sequences, context_tokens, more_prefill_s)
-
-
-def uncorrected_step_s(
-    worker: MeasuredWorker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0
-) -> float:
-    """`step_s` by the worker's own costs alone; 0 where they are not known."""
+    one more that takes `more_prefill_s`; 0 where step costs are not known."""
     load = DecodeLoad(
         worker.used_slots + sequences,
         worker.context_tokens + context_tokens,
         worker.prefill_share.after(more_prefill_s),
     )
-    return loaded_step_s(worker.costs, load)
+    return worker.tpot_ratio.value * loaded_step_s(worker.costs, load)
 
 
 def loaded_step_s(costs: StepCosts, load: DecodeLoad) -> float:
@@ -141,7 +94,7 @@ def loaded_step_s(costs: StepCosts, load: DecodeLoad) -> float:
     return alone_s / (1 - min(MOST_PREFILL_SHARE, load.prefill_share))
 
 
-def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_tokens: int) -> float:
+def output_token_cost(prefill: Worker, decode: Worker, context_tokens: int) -> float:
     """How many prompt tokens take as long to compute as one token of output: its part of a step of all slots.
     `context_tokens`: of its sequence, on average."""
     prompt_token_s, costs = prefill.costs.prefill_token_s, decode.costs
@@ -150,35 +103,30 @@ def output_token_cost(prefill: MeasuredWorker, decode: MeasuredWorker, context_t
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
-def decode_misses(worker: MeasuredWorker, tpot_s: float | None, before_s: float, after_s: float) -> int:
+def decode_misses(worker: Worker, tpot_s: float | None, before_s: float, after_s: float) -> int:
     """How many requests miss their limits of the time per output token where one more sequence makes steps of
     `before_s` last `after_s`, itself included. Those whose limits are missed there already count no more, so
     that those with loose limits gather with them, and tight limits are met elsewhere."""
-    limits = worker.tpot_limits
-    if tpot_s is None and not limits:
-        return 0
-    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-    missed -= bisect.bisect_left(limits, before_s / TPOT_SAFETY)
-    return missed + (tpot_s is not None and tpot_s < after_s / TPOT_SAFETY)
+    own = tpot_s is not None and tpot_s < after_s / TPOT_SAFETY
+    return own + _newly_missed(worker, before_s / TPOT_SAFETY, after_s)
 
 
-def keeps_others_in_time(worker: MeasuredWorker, context_tokens: int, sequences: int = 1) -> bool:
+def keeps_others_in_time(worker: Worker, context_tokens: int, sequences: int = 1) -> bool:
     """Whether the sequences that a worker decodes meet their limits beside so many more, each of so many
     tokens, as far as they may still meet them."""
     after_s = step_s(worker, sequences, sequences * context_tokens)
-    return not _newly_missed(worker, step_s(worker, 0), after_s)
+    return not _newly_missed(worker, step_s(worker, 0) / _LOST, after_s)
 
 
-def _newly_missed(worker: MeasuredWorker, before_s: float, after_s: float) -> int:
-    """How many sequences there miss their limits where steps of `before_s` last `after_s`, of those that may
-    still meet them."""
+def _newly_missed(worker: Worker, lost_s: float, after_s: float) -> int:
+    """How many sequences there miss their limits where steps last `after_s`, of those whose limits are at
+    least `lost_s`."""
     limits = worker.tpot_limits
-    missed = bisect.bisect_left(limits, after_s / TPOT_SAFETY)
-    return missed - bisect.bisect_left(limits, before_s / _LOST)
+    return bisect.bisect_left(limits, after_s / TPOT_SAFETY) - bisect.bisect_left(limits, lost_s)
 
 
 def prefill_delay_s(
-    prefill: MeasuredWorker, prompt: PromptAt, handed_over: bool, behind: int, due: Due | None = None
+    prefill: Worker, prompt: PromptAt, handed_over: bool, behind: int, due: Due | None = None
 ) -> float:
     """Seconds by which a prompt computed at `prefill` delays requests, all together, each by its urgency: its
     own until its first token, with the handoff where there is one; those that `prefill` decodes, whose steps
@@ -194,7 +142,7 @@ def prefill_delay_s(
 
 
 def sequence_delay_s(
-    worker: MeasuredWorker, tpot_s: float | None, output_tokens: int, before_s: float, after_s: float
+    worker: Worker, tpot_s: float | None, output_tokens: int, before_s: float, after_s: float
 ) -> float:
     """Seconds by which one more sequence, that makes steps of `before_s` last `after_s`, delays requests at a
     decode worker, all together, each by its urgency: its own tokens, and those that the others generate
@@ -203,7 +151,7 @@ def sequence_delay_s(
     return output_tokens * (own_s + _delayed(worker, before_s) * (after_s - before_s))
 
 
-def _delayed(worker: MeasuredWorker, token_s: float) -> float:
+def _delayed(worker: Worker, token_s: float) -> float:
     """How many sequences are delayed where they are decoded, those with limits by their urgency while each
     token takes `token_s`. Those of other routers are taken to be like this router's; where it has none there,
     to be without limits."""
@@ -239,29 +187,29 @@ def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
     return max(1.0, min(1.0, used) / _URGENT_FROM) ** 4
 
 
-def prefill_misses(prefill: MeasuredWorker, prompt: PromptAt, left_s: float | None) -> int:
+def prefill_misses(prefill: Worker, prompt: PromptAt, left_s: float | None) -> int:
     """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
     `left_s`, and those that the worker decodes, as far as they may still meet them."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
     if not prefill.tpot_limits:
         return int(late)
-    return late + _newly_missed(prefill, step_s(prefill, 0), step_s(prefill, 0, 0, prompt.own_s))
+    return late + _newly_missed(prefill, step_s(prefill, 0) / _LOST, step_s(prefill, 0, 0, prompt.own_s))
 
 
-def meets_alone(worker: MeasuredWorker, tpot_s: float, context_tokens: int) -> bool:
+def meets_alone(worker: Worker, tpot_s: float, context_tokens: int) -> bool:
     """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
     alone_s = worker.costs.decode_step_s + worker.costs.each_s(context_tokens)
     return worker.tpot_ratio.value * alone_s <= TPOT_SAFETY * tpot_s
 
 
-def knows_sequences(worker: MeasuredWorker, context_tokens: int) -> bool:
+def knows_sequences(worker: Worker, context_tokens: int) -> bool:
     """Whether a decode worker's costs say what one more sequence of so many tokens costs. After steps of few
     different loads they hardly do, and by them a worker that seems a little faster than another one takes all
     sequences."""
     return worker.costs.each_s(context_tokens) > _SEQUENCE_NOISE * worker.costs.decode_step_s
 
 
-def sequences_within(worker: MeasuredWorker, tpot_s: float | None, context_tokens: int) -> int:
+def sequences_within(worker: Worker, tpot_s: float | None, context_tokens: int) -> int:
     """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit
     beside those that will still run when their prompts are computed (`staying`)."""
     free = max(0, worker.free_slots)

@@ -41,7 +41,6 @@ from services.router.placement.forecast import (
     PromptAt,
     mean_context,
     output_token_cost,
-    prefill_s,
     prompt_at,
     usual_output,
 )
@@ -280,14 +279,16 @@ class Placement:
         decodes = self.duty.divide(workers).may_decode(workers)
         prefills = {worker: cached(worker) for worker in workers if worker.prefills}
         check_in_time(demand, left_s, prefills, decodes, queued)
-        return min((prefill_s(worker, demand.tokens, hits) for worker, hits in prefills.items()), default=0.0)
+        return min(
+            (worker.costs.prompt_s(demand.tokens, hits) for worker, hits in prefills.items()), default=0.0
+        )
 
     def longest_first_token_s(self, tokens: int, cached: Cached, call: ClientCall) -> float:
         """Predicted seconds from a prompt's placement, behind as many others as a prefill worker may have
         queued, to its first token; 0 where no worker computes it. `cached`: see `pick`."""
         prefills = [worker for worker in self._admitted(call) if worker.alive and worker.prefills]
         return min(
-            (prefill_s(one, tokens, cached(one)) + prefill_s(one, self._ahead) for one in prefills),
+            (one.costs.prompt_s(tokens, cached(one)) + one.costs.prompt_s(self._ahead) for one in prefills),
             default=0.0,
         )
 
@@ -297,7 +298,7 @@ class Placement:
         workers = [worker for worker in self._admitted(call) if worker.alive]
         slots = sum(worker.described.load.slots for worker in workers if worker.decodes)
         seconds = (
-            0.0 if worker.caches_prefixes else prefill_s(worker, tokens)
+            0.0 if worker.caches_prefixes else worker.costs.prompt_s(tokens)
             for worker in workers
             if worker.prefills
         )

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator
 
 from baton.base.errors import BatonError
-from services.router.placement.forecast import prefill_s
 from services.router.workers.worker import Worker
 
 WINDOW_S = 60.0
@@ -99,7 +98,7 @@ class Demand:
         """How long a prompt takes on one worker."""
         if self._measured is None or not self._measured.costs.prefill_token_s:
             return max(0, tokens - cached) / self._expected_tokens_per_s
-        return prefill_s(self._measured, tokens, cached)
+        return self._measured.costs.prompt_s(tokens, cached)
 
     def requests(self) -> float:
         """Requests that came in the last minute, those that were not served included."""

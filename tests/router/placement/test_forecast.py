@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.perf_model.curve import NO_CURVE, Curve
+from baton.perf_model.curve import Curve
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement.forecast import (
     TPOT_SAFETY,
@@ -33,7 +33,7 @@ def decoding(sequences: int, *, curve: bool = True) -> Worker:
         decode_step_s=0.005,
         decode_sequence_s=1e-5,
         decode_context_token_s=1e-8,
-        decode_curve=Curve(tuple(CURVE), tuple(CURVE.values())) if curve else NO_CURVE,
+        decode_curve=Curve(tuple(CURVE), tuple(CURVE.values())) if curve else Curve(),
     )
     worker.claimed_slots, worker.claimed_context = sequences, sequences * CONTEXT
     return worker

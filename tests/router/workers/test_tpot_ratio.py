@@ -8,9 +8,9 @@ import pytest
 
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
-from services.router.placement.forecast import step_s, uncorrected_step_s
+from services.router.placement.forecast import loaded_step_s, step_s
 from services.router.workers.backlog import Backlog, BacklogPart
-from services.router.workers.decode_load import LoadHistory
+from services.router.workers.decode_load import DecodeLoad, LoadHistory
 from services.router.workers.recent_mean import TpotRatio
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import bare_worker, workers_of
@@ -60,7 +60,8 @@ def test_a_request_is_compared_with_the_mean_load_of_its_time() -> None:
     assert decode.tpot_ratio.value > 1.01
     for other in others:
         other.release()
-    assert step_s(decode) == decode.tpot_ratio.value * uncorrected_step_s(decode) > 0.0051
+    alone_s = loaded_step_s(decode.costs, DecodeLoad(1))
+    assert step_s(decode) == decode.tpot_ratio.value * alone_s > 0.0051
 
 
 def test_a_burst_after_a_start_says_nothing_wrong() -> None:
@@ -82,7 +83,7 @@ def test_prompts_count_when_the_worker_computes_them() -> None:
     """Eight prompts of 0.1 s in the first second of a sequence, none in the second one of another."""
     decode, now = measured(), [0.0]
     decode.loads, decode.backlog = LoadHistory(lambda: now[0]), Backlog(lambda: now[0])
-    step_s = uncorrected_step_s(decode, 1)
+    alone_s = step_s(decode, 1)
     first = Claim(decode, decode, 10, 20, seconds=0.1)
     now[0] = 0.1
     first.prefill_ended()
@@ -91,14 +92,14 @@ def test_prompts_count_when_the_worker_computes_them() -> None:
         now[0] += 0.1
         prompt.release()
     now[0] = 1.1
-    first.decoded(100, step_s / 0.2)
+    first.decoded(100, alone_s / 0.2)
     assert decode.tpot_ratio.value == pytest.approx(1.0)
     assert decode.first_token_s.value == pytest.approx(0.1)
     first.release()
     second = Claim(decode, decode, 10, 20)
     second.prefill_ended()
     now[0] = 2.1
-    second.decoded(100, step_s)
+    second.decoded(100, alone_s)
     assert decode.tpot_ratio.value == pytest.approx(1.0)
 
 
