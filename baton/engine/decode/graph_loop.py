@@ -74,10 +74,9 @@ class GraphDecodeLoop(DecodeLoop):
         self._graphs = self.step_state.capture()
         self._queue.drain()
         self._times = StepTimes()
-        self._costs = StepCosts()
         if self._queue.on_chip:
             self._time_largest()
-            self._costs = self.measure_costs(cache)
+            self.measured_costs = self.measure_costs(cache)
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
@@ -135,10 +134,6 @@ class GraphDecodeLoop(DecodeLoop):
             step()
         self._queue.drain()
         return self._clock() - began
-
-    @property
-    def measured_costs(self) -> StepCosts:
-        return self._costs
 
     @property
     def stream(self) -> ComputeStream | None:

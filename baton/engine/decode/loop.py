@@ -61,6 +61,8 @@ class DecodeLoop(ABC):
         self.shape = state.shape
         self.ring = ring
         """The output ring; it counts the steps that ran, and those that found it full."""
+        self.measured_costs = StepCosts()
+        """Costs of decode steps as measured at the start; zeros where they were not."""
         self.positions = positions
         """How far each slot's sequence had come when the last step ended."""
 
@@ -178,11 +180,6 @@ class DecodeLoop(ABC):
         self.steps.posted = self._mailbox.posted
         if int(entry["kind"][0]) == EntryKind.ADMIT:
             self.steps.admissions.append((self._mailbox.posted, int(entry["features"][0])))
-
-    @property
-    def measured_costs(self) -> StepCosts:
-        """Costs of decode steps as measured at the start; zeros where they were not."""
-        return StepCosts()
 
     @property
     def expected_step_s(self) -> float:
