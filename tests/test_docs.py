@@ -68,6 +68,18 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("change", ["Mixture of experts", "Drafts: several tokens a step", "A second device"])
+def test_contributing_names_the_files_of_larger_changes_and_why(change: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    section = page.split(f"### {change}\n")[1].split("\n#")[0]
+    lines = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    assert len(lines) > 5
+    for files, why in lines:
+        paths = re.findall(r"`([^`]+)`", files)
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+        assert len(why.split()) > 3, files
+
+
 def test_the_architecture_page_names_every_production_folder() -> None:
     page = (DOCS / "architecture.md").read_text("utf-8")
     folders = {
