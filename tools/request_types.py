@@ -37,7 +37,7 @@ def types() -> str:
     classes = (
         (
             "class RequestArguments(TypedDict, total=False):",
-            "What the client's `generate` sends as it is; the server chooses the default of those left out.",
+            "Arguments that the client sends as they are; the server chooses the default of those left out.",
             _arguments(),
         ),
         (

@@ -23,7 +23,7 @@ _PENALTIES, _FILTERS = (
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingValues):
-    """How the next token is drawn; the table of request fields says what each parameter does.
+    """Sampling parameters of a request; the table of request fields says what each parameter does.
 
     `logit_bias`: at most MAX_LOGIT_BIAS (token id, bias), each id once. `logprobs`: how many of the
     likeliest tokens' are reported beside the chosen one's; None: no logprobs at all.
@@ -31,12 +31,12 @@ class SamplingParams(SamplingValues):
 
     @property
     def penalizes(self) -> bool:
-        """Whether the draw depends on the tokens before it."""
+        """True where the draw depends on the tokens before it."""
         return any(getattr(self, name) != unused for name, unused in _PENALTIES)
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are dropped before the draw."""
+        """True where tokens are dropped before the draw."""
         return self.temperature > 0 and any(getattr(self, name) != unused for name, unused in _FILTERS)
 
 

@@ -38,15 +38,14 @@ class Kind(Enum):
 
 
 class Stage(Enum):
-    """When a sampling parameter acts: PENALTY on logits, by the tokens before; FILTER by dropping tokens, of
-    a temperature above 0 alone."""
+    """Steps of sampling: PENALTY changes logits by the tokens before, FILTER drops tokens before a draw."""
 
     PENALTY = "penalty"
     FILTER = "filter"
 
 
 class Treatment(Enum):
-    """What the router does with a field; the values are the words of the documentation."""
+    """Ways in which the router treats a field; the values are the words of the documentation."""
 
     USED = "used"
     NO_EFFECT = "accepted, no effect"
@@ -68,7 +67,7 @@ class Bounds:
         return value if self.used is None else min(max(value, self.used[0]), self.used[1])
 
     def has_float32(self, value: float) -> bool:
-        """Whether a float32 is a number that is computed with, rounded to float32. False for NaN."""
+        """True for a float32 within the float32 of both ends of what is computed with. False for NaN."""
         least, most = self.used or (self.least, self.most)
         return float32(least) <= value <= float32(most) and math.isfinite(value)
 
@@ -110,8 +109,8 @@ class RequestField:
     stage: Stage | None = None
 
     def treatment_at(self, endpoint: Endpoint) -> Treatment | None:
-        """What becomes of the field there; None where it is undocumented. An endpoint that generates refuses
-        what only others of them use: a `prompt` in a chat is a mistake."""
+        """Returns how the endpoint treats the field; None where it is undocumented. An endpoint that
+        generates refuses what only others of them use: a `prompt` in a chat is a mistake."""
         if endpoint & self.used:
             return Treatment.USED
         if endpoint & self.no_effect:
@@ -121,7 +120,7 @@ class RequestField:
 
     @property
     def is_value(self) -> bool:
-        """Whether every API has the field as one number or flag of the same meaning, or leaves it unset."""
+        """True where every API has the field as one number or flag of one meaning, or leaves it unset."""
         scalar = self.kind in (Kind.FLOAT, Kind.INTEGER, Kind.FLAG)
         return scalar and bool(self.used) and self.wire is not None and self.wire.type.startswith("optional ")
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 
 class RequestArguments(TypedDict, total=False):
-    """What the client's `generate` sends as it is; the server chooses the default of those left out."""
+    """Arguments that the client sends as they are; the server chooses the default of those left out."""
 
     # Added to the logits of these tokens, before all else.
     logit_bias: Mapping[int, float]

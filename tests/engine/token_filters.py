@@ -18,7 +18,7 @@ def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def filtered_by(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The same by each row's own parameters. A temperature of 0 counts as 1."""
+    """logits [B, V] → as `filtered`, by each row's own parameters. A temperature of 0 counts as 1."""
     warm = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
     sampling = dataclasses.replace(sampling, temperature=warm)
     return reference.filtered(logits, sampling, Filters.of(sampling, logits.shape[1]))

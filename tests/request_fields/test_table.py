@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from baton.engine.sequence import SamplingParams
-from baton.engine.shared_memory.mailbox import ENTRY
+from baton.engine.sequence import MAX_LOGIT_BIAS, SamplingParams
+from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
+from baton.engine.shared_memory.mailbox import ENTRY, MAX_STOP_IDS
 from baton.request_fields.field import Bounds, Endpoint, Kind, RequestField, Treatment, float32
-from baton.request_fields.table import BY_NAME, FIELDS, SAMPLING, SAMPLING_NUMBERS
+from baton.request_fields.table import BY_NAME, FIELDS, MOST_ITEMS, SAMPLING, SAMPLING_NUMBERS
 from baton.v1.router_pb2 import GenerateRequest
 from baton.v1.types_pb2 import Sampling
 from services.router.formats.openai.chat import ChatBody
@@ -98,6 +99,15 @@ def test_every_sampling_number_has_a_word_of_the_mailbox() -> None:
     assert {row.name: kinds[row.kind] for row in SAMPLING_NUMBERS} == {
         row.name: ENTRY[row.name].kind for row in SAMPLING_NUMBERS
     }
+
+
+def test_the_engine_has_room_for_the_most_items_of_the_table() -> None:
+    assert MOST_ITEMS["logit_bias"] == MAX_LOGIT_BIAS
+    assert MOST_ITEMS["stop_token_ids"] == MAX_STOP_IDS
+    for name in ("logprobs", "top_logprobs"):
+        bounds = BY_NAME[name].bounds
+        assert bounds is not None
+        assert bounds.most == MAX_LOGPROBS
 
 
 def test_sampling_parameters_change_nothing_by_default() -> None:

@@ -45,7 +45,7 @@ class Sampling:
 
     @classmethod
     def of_params(cls, params: Sequence[SamplingParams], device: torch.device) -> Sampling:
-        """The same from parameters on the host."""
+        """The parameters of a batch from those of its requests, on the host."""
 
         def column(name: str) -> Tensor:
             values = [getattr(one, name) for one in params]
@@ -85,7 +85,7 @@ class Filters:
 
     @classmethod
     def of_params(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Filters:
-        """The same from parameters on the host."""
+        """The result of `of`, from the requests' parameters on the host."""
         drawing = [row for row, p in enumerate(params) if p.temperature > 0]
         drawn = [params[row] for row in drawing]
         ranked = [place for place, p in enumerate(drawn) if 0 < p.top_k < vocab_size or p.top_p < 1]

@@ -1,4 +1,4 @@
-"""What becomes of each documented field at each endpoint, by path: the table of `baton.request_fields`.
+"""The treatment of each documented field at each endpoint, from the table of `baton.request_fields`.
 
 Fields in no table are undocumented: they are ignored and reported (see `ignored_fields`), or refused with
 `router.strict_fields`.
@@ -15,13 +15,13 @@ from baton.request_fields.table import FIELDS
 
 @dataclass(frozen=True)
 class Field:
-    """How an endpoint treats a field. `neutral`: the values at which a refused field is accepted."""
+    """An endpoint's treatment of a field. `neutral`: the values at which a refused field is accepted."""
 
     treatment: Treatment
     neutral: tuple[object, ...] = ()
 
     def refuses(self, value: object) -> bool:
-        """Whether this value of the field has the request refused."""
+        """True where this value of the field has the request refused."""
         if self.treatment is not Treatment.REFUSED or value is None:
             return False
         return not any(_same(value, one) for one in self.neutral)

@@ -1,4 +1,4 @@
-"""What the bodies of requests have in common.
+"""The common part of the bodies of requests.
 
 `field_table` says which fields there are and what becomes of each. A body declares those that its own code
 reads; `with_fields_of` adds the others that are used, from the table.
@@ -125,7 +125,7 @@ class StreamOptions(Part):
 
 
 class GenerationBody(Body):
-    """What every endpoint has that generates."""
+    """The fields of every endpoint that generates that code reads by name."""
 
     nested: ClassVar[Mapping[str, type[BaseModel]]] = {"stream_options": StreamOptions}
 
@@ -159,7 +159,7 @@ class GenerationBody(Body):
 
 
 class SamplingBody(GenerationBody):
-    """What both kinds of completion have besides."""
+    """The further fields of both kinds of completion that code reads by name."""
 
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None

@@ -10,11 +10,11 @@ from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import MAX_STOP_IDS
 from baton.request_fields.field import RequestField
-from baton.request_fields.table import SAMPLING_NUMBERS
+from baton.request_fields.table import BY_NAME, SAMPLING_NUMBERS
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 
-_LARGEST_BIAS = 100.0
+_BIAS = BY_NAME["logit_bias"]
 # Sampling parameters that may be unset, which changes nothing.
 _OPTIONAL: frozenset[str] = frozenset(
     field.name for field in types_pb2.Sampling.DESCRIPTOR.fields if field.has_presence
@@ -75,11 +75,15 @@ def _number_of(message: types_pb2.Sampling, field: RequestField) -> float | None
     if name in _OPTIONAL and not message.HasField(name):
         return field.unused
     value: float = getattr(message, name)
+    _check_bounds(field, value)
+    return value
+
+
+def _check_bounds(field: RequestField, value: float) -> None:
     bounds = field.bounds
     if bounds is not None and not bounds.has_float32(value):
         least, most = bounds.used or (bounds.least, bounds.most)
-        raise BatonError(ErrorKind.INVALID, f"{name} is a number from {least:g} to {most:g}")
-    return value
+        raise BatonError(ErrorKind.INVALID, f"{field.name} is a number from {least:g} to {most:g}")
 
 
 def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -87,7 +91,7 @@ def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tupl
     _require(len({one.token_id for one in bias}) == len(bias), "logit_bias names a token twice")
     for one in bias:
         _require(one.token_id < vocab_size, f"logit_bias: {one.token_id} is outside the vocabulary")
-        _require(abs(one.bias) <= _LARGEST_BIAS, f"logit_bias lies in [-{_LARGEST_BIAS}, {_LARGEST_BIAS}]")
+        _check_bounds(_BIAS, one.bias)
     return tuple((one.token_id, one.bias) for one in bias)
 
 
