@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGES = ("baton", "kvtransfer", "loadgen", "services")
-GENERATED = "baton/v1/"
+GENERATED = ("baton/v1/", "baton/request_fields/generated.py")
 KINDS = ("files", "code", "docstrings", "comments", "blank")
 _ROOT = Path(__file__).parents[1]
 
