@@ -20,12 +20,15 @@ class StepExecutor:
         self.planner = planner
         self.prompts = prompts
         self.decode = decode
+        self.last_plan: StepPlan | None = None
+        """What was launched last."""
 
     def launch(self, plan: StepPlan, between_layers: Callable[[], None] | None = None) -> StepHandle:
         """Launches a step. `between_layers` is called between the layers of a decode step that the host
         computes itself, for work that cannot wait for its end and touches no active slot; a GPU's blocks no
         caller and ignores it. Raises ValueError where the engine has no decode steps and the plan has."""
         handle = self._launch(plan, between_layers)
+        self.last_plan = plan
         self.planner.launched(plan, self.planner.clock())
         return handle
 

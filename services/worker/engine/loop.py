@@ -85,8 +85,8 @@ class EngineLoop:
         hangs."""
         self.heartbeat.beat(0.0)
         self._announce_steps()  # steps of a GPU, which have ended since the last turn
-        _check_device("decode", self.decode.loop)
-        _check_device("prefill", self.prefill.steps)
+        self._check_device("decode", self.decode.loop)
+        self._check_device("prefill", self.prefill.steps)
         self.wakeup.clear()
         worked = self.commands.handle()
         self.decode.reserved.expire()
@@ -154,6 +154,13 @@ class EngineLoop:
         self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
         self.commands.handle_urgent()
 
+    def _check_device(self, steps: str, loop: DecodeLoop | PrefillSteps) -> None:
+        """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
+        if loop.device_hung():
+            last = str(self.steps.last_plan)
+            log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s, last_plan=last)
+            raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {steps} steps")
+
     def _report_prefixes(self) -> None:
         """Reports the blocks that entered and left the prefix cache, for the routers' index."""
         if self.decode.prefix_cache is not None:
@@ -173,10 +180,3 @@ def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:
     """Records progress before or within a step that blocks the loop for about `expected_s` seconds; 0 where
     no step was measured yet."""
     heartbeat.beat(expected_s or UNKNOWN_STEP_S)
-
-
-def _check_device(steps: str, loop: DecodeLoop | PrefillSteps) -> None:
-    """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
-    if loop.device_hung():
-        log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s)
-        raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {steps} steps")
