@@ -101,12 +101,20 @@ class Player:
         self.engine = LocalEngine(
             folder / "model", slots=SLOTS, blocks=BLOCKS, chunk=CHUNK, device=device, graph=graph, mixed=mixed
         )
+        self.now = 0.0  # virtual seconds
         self.outcome = Outcome()
         self.sequences: dict[int, Sequence] = {}
         self._numbers: dict[Sequence, int] = {}
         self._requests: dict[int, Request] = {}
         # Prefill steps that have not ended, of which results are still to be taken.
         self._under_way: list[StepHandle] = []
+
+    def restart(self) -> None:
+        """Forgets what has come of all prompts, none of which is left."""
+        self.check_free()
+        self.outcome = Outcome()
+        self._numbers.clear()
+        self._requests.clear()
 
     def arrives(self, number: int, request: Request) -> None:
         """A prompt that is decoded here takes its slot and all blocks now, as a ticket does."""
@@ -216,13 +224,12 @@ def draw_trace(player: Player, seed: int) -> list[Event]:
     """Runs the planner over random arrivals in virtual time, until all has ended. Half of the seeds let
     decode steps share the launches of prompts."""
     draw, engine, planner = random.Random(seed), player.engine, player.engine.executor.planner
-    if seed % 2:
-        engine.decode.steps.mixed_batches = tuple(mixed_batches_up_to(SLOTS))
-    engine.scheduler._clock = lambda: now
+    engine.decode.steps.mixed_batches = tuple(mixed_batches_up_to(SLOTS)) if seed % 2 else ()
+    engine.scheduler._clock = lambda: player.now
     trace: list[Event] = []
-    now, coming, number = 0.0, draw.randint(4, 9), 0
+    coming, number, until = draw.randint(4, 9), 0, player.now + 100
     while number < coming or player.sequences:
-        now += draw.random() * 0.01
+        now = player.now = player.now + draw.random() * 0.01
         while number < coming and draw.random() < 0.3:
             request = Request(draw.choice(_LENGTHS), draw.choice(_OUTPUTS), draw.choice(_SAMPLINGS))
             if len(engine.scheduler.sequences) == SLOTS:
@@ -247,7 +254,7 @@ def draw_trace(player: Player, seed: int) -> list[Event]:
         for ended in [*player.settle(), *player.ended()]:
             trace.append(Frees(ended))
             player.frees(ended)
-        assert now < 100, "the prompts do not end"
+        assert now < until, "the prompts do not end"
     return trace
 
 
