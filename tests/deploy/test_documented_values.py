@@ -86,7 +86,7 @@ def _snippets() -> list[tuple[str, str]]:
     return re.findall(r"```yaml\n# (values-[\w-]+\.yaml)(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize(("name", "rest"), _snippets())
+@pytest.mark.parametrize(("name", "rest"), _snippets(), ids=[name for name, _ in _snippets()])
 def test_files_of_values_on_the_page_render_and_are_valid(name: str, rest: str, tmp_path: Path) -> None:
     head, _, body = rest.partition("\n")
     if "umbrella" in head:
