@@ -51,7 +51,8 @@ class PrefillFit:
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
         # What steps of few rows took beside a decode step in them, which reads the weights in any case.
         self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
-        self._refit()
+        self.unit_s = 0.0
+        self._set_attention(1.0)
 
     def begin(self, few: TimedPass, most: TimedPass) -> None:
         """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.
@@ -61,8 +62,9 @@ class PrefillFit:
         """
         unit_s = most.seconds / most.rows
         self._unit_times.append(unit_s)
+        self.unit_s = median(self._unit_times)
         self.least_rows = min(max(self.least_rows, int(few.seconds / unit_s)), most.rows)
-        self._refit()
+        self._set_attention(self.attention)
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""
@@ -117,14 +119,14 @@ class PrefillFit:
         if self.unit_s and context > rows * ATTENTION_SHARE:
             slowness = (seconds / self.unit_s - rows) / context
             self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
+            self._set_attention(median(self._slowness))
         elif not self.unit_s or rows > self.least_rows:
             self._unit_times.append(seconds / (rows + context * self.attention))
-        self._refit()
+            self.unit_s = median(self._unit_times)
 
-    def _refit(self) -> None:
-        self.unit_s = median(self._unit_times) if self._unit_times else 0.0
-        self.attention = median(self._slowness) if self._slowness else 1.0
-        self.half_context = self._half_context / self.attention
+    def _set_attention(self, attention: float) -> None:
+        self.attention = attention
+        self.half_context = self._half_context / attention
         # Costs that count units for seconds.
         self._in_units = StepCosts(1.0, self.least_rows, self.half_context)
 

@@ -63,8 +63,8 @@ class RowTimes:
         """The number of rows, at least half of `rows`, of which most are computed a second beside `others`;
         `rows` where no smaller number is clearly better."""
         smaller = [each - others for each in self.rows if rows <= 2 * (each - others) < 2 * rows]
-        best = max(smaller, key=lambda each: self._rate(each, others), default=rows)
-        return best if self._rate(best, others) > _WORTH * self._rate(rows, others) else rows
+        best = max(smaller, key=lambda each: self._throughput(each, others), default=rows)
+        return best if self._throughput(best, others) > _WORTH * self._throughput(rows, others) else rows
 
-    def _rate(self, rows: int, others: int) -> float:
+    def _throughput(self, rows: int, others: int) -> float:
         return rows / (self.seconds_of(rows + others) or 1.0)
