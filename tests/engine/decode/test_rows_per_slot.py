@@ -4,15 +4,20 @@ Positions are published as the output ring reports tokens."""
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish
+from baton.engine.shared_memory.slot_positions import position_tag
 from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Answer, Crowd
 from tests.engine.local_engine import CONFIG, LocalEngine
@@ -33,11 +38,13 @@ def graph(folder: Path, **options: Any) -> LocalEngine:
     return LocalEngine(folder / "model", device=DEVICE, graph=True, rows_per_slot=4, **options)
 
 
-def assert_published(engine: LocalEngine, key: Key, prompt: list[int]) -> None:
-    """The position is that of the last token that the ring has reported, or a later one."""
-    read = len(prompt) - 1 + len(engine.output[key])
-    published = engine.decode.positions.position(*key)
-    assert (len(prompt) if published is None else published) >= read
+def assert_published(engine: LocalEngine, key: Key, prompt_length: int) -> None:
+    """The position is that of the last token that the ring has reported, or a later one: at once, or since a
+    step's words are seen one by one, soon."""
+    read = prompt_length - 1 + len(engine.output[key])
+    until = time.monotonic() + 1.0
+    while (engine.decode.positions.position(*key) or prompt_length) < read:
+        assert time.monotonic() < until, "a step has ended and its position is not published"
 
 
 def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
@@ -52,7 +59,7 @@ def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
     drawn = engine.start(PROMPTS[1], max_tokens=4, sampling=DRAWN)
     while not engine.reader.stalled_rows:
         engine.step()
-        assert_published(engine, growing, PROMPTS[3])
+        assert_published(engine, growing, len(PROMPTS[3]))
     assert engine.decode.positions.position(*growing) == len(PROMPTS[3]) + 1
     engine.extend(growing, len(PROMPTS[3]) + 1, len(PROMPTS[3]) + 3)
     cancelled = engine.start(PROMPTS[2], max_tokens=30)
@@ -65,6 +72,37 @@ def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
     assert engine.decode.positions.position(*last) is None, "the slot's word is that of its last tenant"
     assert engine.run(last) == wanted[2:]
     assert engine.decode.positions.position(*last) == len(PROMPTS[4]) + 3
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_launched_steps_may_take_a_sequence_further_by_all_of_their_rows(tmp_path: Path, rows: int) -> None:
+    engine = LocalEngine(tmp_path / "model", device=DEVICE, graph=True, slots=2, rows_per_slot=rows)
+    loop = cast(GraphDecodeLoop, engine.decode)
+    key = engine.start(PROMPTS[1], max_tokens=20)
+    while len(engine.output[key]) < 3:
+        engine.step()
+    while loop.steps.queued:
+        loop.observe()
+    nothing = StepGraphs(simple=lambda: None, samples=lambda: None)
+    loop._graphs = dict.fromkeys(loop._graphs, nothing)  # steps that never end
+    for launched in range(3):
+        published = loop.positions.position(*key)
+        assert published is not None
+        assert loop.furthest_tags()[key[0]] == position_tag(key[1], published + launched * rows)
+        loop.launch(DecodeRows(2 * rows))
+
+
+def test_steps_of_four_rows_a_slot_join_prompts(tmp_path: Path) -> None:
+    """Their batches are of rows, so a prompt that runs beside three sequences runs beside twelve rows."""
+    expected = plain(tmp_path)
+    wanted = [
+        expected.run(expected.start(PROMPTS[n], max_tokens=most))[0] for n, most in ((1, 5), (5, 3), (2, 4))
+    ]
+    engine = graph(tmp_path, slots=4, mixed="eager")
+    assert min(engine.decode.mixed) >= 4
+    keys = [engine.start(PROMPTS[n], max_tokens=most) for n, most in ((1, 5), (5, 3), (2, 4))]
+    assert engine.mixed_steps >= 2
+    assert engine.run(*keys) == wanted
 
 
 def test_a_masked_slot_of_four_rows_waits_for_its_mask(tmp_path: Path) -> None:
@@ -88,7 +126,7 @@ class WatchedCrowd(Crowd):
 
     def watch(self) -> None:
         for _, reservation in self._running.values():
-            assert_published(self.engine, reservation.key, [0] * reservation.token_count)
+            assert_published(self.engine, reservation.key, reservation.token_count)
 
 
 def answers(folder: Path, size: Size, how: dict[str, Any]) -> list[Answer]:
