@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.sampled_batch import Request, SampledBatch
-from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
+from tests.support.random_sampling import FEATURES, as_float32, random_features, random_limits, random_params
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One chunk and several, whole words of masks and not, whole quads and not.
@@ -159,6 +159,24 @@ def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(masked: bool
         left = batch.filtered(rows, list(range(len(around))))[2]
         counts |= set(left.sum(-1).tolist()) if not kind else set()
     assert max(counts) - min(counts) == 1
+
+
+@pytest.mark.parametrize("top_k", [0, 450])
+@pytest.mark.parametrize("spread", [0.3, 1e-4])
+def test_top_p_is_of_what_top_n_sigma_left(spread: float, top_k: int) -> None:
+    """Rows of which top-n-sigma drops half the probability. Where all but two tokens are nearly the same, so
+    many stand between the last bounds that the search for the threshold decides."""
+    logits = torch.randn(6, 600, generator=torch.Generator().manual_seed(6)) * spread
+    logits[:, 5], logits[:, 590] = 0.9, -0.9
+    deviations = [as_float32(float(row.max() / row.double().std(correction=0))) for row in logits]
+    params = [SamplingParams(0.7, top_k, 0.6, n, top_n_sigma=most) for n, most in enumerate(deviations)]
+    rows, order = logits.to(DEVICE), list(range(6))
+    batch = SampledBatch([Request(one) for one in params], 600, chunk=256, device=DEVICE)
+    check(batch, rows, order)
+    kept = batch.filtered(rows, order)[2].sum(-1)
+    without = [Request(replace(one, top_n_sigma=0.0)) for one in params]
+    batch = SampledBatch(without, 600, chunk=256, device=DEVICE)
+    assert (batch.filtered(rows, order)[2].sum(-1) > kept).all()
 
 
 @pytest.mark.slow
