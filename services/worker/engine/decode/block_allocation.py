@@ -28,9 +28,9 @@ from services.worker.engine.decode.swapping import SwappedSequences
 
 # Tokens' worth of blocks in one allocation,
 ALLOCATION_TOKENS = 64
-# and how many steps before they are needed, beside those that have been launched: those that are launched
-# until the next turn, and the last one that has read its mailbox without the entry.
-_AHEAD_STEPS = 5
+# and how many steps before they are needed, beside those that have been launched: one more is launched before
+# the next turn, and of a step's mailbox entries 16 are read at a time.
+_AHEAD_STEPS = 6
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -280,7 +280,7 @@ def test_a_sequence_is_preempted_where_host_memory_is_full() -> None:
 
 
 def test_steps_that_were_launched_count_and_steps_that_advance_nothing_do_not() -> None:
-    """Blocks for 12 tokens: they are short when the launched steps may come within five of their end."""
+    """Blocks for 12 tokens: they are short when the launched steps may come within six of their end."""
     case = Case(blocks=100)
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
     case.run(4)
@@ -310,7 +310,7 @@ def test_four_rows_a_slot_want_their_blocks_four_times_as_early(tokens: int) -> 
     key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 400)
     while not case.loop.grown:
         case.run(1, tokens)
-    assert case.position(key) - tokens == PROMPT + 40 - 5 * 4 - 2 * 4
+    assert case.position(key) - tokens == PROMPT + 40 - 6 * 4 - 2 * 4
     while case.position(key) < PROMPT + 399:
         case.run(1, tokens)
         launched = case.position(key) + 2 * 4
