@@ -13,7 +13,7 @@ from services.common.processes.process_tree import descendants
 from tests.deploy.chart import NAMESPACE, Rendered
 from tests.manifests.issuer import CertManager, Secret
 from tests.manifests.manifests import Deployment, PodTemplate, read_deployment, read_pod, read_service
-from tests.manifests.network import Network
+from tests.manifests.network import IPV4, Family, Network
 from tests.manifests.pod import Ended, Pod, memory_of
 from tests.manifests.services import ServiceProxy
 from tests.manifests.volumes import Kind
@@ -31,12 +31,14 @@ _HOOK = "helm.sh/hook"
 class Cluster:
     """Runs what a chart renders. `secrets`: those that the chart expects to be there."""
 
-    def __init__(self, rendered: Rendered, secrets: Mapping[str, Secret], folder: Path) -> None:
+    def __init__(
+        self, rendered: Rendered, secrets: Mapping[str, Secret], folder: Path, family: Family = IPV4
+    ) -> None:
         unknown = {made["kind"] for made in rendered.objects} - _READ - _NOT_RUN
         assert not unknown, f"kinds that nothing here knows: {unknown}"
         self._rendered = rendered
         self._folder = folder
-        self._network = Network()
+        self._network = Network(family)
         self._numbers = itertools.count(1)
         self._issuer = CertManager()
         self.store: dict[tuple[Kind, str], dict[str, str]] = {}
@@ -74,7 +76,7 @@ class Cluster:
 
     def _hosts(self) -> str:
         """What DNS says: the Service's address, or those of the pods of a headless one."""
-        lines = ["127.0.0.1 localhost"]
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
         for name, proxy in self.services.items():
             domain = f"{name}.{NAMESPACE}"
             names = f"{name} {domain} {domain}.svc {domain}.svc.cluster.local"
@@ -157,9 +159,11 @@ def _is_test(manifest: Mapping[str, Mapping[str, Mapping[str, str]]]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def running(rendered: Rendered, secrets: Mapping[str, Secret], folder: Path) -> AsyncIterator[Cluster]:
+async def running(
+    rendered: Rendered, secrets: Mapping[str, Secret], folder: Path, family: Family = IPV4
+) -> AsyncIterator[Cluster]:
     """A cluster whose pods are ready; ended afterwards."""
-    cluster = Cluster(rendered, secrets, folder)
+    cluster = Cluster(rendered, secrets, folder, family)
     try:
         await cluster.start()
         yield cluster

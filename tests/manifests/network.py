@@ -6,49 +6,76 @@ This process is in a network namespace of the cluster's own (`namespace`), where
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import os
 import subprocess
 import time
+from dataclasses import dataclass
 
-_BRIDGE, _GATEWAY, _BITS = "pods", "10.244.0.1", 16
+_BRIDGE = "pods"
 _START_S = 10.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """Ranges of a cluster's addresses. `pod`, `service`: the start of each address; `bits`: of the pods'
+    network, `all_bits`: of an address; `more`: options of an address."""
+
+    pod: str
+    service: str
+    bits: int
+    all_bits: int
+    more: tuple[str, ...] = ()
+
+    @property
+    def gateway(self) -> str:
+        """The address of this process in the pods' network."""
+        return f"{self.pod}1"
+
+
+IPV4 = Family("10.244.0.", "10.96.0.", 16, 32)
+# Without a search for duplicates, for which a new address waits.
+IPV6 = Family("fd00:244::", "fd00:96::", 64, 128, ("nodad",))
 
 
 def make_bridge() -> None:
     """Call it once, before the first pod."""
     _ip("link", "set", "lo", "up")
     _ip("link", "add", _BRIDGE, "type", "bridge")
-    _ip("addr", "add", f"{_GATEWAY}/{_BITS}", "dev", _BRIDGE)
     _ip("link", "set", _BRIDGE, "up")
+    for family in (IPV4, IPV6):
+        _ip("addr", "add", f"{family.gateway}/{family.bits}", "dev", _BRIDGE, *family.more)
 
 
 def join_commands(address: str) -> list[str]:
     """What a pod does to have its address, as shell commands."""
+    family = IPV6 if ":" in address else IPV4
     return [
         "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done",
-        f"ip addr add {address}/{_BITS} dev eth0",
+        f"ip addr add {address}/{family.bits} dev eth0 {' '.join(family.more)}",
         "ip link set eth0 up",
         "ip link set lo up",
-        f"ip route add default via {_GATEWAY}",
+        f"ip route add default via {family.gateway}",
     ]
 
 
 class Network:
-    """Gives out addresses. Pods and Services have a range each."""
+    """Gives out addresses of one family. Pods and Services have a range each."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: Family = IPV4) -> None:
+        self._family = family
         self._pods = itertools.count(2)
         self._services = itertools.count(1)
         self._links = itertools.count(1)
 
     def pod_address(self) -> str:
-        return f"10.244.0.{next(self._pods)}"
+        return f"{self._family.pod}{next(self._pods)}"
 
     def service_address(self) -> str:
         """An address of this process."""
-        address = f"10.96.0.{next(self._services)}"
-        _ip("addr", "add", f"{address}/32", "dev", _BRIDGE)
+        address = f"{self._family.service}{next(self._services)}"
+        _ip("addr", "add", f"{address}/{self._family.all_bits}", "dev", _BRIDGE, *self._family.more)
         return address
 
     async def connect(self, address: str, pid: int) -> None:
@@ -59,7 +86,7 @@ class Network:
             await asyncio.sleep(0.002)
         name = f"veth{next(self._links)}"
         # The same for a container that is started again, so that no neighbour has to learn another.
-        mac = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+        mac = "02:00:" + ":".join(f"{byte:02x}" for byte in ipaddress.ip_address(address).packed[-4:])
         peer = ("peer", "name", "eth0", "address", mac, "netns", str(pid))
         _ip("link", "add", name, "type", "veth", *peer)
         _ip("link", "set", name, "master", _BRIDGE, "up")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.base.addresses import join_address
 from tests.manifests.container import Root, environment, exec_command, inner_pid
 from tests.manifests.manifests import Container, PodTemplate, Probe, Variable
 from tests.manifests.network import Network
@@ -272,7 +273,8 @@ async def asks(host: str, port: int, path: str | None) -> bool:
     try:
         if path is None:
             return True
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        named = join_address(host, port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n".encode())
         status = (await reader.readline()).split()
         return 200 <= int(status[1]) < 400
     finally:

@@ -25,6 +25,13 @@ def test_two_copies_of_the_chart_in_one_release() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("topology", ["node", "split"])
+def test_a_release_on_ipv6_alone(topology: str) -> None:
+    run_tests(SCENARIOS / "scenario_ipv6.py", "-k", topology, within_s=400)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_a_release_under_ray_with_tls() -> None:
     run_tests(SCENARIOS / "scenario_ray.py", within_s=600)
