@@ -23,7 +23,7 @@ class ProfileError(ValueError):
 
 
 class Profile(BaseModel):
-    """What one prefill worker and one decode worker do alone."""
+    """Measured times of one prefill worker and of one decode worker, each alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,17 +44,16 @@ class Profile(BaseModel):
 
     @field_validator("prefill_ms", "decode_step_ms")
     @classmethod
-    def _sorted(cls, points: dict[int, float]) -> dict[int, float]:
+    def _ascending(cls, points: dict[int, float]) -> dict[int, float]:
         if len(points) < 2:
             raise ValueError("needs two points or more")
-        return dict(sorted(points.items()))
+        points = dict(sorted(points.items()))
+        if list(points.values()) != sorted(points.values()):
+            raise ValueError("must not fall")
+        return points
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        for name in ("prefill_ms", "decode_step_ms"):
-            times = list(getattr(self, name).values())
-            if times != sorted(times):
-                raise ValueError(f"{name} must not fall")
         if self.costs.decode_step_s <= 0:
             raise ValueError("decode_step_ms is shorter than reading the sequences' KV at kv_read_gb_s")
         return self
@@ -97,16 +96,14 @@ def read_profile(name: str) -> Profile:
     """A profile by the name of a shipped one, or from a file. Raises ProfileError."""
     place = _SHIPPED / f"{name}.yaml" if name in shipped() else Path(name)
     try:
-        content = yaml.safe_load(place.read_text(encoding="utf-8"))
+        return Profile.model_validate(yaml.safe_load(place.read_text(encoding="utf-8")))
     except FileNotFoundError:
         known = ", ".join(shipped())
         raise ProfileError(f"{name} is neither a file nor one of the shipped profiles ({known})") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ProfileError(f"{name}: {' '.join(reason.split())}") from None
-    try:
-        return Profile.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ProfileError(f"{name}: {where + ': ' if where else ''}{first['msg']}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ProfileError(f"{name}: {' '.join(reason.split())}") from None

@@ -1,4 +1,4 @@
-"""What the same arrivals would get from the step costs of a profile, and no other cost.
+"""Simulates what the same arrivals would get by the step costs of a profile, at no other cost.
 
 Prompts wait in one queue for the worker that has room for them first. A prefill worker computes one prompt
 after the other; its sequences are decoded where the fewest are, and join there at the next step. A step gives
@@ -61,7 +61,7 @@ def arrivals_of(records: Sequence[Record]) -> list[Arrival]:
 
 
 def simulate(arrivals: Sequence[Arrival], costs: StepCosts, workers: Workers) -> list[Ideal]:
-    """What each arrival gets, in the same order."""
+    """Serves all arrivals; returns what each gets, in the same order."""
     cluster = _Cluster(arrivals, costs, workers)
     cluster.run()
     return [
