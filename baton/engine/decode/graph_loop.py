@@ -122,8 +122,8 @@ class GraphDecodeLoop(DecodeLoop):
         return byte_s * sum(group.block_bytes / group.block_tokens for group in groups)
 
     def _seconds_of(self, step: Graph) -> float:
-        """Of one of several steps in a row, without what it takes the host to begin; by the best of a few
-        tries."""
+        """Seconds of one of several steps in a row, without what it takes the host to begin: the best of a
+        few tries."""
         one, several = (min(self._run(step, count) for _ in range(_TRIES)) for count in (1, 1 + _TIMED))
         return max(several - one, 0.0) / _TIMED
 
@@ -186,7 +186,7 @@ class GraphDecodeLoop(DecodeLoop):
         return self.mixed[rows.batch]
 
     def _prepare(self) -> None:
-        """What comes before a replay is enqueued."""
+        """Does what comes before a replay is enqueued: reads the mailbox where nothing runs ahead of it."""
         steps, masks = self.steps, self._state.sampler.masks
         if steps.queued == 0:
             tail = self.ring.tail
@@ -224,7 +224,8 @@ class GraphDecodeLoop(DecodeLoop):
             steps.room = self._has_room(tail) or tail != self._tail_when_full
 
     def _has_room(self, tail: int) -> bool:
-        """Whether a step can advance, with nothing queued. One that cannot is run once, to be counted."""
+        """Returns whether a step can advance, with nothing queued. One that cannot is run once, to be
+        counted."""
         written = int(self.ring.device_counters[2]) - tail
         return self.ring.capacity - written >= self.shape.words
 

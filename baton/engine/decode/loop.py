@@ -54,9 +54,9 @@ class DecodeLoop(ABC):
         """`mixed`: rows that a pass over prompts can run, too, by batch."""
         self._state = state
         self.mixed = {rows.rows: rows for rows in mixed}
-        """What `launch_mixed` may return, by batch: a pass over prompts must be made for these rows."""
+        """Rows that `launch_mixed` may return, by batch: a pass over prompts must be made for them."""
         self.steps = DecodeState(state.shape, tuple(batches_up_to(state.shape.rows)), tuple(self.mixed))
-        """What the planner reads."""
+        """Slots and launched steps, for the planner."""
         self._mailbox = mailbox
         self.shape = state.shape
         self.ring = ring
@@ -64,7 +64,7 @@ class DecodeLoop(ABC):
         self.measured_costs = StepCosts()
         """Costs of decode steps as measured at the start; zeros where they were not."""
         self.positions = positions
-        """How far each slot's sequence had come when the last step ended."""
+        """Position of each slot's sequence when the last step ended."""
 
     def begin_admission(
         self,
@@ -158,7 +158,7 @@ class DecodeLoop(ABC):
         return self._mailbox.posted
 
     def applied(self, number: int) -> bool:
-        """Whether that mailbox entry has been applied and every step that began before has ended."""
+        """Returns whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
 
     def furthest_tags(self) -> npt.NDArray[np.int64]:
@@ -192,14 +192,14 @@ class DecodeLoop(ABC):
         return _NAP_S
 
     def device_hung(self) -> bool:
-        """Whether a device has pending steps and makes no progress (`DeviceWatchdog`); to be called
+        """Returns whether a device has pending steps and makes no progress (`DeviceWatchdog`); to be called
         once a turn. Steps that the host computes itself cannot hang unnoticed."""
         return False
 
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether a step would do something, given room in the ring."""
+        """True where a step would do something, given room in the ring."""
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ class StepExecutor:
         self.prompts = prompts
         self.decode = decode
         self.last_plan: StepPlan | None = None
-        """What was launched last."""
+        """The plan that was launched last."""
 
     def launch(self, plan: StepPlan, between_layers: Callable[[], None] | None = None) -> StepHandle:
         """Launches a step. `between_layers` is called between the layers of a decode step that the host

@@ -57,7 +57,7 @@ class PrefillSteps:
         self.scheduler = scheduler
         scheduler.row_times, scheduler.graph_rows = prompt_pass.row_times, prompt_pass.graph_rows
         self.state = PrefillState(in_turn=stream.in_turn, one_graph=not prompt_pass.uncaptured)
-        """What the planner reads."""
+        """The steps under way, for the planner."""
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
@@ -77,7 +77,7 @@ class PrefillSteps:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step was launched whose results `ended` has not returned."""
+        """True where a step was launched whose results `ended` has not returned."""
         return bool(self._under_way)
 
     @property
@@ -87,7 +87,7 @@ class PrefillSteps:
         return self._predicted_s(self._under_way[0]) if self._under_way else self._launched_s
 
     def device_hung(self) -> bool:
-        """Whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn."""
+        """Returns whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn."""
         expected_s = self.expected_step_s or _UNMEASURED_STEP_S
         return self._watchdog.look(
             pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s

@@ -21,7 +21,7 @@ class StepHandle(Protocol):
     def plan(self) -> StepPlan: ...
 
     def ended(self) -> bool:
-        """Whether all of it has run."""
+        """Returns whether all of it has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChunkResult:
 
     @property
     def draws(self) -> bool:
-        """Whether the chunk yields its sequence's first output token."""
+        """True where the chunk yields its sequence's first output token."""
         return self.chunk.is_last and self.chunk.sequence.draws
 
 

@@ -1,4 +1,4 @@
-"""How many rows of each prompt a prefill step computes, which is given to one after the other. Torch-free."""
+"""Shares the rows of a prefill step out to prompts, one after the other. Torch-free."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepFilling:
 
     @property
     def attends_much(self) -> bool:
-        """Whether attention takes much of its time, beside which products hardly count."""
+        """True where attention takes much of its time, beside which products hardly count."""
         return self._used > (1 + ATTENTION_SHARE) * self.rows
 
     def cut(self, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""What is known of the slots and of the decode steps that were launched. Torch-free."""
+"""The state of the slots and of launched decode steps, as the planner sees it. Torch-free."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DecodeState:
 
     @classmethod
     def idle(cls) -> DecodeState:
-        """Of a worker that decodes nothing."""
+        """Returns the state of a worker that decodes nothing."""
         return cls(StepShape(1), (1,))
 
     @property
@@ -55,7 +55,7 @@ class DecodeState:
 
     @property
     def has_effect(self) -> bool:
-        """Whether another step would have an effect. After one that advanced no slot none does until an
+        """True where another step would have an effect. After one that advanced no slot none does until an
         entry is posted (an admission, more blocks, an end) or a mask has reached the device."""
         return self.posted > self.applied or self.moves
 

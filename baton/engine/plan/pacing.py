@@ -52,7 +52,7 @@ class PrefillPacing:
         self._earned_s = min(most, max(-most, self._earned_s + ended * limit_s - spent))
 
     def may_begin(self, now: float) -> bool:
-        """Whether a prefill step may begin now."""
+        """Returns whether a prefill step may begin now."""
         return self._earned_s >= 0 or now >= self._due_at
 
     def begun(self, now: float, expected_s: float, *, behind: bool = False) -> bool:

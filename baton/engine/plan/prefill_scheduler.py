@@ -1,4 +1,4 @@
-"""Which prompt tokens the next prefill step computes. Torch-free.
+"""Chooses the prompt tokens that the next prefill step computes. Torch-free.
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
@@ -67,7 +67,7 @@ class StepBounds:
 
     @property
     def longest_seconds(self) -> float:
-        """Of any step."""
+        """The longest that any step may take."""
         return max(self.seconds, self.alone_seconds)
 
 
@@ -130,8 +130,8 @@ class PrefillScheduler:
     def admit(self, now: float) -> None:
         """Gives blocks to the prompts that wait, and what the prefix cache has of them, in the order in which
         they are computed, while there are blocks."""
-        left_s, _, crowded = self._waiting(now)
-        if not all(map(self._has_started, left_s)):
+        if any(not self._has_started(one) for one in self._sequences):
+            left_s, _, crowded = self._waiting(now)
             self._claim(self._in_order(left_s, now, crowded=crowded), now)
 
     def plan(self, now: float, others: int = 0) -> tuple[Chunk, ...]:
@@ -157,16 +157,17 @@ class PrefillScheduler:
     @property
     def waiting_rows(self) -> int:
         """Tokens of prompts that have blocks, of which no chunk was launched yet."""
-        return sum(one.length - one.reached for one in self._sequences if self._has_started(one))
+        return sum(one.length - one.reached for one in self._sequences if self._is_runnable(one))
 
     def launched(self, chunks: Iterable[Chunk], now: float) -> None:
         """Records that a plan's chunks were launched; the next plan starts behind them. The blocks that they
         write stay pinned until they are computed, even if their owner frees them."""
         chunks = tuple(chunks)
-        left_s, patient, _ = self._waiting(now)
-        self._short_came = self._last_short(left_s, patient)
-        aged = self._aged([one for one in left_s if self._has_started(one)], now)
-        passed = aged is not None and all(chunk.sequence is not aged for chunk in chunks)
+        # Those that still wait count as short ones until they are launched.
+        left_s = {chunk.sequence: self._seconds_left(chunk.sequence) for chunk in chunks}
+        self._short_came = self._last_short(left_s, self._patient(left_s, now))
+        aged = self._aged([one for one in self._sequences if self._is_runnable(one)], now)
+        passed = aged is not None and aged not in left_s
         self._passes = self._passes + 1 if passed else 0
         for chunk in chunks:
             chunk.sequence.begun = chunk.start + chunk.count
@@ -211,7 +212,7 @@ class PrefillScheduler:
             for sequence in self._sequences
             if sequence.reached < sequence.length
         }
-        patient = {sequence for sequence in left_s if self._is_patient(sequence, left_s[sequence], now)}
+        patient = self._patient(left_s, now)
         return left_s, patient, now - self._last_short(left_s, patient) < LATELY_S
 
     def _in_order(self, left_s: Mapping[Sequence, float], now: float, *, crowded: bool) -> list[Sequence]:
@@ -225,8 +226,8 @@ class PrefillScheduler:
         return in_order(prompts, seconds, BESIDE_SHARE if crowded else 1.0)
 
     def _last_short(self, left_s: Mapping[Sequence, float], patient: Set[Sequence]) -> float:
-        """When the last short prompt came that was in a hurry. Which are short is known once steps were
-        timed."""
+        """Returns when the last short prompt came that was in a hurry, these included. Which are short is
+        known once steps were timed."""
         short_s, came = self._bounds.seconds * (1 + SLACK), self._short_came
         for sequence, seconds in left_s.items():
             is_new = sequence.reached <= sequence.cached
@@ -234,13 +235,13 @@ class PrefillScheduler:
                 came = max(came, self._sequences[sequence])
         return came
 
-    def _is_patient(self, sequence: Sequence, left_s: float, now: float) -> bool:
-        """Whether its limit leaves it time for several of the longest steps."""
-        due_s = self._due_s(sequence, now)
-        return due_s < math.inf and due_s - left_s >= PATIENT_STEPS * self._bounds.longest_seconds
+    def _patient(self, left_s: Mapping[Sequence, float], now: float) -> Set[Sequence]:
+        """Returns those whose limits leave them time for several of the longest steps."""
+        least_s, due_s = PATIENT_STEPS * self._bounds.longest_seconds, self._due_s
+        return {one for one in left_s if least_s <= due_s(one, now) - left_s[one] < math.inf}
 
     def _step_s(self, *, crowded: bool) -> float:
-        """What a step may take; longer while no prompt is in a hurry."""
+        """Seconds that a step may take; more while no prompt is in a hurry."""
         bounds = self._bounds
         if crowded:
             return bounds.seconds
@@ -262,8 +263,8 @@ class PrefillScheduler:
             step.cut(self.row_times.most_worth(step.rows, others))
 
     def _tokens_in_each_step(self, others: int) -> bool:
-        """Whether the decode step of `others` rows may be part of one step after the other: they make one
-        graph, which takes no longer than sequences that are decoded have time for."""
+        """Returns whether the decode step of `others` rows may be part of one step after the other: they make
+        one graph, which takes no longer than sequences that are decoded have time for."""
         rows = self.graph_rows - others
         return 0 < others < self.graph_rows and self.cost.seconds_of(rows) <= self.tpot_limit_s < math.inf
 
@@ -297,8 +298,12 @@ class PrefillScheduler:
         tokens = self._pools.layout.groups[0].block_tokens
         return self.cost.seconds_of(tokens) or math.inf
 
+    def _is_runnable(self, sequence: Sequence) -> bool:
+        """Returns whether a chunk of it may be planned."""
+        return sequence.reached < sequence.length and self._has_started(sequence)
+
     def _has_started(self, sequence: Sequence) -> bool:
-        """Whether its blocks are there, and what is cached of it in them."""
+        """Returns whether its blocks are there, and what is cached of it in them."""
         return sequence.blocks is not None and (self._prefixes is None or sequence.claimed)
 
     def _has_blocks(self, sequence: Sequence) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of the prefill steps that were launched and have not ended. Torch-free."""
+"""The state of launched prefill steps that have not ended, as the planner sees it. Torch-free."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def _kept(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def _least_slack(kept: list[Prompt], share: float) -> list[float]:
-    """How long the kept prompts from each place on may wait, if then they run by when they are due with a
-    share of the time."""
+    """Returns for each place how long the kept prompts from there on may wait, if then they run by when
+    they are due with a share of the time."""
     total_s, slack = 0.0, []
     for prompt in kept:
         total_s += prompt.left_s

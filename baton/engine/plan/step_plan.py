@@ -1,4 +1,4 @@
-"""What one launch computes, as plain data: chunks of prompts, rows of a decode step, or both together.
+"""The work of one launch as plain data: chunks of prompts, rows of a decode step, or both together.
 
 A plan is made from what is known at one moment and changes nothing; launching it does
 (`baton.engine.executor`).
@@ -27,7 +27,7 @@ class Chunk:
         return self.start + self.count == self.sequence.length
 
     def inputs(self) -> StepChunk:
-        """What a forward pass needs of it. Raises ValueError where the sequence has no blocks."""
+        """Returns what a forward pass needs of it. Raises ValueError where the sequence has no blocks."""
         sequence = self.sequence
         if sequence.blocks is None:
             raise ValueError("a chunk's sequence has no blocks")
@@ -69,7 +69,7 @@ class StepPlan:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether prompts and a decode step share the launch."""
+        """True where prompts and a decode step share the launch."""
         return bool(self.chunks) and self.decode is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What the device computes next: chunks of prompts, a decode step, or both in one launch. Torch-free.
+"""Plans the next launch: chunks of prompts, a decode step, or both together. Torch-free.
 
     observe ─▶ plan ─▶ (executor) launch ─▶ launched
 
@@ -113,16 +113,16 @@ class StepPlanner:
 
     @property
     def follows(self) -> bool:
-        """Whether the next prefill step is to run right behind the last one, in which a decode step is: with
-        no other decode step between them."""
+        """True where the next prefill step is to run right behind the last one, in which a decode step is:
+        with no other decode step between them."""
         prefill, decode = self._prefill, self.decode
         if not (self._may_follow and prefill.under_way and prefill.last_mixed):
             return False
         return self._more_waits and decode.launched == decode.mixed_at and self.prompts.waiting_rows > 0
 
     def _may_begin(self, now: float) -> bool:
-        """Whether a prefill step is due: at once where none runs, else shortly before that one ends; and
-        whether pacing allows it."""
+        """Returns whether a prefill step is due, and pacing allows it. One is due at once where none runs,
+        else shortly before that one ends."""
         prefill, follows = self._prefill, self.follows
         if not (follows or self.pacing.may_begin(now)):
             return False
@@ -134,8 +134,9 @@ class StepPlanner:
         return prefill.under_way < _AHEAD and now + self._turn_s >= prefill.ends_at - lead_s
 
     def _joins(self, rows: int, others: int) -> bool:
-        """Whether a decode step is to be part of a step of so many rows: products of both take no longer
-        than apart, and both are one graph, unless the prompts by themselves are none either."""
+        """Returns whether a decode step is to be part of a step of `rows` rows of prompts: products of both
+        take no longer than apart, and both are one graph, unless the prompts by themselves are none
+        either."""
         prompts = self.prompts
         one_graph = rows + others <= prompts.graph_rows and self._prefill.one_graph
         return (one_graph or rows > prompts.graph_rows) and prompts.row_times.joins(rows, others)

@@ -35,7 +35,7 @@ class PromptPass(Protocol):
 
     @property
     def row_times(self) -> RowTimes:
-        """Of a layer's products, measured at start-up."""
+        """Seconds of a layer's products by rows, measured at start-up."""
 
     def forward(self, step: PrefillStep, joined: JoinedRows | None = None) -> Tensor:
         """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in

@@ -117,7 +117,7 @@ class EngineLoop:
             self.decode.receiver.close()
 
     def _wait_s(self) -> float:
-        """How long the loop may wait after a turn with nothing to do."""
+        """Seconds that the loop may wait after a turn with nothing to do."""
         receiver, prompts = self.decode.receiver, self.prefill.steps
         if self.prefill.sender.busy_poll or (receiver is not None and receiver.busy_poll):
             return _BUSY_POLL_S
@@ -149,7 +149,7 @@ class EngineLoop:
         return self.steps.step_decode(self._between_layers) is not None
 
     def _between_layers(self) -> None:
-        """What cannot wait for the end of a decode step that the host computes."""
+        """Does what cannot wait for the end of a decode step that the host computes."""
         beat_step(self.heartbeat, self.decode.loop.expected_step_s)
         self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
         self.commands.handle_urgent()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -84,8 +85,8 @@ Event = Arrives | Leaves | Observes | Launches | Frees
 
 @dataclass
 class Outcome:
-    """What came of each prompt, by number: all tokens, its slot and generation, its blocks. Of prompts that
-    were cancelled there are only blocks."""
+    """Results by the prompt's number: all tokens, slot and generation, blocks. A prompt that was cancelled
+    has blocks alone."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     slots: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -105,7 +106,6 @@ class Player:
         self.outcome = Outcome()
         self.sequences: dict[int, Sequence] = {}
         self._numbers: dict[Sequence, int] = {}
-        self._requests: dict[int, Request] = {}
         # Prefill steps that have not ended, of which results are still to be taken.
         self._under_way: list[StepHandle] = []
 
@@ -114,12 +114,11 @@ class Player:
         self.check_free()
         self.outcome = Outcome()
         self._numbers.clear()
-        self._requests.clear()
 
     def arrives(self, number: int, request: Request) -> None:
         """A prompt that is decoded here takes its slot and all blocks now, as a ticket does."""
         sequence = self.sequences[number] = request.sequence()
-        self._numbers[sequence], self._requests[number] = number, request
+        self._numbers[sequence] = number
         if request.max_tokens > 1:
             sequence.blocks = self.engine.pools.allocate(request.length + request.max_tokens - 1)
             sequence.borrowed = True
@@ -142,7 +141,7 @@ class Player:
         engine, steps = self.engine, self.engine.decode.steps
         engine.decode.observe()
         if steps.posted > steps.applied:
-            _until(lambda: self._observe_ended())
+            _until(self._observe_ended)
         handle = engine.executor.launch(plan)
         if plan.chunks:
             self._under_way.append(handle)
@@ -280,8 +279,7 @@ def play(player: Player, trace: list[Event]) -> None:
                 player.frees(number)
 
 
-def _until(done: object) -> None:
-    assert callable(done)
+def _until(done: Callable[[], bool]) -> None:
     until = time.monotonic() + RUN_S
     while not done():
         assert time.monotonic() < until, "a step does not end"

@@ -14,7 +14,7 @@ def planned(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
 
 
 def launched(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
-    """The same, and they are launched."""
+    """Plans as `planned`, and launches."""
     chunks = planned(scheduler, others)
     scheduler.launched(chunks, scheduler._clock())
     return chunks

@@ -14,7 +14,7 @@ from baton.engine.shared_memory.step_shape import StepShape
 
 
 def state(**known: Any) -> DecodeState:
-    """Of 24 slots, of which three advance."""
+    """A state of 24 slots, of which three advance."""
     made = DecodeState(StepShape(24), (1, 2, 4, 8, 16, 24), (16, 24))
     fields = {"active": 3, "moves": True, "features": int(Feature.GREEDY)} | known
     for name, value in fields.items():

@@ -139,7 +139,7 @@ class PrefillPipeline:
 
 
 def _continues(job: PrefillJob) -> bool:
-    """Whether the first token is sampled and does not end the output."""
+    """Returns whether the first token is sampled and does not end the output."""
     return job.first is not None and not job.first.finish_reason
 
 
