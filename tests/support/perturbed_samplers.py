@@ -72,7 +72,7 @@ def _penalties_before_bias(
     plain, bias = dataclasses.replace(params, logit_bias=()), dict(params.logit_bias)
     edited = naive_edited(raw, plain, limits, prompt, output)
     biased = [logit + bias.get(token, 0.0) for token, logit in enumerate(edited)]
-    bare = SamplingParams(params.temperature, params.top_k, params.top_p, params.seed, params.min_p)
+    bare = dataclasses.replace(plain, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     return naive_token(biased, bare, Limits(limits.max_tokens), prompt, output)
 
 

@@ -52,12 +52,18 @@ class Known:
 
 
 def make_asks(seed: str, combinations: int, longest: int) -> list[Ask]:
-    """Every feature by itself, its edges, then random combinations."""
+    """Every feature by itself, its edges, those that a wrong sampler needs to show, random combinations."""
     rng = random.Random(seed)
     alone = [random_ask(rng, frozenset([feature]), longest) for feature in EVERY]
     own = {"seed": rng.getrandbits(64), "max_tokens": 12, "ignore_eos": True}
     edges = [Ask(tuple(rng.choices(range(VOCAB_SIZE), k=20)), {**own, **fields}) for fields in EXTREMES]
-    return alone + edges + [random_ask(rng, features_of(rng), longest) for _ in range(combinations)]
+    needed = [
+        random_ask(random.Random(f"{name} {number}"), features, longest)
+        for name, (features, _) in PERTURBED.items()
+        if len(features) > 1
+        for number in range(4)
+    ]
+    return alone + edges + needed + [random_ask(rng, features_of(rng), longest) for _ in range(combinations)]
 
 
 def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[Answer], dict[str, Audit]]:
