@@ -1,4 +1,4 @@
-"""How far the sequence of each slot has come, as the steps publish it to their host. Torch-free.
+"""Positions of the slots' sequences, as steps publish them to their host. Torch-free.
 
 One word of 8 bytes a slot, written by one store when its sequence advances:
 
@@ -31,7 +31,8 @@ def positions_bytes(slots: int) -> int:
 
 
 class SlotPositions:
-    """Both ends: `publish` is the steps', all else their host's. `tags` [slots] int64: the words."""
+    """Both ends of the words; the steps publish them, their host reads them. `tags` [slots] int64: the words
+    themselves."""
 
     def __init__(self, memory: SharedMemory, offset: int, slots: int) -> None:
         self.tags: npt.NDArray[np.int64] = memory.region(offset, slots, np.int64)

@@ -92,6 +92,18 @@ def test_launched_steps_may_take_a_sequence_further_by_all_of_their_rows(tmp_pat
         loop.launch(DecodeRows(2 * rows))
 
 
+def test_costs_at_a_start_are_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 4, 8 and 12 rows are those of one to three sequences; smaller ones have room for none."""
+    engine = LocalEngine(tmp_path / "model", device=DEVICE, graph=True, slots=3, rows_per_slot=4)
+    loop = cast(GraphDecodeLoop, engine.decode)
+    seconds = {id(loop._graphs[rows].simple): rows / 1e3 for rows in loop._graphs}
+    monkeypatch.setattr(loop, "_seconds_of", lambda step: seconds.get(id(step), 1.0))
+    assert loop.bucket_seconds() == {4: 0.004, 8: 0.008, 12: 0.012}
+    costs = loop.measure_costs(engine.cache)
+    assert costs.decode_s(1, 0) == 0.004
+    assert costs.decode_s(3, 0) == 0.012
+
+
 def test_steps_of_four_rows_a_slot_join_prompts(tmp_path: Path) -> None:
     """Their batches are of rows, so a prompt that runs beside three sequences runs beside twelve rows."""
     expected = plain(tmp_path)

@@ -128,6 +128,12 @@ def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
     assert other_bytes(config, EngineConfig(), 256) - alone <= 100_000_000, "rows that join prefill steps"
 
 
+def test_buffers_of_decode_steps_are_by_rows_and_not_by_slots(config: ModelConfig) -> None:
+    for mixed in (False, True):
+        four = other_bytes(config, EngineConfig(rows_per_slot=4, mixed_steps=mixed), 64)
+        assert four == other_bytes(config, EngineConfig(mixed_steps=mixed), 256)
+
+
 def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfig) -> None:
     full, fp8 = (other_bytes(config, EngineConfig(quantization=name), 64) for name in (None, "fp8"))
     assert fp8 - full == 2 * 28672 * 4096
