@@ -1,6 +1,6 @@
 # Image of routers, of the model download and of the chart's test: no torch. `make images` builds it.
-# PYTHON_DIGEST has no default: a build names the base that it was checked with. A base of your own needs Python 3.11.3
-# or newer: the locked packages of an older one differ (async-timeout).
+# PYTHON_DIGEST has no default: a build names the base that it was checked with. A base of your own needs `python` 3.11
+# with venv, and `groupadd`, `useradd`.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG PYTHON_DIGEST
 

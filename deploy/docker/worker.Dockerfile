@@ -2,19 +2,26 @@
 # from the node. `make images` builds it.
 # PYTHON_DIGEST has no default: a build names the base that it was checked with. Kernels that were compiled beforehand
 # (`baton warm-kernels`) come with `--build-context kernels=DIR`, which takes the place of the stage of that name.
+# `--build-arg LOCK=worker-cpu --build-context wheels=DIR` makes an image without CUDA: DIR has the CPU wheel of torch,
+# which is published apart from the others.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG PYTHON_DIGEST
 
 FROM scratch AS kernels
 COPY deploy/docker/kernels /
 
+FROM scratch AS wheels
+COPY deploy/docker/wheels /
+
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 RUN python -m venv /opt/baton
 WORKDIR /src
 # What is locked first: torch and CUDA are gigabytes, and change seldom.
-COPY deploy/docker/requirements-worker.txt deploy/docker/requirements-build.txt ./
-RUN /opt/baton/bin/pip install --require-hashes --only-binary :all: -r requirements-worker.txt
+ARG LOCK=worker
+COPY deploy/docker/requirements-${LOCK}.txt deploy/docker/requirements-build.txt ./
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    /opt/baton/bin/pip install --require-hashes --only-binary :all: --find-links /wheels -r "requirements-${LOCK}.txt"
 COPY pyproject.toml README.md ./
 COPY baton baton
 COPY kvtransfer kvtransfer

@@ -1,4 +1,4 @@
-"""The Dockerfiles and what they install. Images are not built here."""
+"""The Dockerfiles and what they install. Images are built by tests/images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
+from deploy.docker.lock import needs_of_first_release
 from tests.deploy import tools
 from tests.deploy.chart import case
 
@@ -34,7 +35,7 @@ def locked(name: str) -> dict[NormalizedName, str]:
     versions = {}
     for line in (DOCKER / f"requirements-{name}.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
-            found = re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+            found = re.fullmatch(r"([\w.-]+)==(\S+)(?: ; ([^-]+))? --hash=sha256:[0-9a-f]{64}", line)
             assert found, line
             versions[canonicalize_name(found[1])] = found[2]
     return versions
@@ -46,6 +47,7 @@ def test_bases_are_pinned_by_a_digest_that_each_build_names(image: str) -> None:
     bases = [line for line in lines if line.startswith("FROM ")]
     if image == "worker":
         bases.remove("FROM scratch AS kernels")
+        bases.remove("FROM scratch AS wheels")
     assert len(bases) == 2
     assert all(base.split()[1] == "${PYTHON_IMAGE}@${PYTHON_DIGEST}" for base in bases)
     assert "ARG PYTHON_DIGEST" in lines
@@ -79,7 +81,7 @@ def test_everything_is_installed_by_hash(image: str) -> None:
     assert all("--require-hashes" in one or "--no-deps --no-index" in one for one in installs)
 
 
-@pytest.mark.parametrize("name", [*IMAGES, "build"])
+@pytest.mark.parametrize("name", [*IMAGES, "worker-cpu", "build"])
 def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     wanted = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
@@ -113,9 +115,12 @@ def _needs(requirement: Requirement, version: str) -> list[Requirement] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     lines = map(Requirement, importlib.metadata.requires(requirement.name) or ())
-    # The images' Python, not the one that runs the test: the latest 3.11.
-    python = {"python_version": "3.11", "python_full_version": "3.11.14"}
-    environments = [{**python, "extra": extra} for extra in ("", *requirement.extras)]
+    # The images' Python, not the one that runs the test: the latest 3.11, or Debian 12's.
+    environments = [
+        {"python_version": "3.11", "python_full_version": python, "extra": extra}
+        for python in ("3.11.14", "3.11.2")
+        for extra in ("", *requirement.extras)
+    ]
     return [one for one in lines if one.marker is None or any(map(one.marker.evaluate, environments))]
 
 
@@ -153,6 +158,29 @@ def test_router_has_no_torch_and_worker_has_it_with_cuda() -> None:
     assert "triton" in worker
 
 
+def test_the_image_without_cuda_has_the_same_packages_but_for_torch() -> None:
+    with_cuda, without = locked("worker"), locked("worker-cpu")
+    torch = canonicalize_name("torch")
+    assert without.pop(torch) == f"{with_cuda.pop(torch)}+cpu"
+    assert without == {name: it for name, it in with_cuda.items() if not re.match("nvidia|cuda", name)}
+
+
+def test_what_only_the_first_releases_of_python_need_is_locked_for_them() -> None:
+    """Debian 12 has Python 3.11.2."""
+    old = 'python_full_version < "3.11.3"'
+    requires = [
+        "always>=1",
+        f"sometimes>=4; {old}",
+        f'an-extra; {old} and extra == "x"',
+        'a; os_name == "nt"',
+    ]
+    found = needs_of_first_release([{"metadata": {"requires_dist": requires}}, {"metadata": {}}])
+    assert {name: str(marker) for name, marker in found.items()} == {"sometimes>=4": old}
+    for image in ("router", "worker", "worker-cpu"):
+        lines = (DOCKER / f"requirements-{image}.txt").read_text(encoding="utf-8").splitlines()
+        assert [line.partition(" ; ")[2][: len(old)] for line in lines if " ; " in line] == [old]
+
+
 @pytest.mark.parametrize("image", IMAGES)
 def test_context_has_what_is_copied(image: str) -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
@@ -161,7 +189,9 @@ def test_context_has_what_is_copied(image: str) -> None:
     copied = [
         line.split()[1:-1] for line in _lines(image) if line.startswith("COPY ") and "--from" not in line
     ]
-    for source in (part for parts in copied for part in parts):
+    written = (part for parts in copied for part in parts)
+    locks = ("worker", "worker-cpu")
+    for source in {part.replace("${LOCK}", lock) for part in written for lock in locks}:
         assert (ROOT / source).exists()
         assert any(Path(source).match(pattern) for pattern in kept), source
 
