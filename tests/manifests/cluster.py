@@ -11,10 +11,12 @@ from pathlib import Path
 
 from services.common.processes.process_tree import descendants
 from tests.deploy.chart import NAMESPACE, Rendered
+from tests.manifests.container import HostRuntime
 from tests.manifests.issuer import CertManager, Secret
 from tests.manifests.manifests import Deployment, PodTemplate, read_deployment, read_pod, read_service
 from tests.manifests.network import IPV4, Family, Network
 from tests.manifests.pod import Ended, Pod, memory_of
+from tests.manifests.runtime import Runtime
 from tests.manifests.services import ServiceProxy
 from tests.manifests.volumes import Kind
 
@@ -32,12 +34,18 @@ class Cluster:
     """Runs what a chart renders. `secrets`: those that the chart expects to be there."""
 
     def __init__(
-        self, rendered: Rendered, secrets: Mapping[str, Secret], folder: Path, family: Family = IPV4
+        self,
+        rendered: Rendered,
+        secrets: Mapping[str, Secret],
+        folder: Path,
+        family: Family = IPV4,
+        runtime: Runtime | None = None,
     ) -> None:
         unknown = {made["kind"] for made in rendered.objects} - _READ - _NOT_RUN
         assert not unknown, f"kinds that nothing here knows: {unknown}"
         self._rendered = rendered
         self._folder = folder
+        self._runtime = runtime or HostRuntime()
         self._network = Network(family)
         self._numbers = itertools.count(1)
         self._issuer = CertManager()
@@ -114,7 +122,7 @@ class Cluster:
         return pod
 
     def _pod(self, name: str, template: PodTemplate) -> Pod:
-        return Pod(name, template, self._network, self._folder / name)
+        return Pod(name, template, self._network, self._folder / name, self._runtime)
 
     async def replace(self, name: str, pause_s: float = 0.0) -> list[Ended]:
         """A rollout by the Deployment's strategy: new pods for all there are. Returns how the old ones
@@ -160,10 +168,14 @@ def _is_test(manifest: Mapping[str, Mapping[str, Mapping[str, str]]]) -> bool:
 
 @contextlib.asynccontextmanager
 async def running(
-    rendered: Rendered, secrets: Mapping[str, Secret], folder: Path, family: Family = IPV4
+    rendered: Rendered,
+    secrets: Mapping[str, Secret],
+    folder: Path,
+    family: Family = IPV4,
+    runtime: Runtime | None = None,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose pods are ready; ended afterwards."""
-    cluster = Cluster(rendered, secrets, folder, family)
+    cluster = Cluster(rendered, secrets, folder, family, runtime)
     try:
         await cluster.start()
         yield cluster

@@ -1,4 +1,4 @@
-"""Starts a command as a container runtime does: namespaces of its own, a read-only root, no capabilities."""
+"""Runs containers from this machine's files: namespaces of their own, a read-only root, no capabilities."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.manifests.manifests import Container
 from tests.manifests.network import join_commands
+from tests.manifests.runtime import Root
 
 REPOSITORY = Path(__file__).parents[2]
 # Folders of the host that a container does not see.
@@ -23,64 +22,68 @@ _STAND_INS = Path("/image")
 _LOCKED = re.compile(r"\b(nosuid|nodev|noexec)\b")
 
 
-@dataclass(frozen=True)
-class Root:
-    """What a container's file system is made of: `volumes` has a folder for each volume, of which only those
-    in `writable` may be changed; `folder`, which is the pod's, has the file `hosts`; `address`: None: it has
-    no network; `user` and `group` are the ids that the container sees itself as."""
+class HostRuntime:
+    """Shows each container this machine's programs and this checkout in place of its image."""
 
-    folder: Path
-    container: Container
-    volumes: Path
-    writable: Collection[str]
-    hostname: str
-    address: str | None
-    user: int
-    group: int
+    def variables(self, image: str) -> dict[str, str]:
+        return environment(image)
 
-    def start_command(self, command: Sequence[str]) -> list[str]:
-        """Runs `command` as process 1 of a new container. The process started is its parent, which ends with
-        its exit code."""
-        script = self.folder / f"start-{self.container.name}.sh"
-        script.write_text("\n".join(self._script(command)) + "\n")
+    def start_command(self, root: Root, command: Sequence[str]) -> list[str]:
+        script = root.folder / f"start-{root.container.name}.sh"
+        script.write_text("\n".join(_script(root, command)) + "\n")
         new = ("--mount", "--pid", "--uts", "--ipc", "--net", "--fork", "--kill-child")
         return ["unshare", *new, "sh", "-e", str(script)]
 
-    def _script(self, command: Sequence[str]) -> Iterator[str]:
-        root = self.folder / f"root-{self.container.name}"
-        root.mkdir(exist_ok=True)
-        yield f"mount -t tmpfs root {root}"
-        for name in sorted(os.listdir("/")):
-            if name not in _HIDDEN:
-                yield from _shown(root, Path("/") / name)
-        yield f"mkdir -p {root}/proc {root}/etc {root}/tmp {root}/run {root}/var {root}{_STAND_INS}"
-        for name in _ETC:
-            yield f"if [ -e /etc/{name} ]; then cp -r /etc/{name} {root}/etc/; fi"
-        yield f"touch {root}/etc/hosts; mount --bind {self.folder}/hosts {root}/etc/hosts"
-        yield f"echo 'hosts: files' > {root}/etc/nsswitch.conf"
-        yield f"mount -t proc proc {root}/proc"
-        for mount in sorted(self.container.mounts, key=lambda one: len(one.path)):
-            yield from self._mounted(root, mount.volume, mount.path, read_only=mount.read_only)
-        # A checkout or an interpreter in a hidden folder, such as /tmp.
-        for path in {REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)}:
-            if path.parts[1] in _HIDDEN:
-                yield from _shown(root, path)
-        stand_in = Path(__file__).with_name("valkey_server.py")
-        (self.folder / "valkey-server").write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
-        yield f"install {self.folder}/valkey-server {root}{_STAND_INS}/"
-        yield f"hostname {self.hostname}"
-        if self.address is not None:
-            yield from join_commands(self.address)
-        yield f"cd {root}; mkdir old; pivot_root . old; umount -l /old; rmdir /old"
-        yield "mount -o remount,ro /; cd /tmp"
-        identity = f"--map-user={self.user} --map-group={self.group}"
-        yield f"exec unshare --user {identity} setpriv --no-new-privs {shlex.join(command)}"
+    def inner_pid(self, root: Root, outer: int) -> int | None:
+        return inner_pid(outer)
 
-    def _mounted(self, root: Path, volume: str, path: str, *, read_only: bool) -> Iterator[str]:
-        target = f"{root}{path}"
-        yield f"mkdir -p {target}; mount --bind {self.volumes}/{volume} {target}"
-        if read_only or volume not in self.writable:
-            yield f"mount -o remount,bind,ro {target}"
+    def exec_command(self, root: Root, pid: int, command: Sequence[str]) -> list[str]:
+        entered = ("--user", "--mount", "--pid", "--uts", "--ipc", "--net", "--preserve-credentials")
+        return ["nsenter", "--target", str(pid), *entered, "--", *command]
+
+    def own(self, folder: Path, fs_group: int) -> None:
+        """Files of volumes are this process's, as whom the container runs."""
+
+    def remove(self, root: Root) -> None:
+        """The kernel ends all processes of a container with their parent."""
+
+
+def _script(made: Root, command: Sequence[str]) -> Iterator[str]:
+    root = made.folder / f"root-{made.container.name}"
+    root.mkdir(exist_ok=True)
+    yield f"mount -t tmpfs root {root}"
+    for name in sorted(os.listdir("/")):
+        if name not in _HIDDEN:
+            yield from _shown(root, Path("/") / name)
+    yield f"mkdir -p {root}/proc {root}/etc {root}/tmp {root}/run {root}/var {root}{_STAND_INS}"
+    for name in _ETC:
+        yield f"if [ -e /etc/{name} ]; then cp -r /etc/{name} {root}/etc/; fi"
+    yield f"touch {root}/etc/hosts; mount --bind {made.folder}/hosts {root}/etc/hosts"
+    yield f"echo 'hosts: files' > {root}/etc/nsswitch.conf"
+    yield f"mount -t proc proc {root}/proc"
+    for mount in sorted(made.container.mounts, key=lambda one: len(one.path)):
+        yield from _mounted(made, root, mount.volume, mount.path, read_only=mount.read_only)
+    # A checkout or an interpreter in a hidden folder, such as /tmp.
+    for path in {REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)}:
+        if path.parts[1] in _HIDDEN:
+            yield from _shown(root, path)
+    stand_in = Path(__file__).with_name("valkey_server.py")
+    (made.folder / "valkey-server").write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
+    yield f"install {made.folder}/valkey-server {root}{_STAND_INS}/"
+    yield f"hostname {made.hostname}"
+    if made.address is not None:
+        yield from join_commands(made.address)
+    yield f"cd {root}; mkdir old; pivot_root . old; umount -l /old; rmdir /old"
+    yield "mount -o remount,ro /; cd /tmp"
+    identity = f"--map-user={made.user} --map-group={made.group}"
+    yield f"exec unshare --user {identity} setpriv --no-new-privs {shlex.join(command)}"
+
+
+def _mounted(made: Root, root: Path, volume: str, path: str, *, read_only: bool) -> Iterator[str]:
+    target = f"{root}{path}"
+    yield f"mkdir -p {target}; mount --bind {made.volumes}/{volume} {target}"
+    if read_only or volume not in made.writable:
+        yield f"mount -o remount,bind,ro {target}"
 
 
 def _shown(root: Path, path: Path) -> Iterator[str]:
@@ -130,9 +133,3 @@ def inner_pid(outer: int) -> int | None:
     except FileNotFoundError:
         return None
     return int(children[0]) if children else None
-
-
-def exec_command(pid: int, command: Sequence[str]) -> list[str]:
-    """Runs a further command in the container of process 1."""
-    entered = ("--user", "--mount", "--pid", "--uts", "--ipc", "--net", "--preserve-credentials")
-    return ["nsenter", "--target", str(pid), *entered, "--", *command]

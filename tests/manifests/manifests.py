@@ -55,7 +55,8 @@ class Container:
 
 @dataclass(frozen=True)
 class PodTemplate:
-    """`init`: what runs to its end before the container; `user`, `group`: ids that its processes run as."""
+    """`init`: what runs to its end before the container; `user`, `group`: ids that its processes run as;
+    `fs_group`: the group that owns files of volumes."""
 
     labels: Labels
     init: tuple[Container, ...]
@@ -63,6 +64,7 @@ class PodTemplate:
     volumes: Mapping[str, Volume]
     user: int
     group: int
+    fs_group: int
     grace_s: float
     deadline_s: float | None
 
@@ -163,7 +165,7 @@ def _pod(top: Fields) -> PodTemplate:
         spec.expect("automountServiceAccountToken", False)
         spec.expect("enableServiceLinks", False)
         spec.expect("restartPolicy", "Never", "Always")
-        user, group = _pod_security(spec)
+        user, group, fs_group = _pod_security(spec)
         volumes = dict(read_volume(volume) for volume in spec.sections("volumes"))
         (container,) = (_container(one) for one in spec.sections("containers"))
         init = tuple(_container(one) for one in spec.sections("initContainers"))
@@ -176,18 +178,22 @@ def _pod(top: Fields) -> PodTemplate:
             spec.take("terminationGracePeriodSeconds", 30),
             spec.take("activeDeadlineSeconds", None),
         )
-    return PodTemplate(labels, init, container, volumes, user, group, grace_s, deadline_s)
+    return PodTemplate(labels, init, container, volumes, user, group, fs_group, grace_s, deadline_s)
 
 
-def _pod_security(spec: Fields) -> tuple[int, int]:
+def _pod_security(spec: Fields) -> tuple[int, int, int]:
+    """User, group and the group of volumes. A user without a group is of group 0."""
     with spec.section("securityContext") as security:
         security.expect("runAsNonRoot", True)
         security.expect("fsGroupChangePolicy", "OnRootMismatch")
-        security.expect("seccompProfile", {"type": "RuntimeDefault"})  # no filter of its own is made here
-        user, group = security.take("runAsUser"), security.take("runAsGroup")
-        assert security.take("fsGroup") == group, "files of volumes are the group's here"
+        security.expect("seccompProfile", {"type": "RuntimeDefault"})
+        user, group, fs_group = (
+            security.take("runAsUser"),
+            security.take("runAsGroup", 0),
+            security.take("fsGroup"),
+        )
         assert user, "runs as root"
-    return user, group
+    return user, group, fs_group
 
 
 def _container(fields: Fields) -> Container:

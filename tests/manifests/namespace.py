@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+_ROOT = ("--user", "--map-root-user")
 _NEW = (
-    "--user",
-    "--map-root-user",
     "--net",
     "--mount",
     "--pid",
@@ -32,22 +31,27 @@ def why_not(attempt: str = _ATTEMPT) -> str | None:
     """What this machine lacks for `attempt`, a script of the shell; None: nothing."""
     try:
         done = subprocess.run(
-            ["unshare", *_NEW, "sh", "-ec", attempt], capture_output=True, text=True, timeout=30, check=False
+            ["unshare", *_ROOT, *_NEW, "sh", "-ec", attempt],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     except FileNotFoundError as error:
         return f"no command {error.filename}"
     return None if done.returncode == 0 else f"no namespaces for containers: {done.stderr.strip()}"
 
 
-def run_tests(module: Path, *arguments: str, within_s: float) -> None:
-    """Runs pytest on a module, and prints what its tests say of what they have proved. Raises AssertionError
-    with the output where a test fails."""
+def run_tests(module: Path, *arguments: str, within_s: float, own_users: bool = True) -> None:
+    """Runs pytest on a module, and prints what its tests say of what they have proved. Without `own_users`
+    ids of users are this machine's, and this process must be root. Raises AssertionError with the output
+    where a test fails."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Without the settings of all other tests, which load torch.
     command += ["--confcutdir", str(module.parent), "-o", "addopts=--strict-markers", "--tb=short", "-s"]
     command += [str(module), *arguments]
     done = subprocess.run(
-        ["unshare", *_NEW, *command],
+        ["unshare", *(_ROOT if own_users else ()), *_NEW, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

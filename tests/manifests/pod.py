@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.base.addresses import join_address
-from tests.manifests.container import Root, environment, exec_command, inner_pid
 from tests.manifests.manifests import Container, PodTemplate, Probe, Variable
 from tests.manifests.network import Network
+from tests.manifests.runtime import Root, Runtime
 from tests.manifests.volumes import EmptyDir, ObjectFiles, Store, mount_empty, unmount, write_files
 
 # A kubelet asks once in `periodSeconds`; a test has no time for that.
@@ -37,7 +37,9 @@ class Pod:
     """A pod of one container. `ready` follows its readiness probe; `terminating`: it was deleted. A container
     that ends by itself is an error, unless it `may_restart`."""
 
-    def __init__(self, name: str, template: PodTemplate, network: Network, folder: Path) -> None:
+    def __init__(
+        self, name: str, template: PodTemplate, network: Network, folder: Path, runtime: Runtime
+    ) -> None:
         self.name = name
         self.template = template
         self.address = network.pod_address()
@@ -48,16 +50,20 @@ class Pod:
         self.log = folder / "log"
         self._network = network
         self._folder = folder
+        self._runtime = runtime
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def pid(self) -> int:
         """This machine's pid of the pod's process 1."""
-        assert self._process is not None
-        pid = inner_pid(self._process.pid)
+        pid = self._inner_pid()
         assert pid is not None, self.why(f"{self.name} has no process")
         return pid
+
+    def _inner_pid(self) -> int | None:
+        assert self._process is not None
+        return self._runtime.inner_pid(self._root(self.template.container, self.address), self._process.pid)
 
     def why(self, message: str) -> str:
         """A message with the end of the pod's log."""
@@ -68,6 +74,7 @@ class Pod:
         for name, volume in self.template.volumes.items():
             if isinstance(volume, ObjectFiles):
                 write_files(self._folder / "volumes" / name, volume, store)
+                self._runtime.own(self._folder / "volumes" / name, self.template.fs_group)
 
     def _make_empty_folders(self) -> None:
         """They last as long as the pod, whose containers share them."""
@@ -118,8 +125,20 @@ class Pod:
 
     async def _started(self, container: Container, address: str | None) -> asyncio.subprocess.Process:
         """Runs a container. Those before the main one have no network, which the chart's need none of."""
+        root = self._root(container, address)
+        with self.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._runtime.start_command(root, self._expanded(container)),
+                env=root.variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _root(self, container: Container, address: str | None) -> Root:
         template = self.template
-        root = Root(
+        return Root(
             folder=self._folder,
             container=container,
             volumes=self._folder / "volumes",
@@ -128,16 +147,9 @@ class Pod:
             address=address,
             user=template.user,
             group=template.group,
+            fs_group=template.fs_group,
+            variables=self.environment(container),
         )
-        with self.log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *root.start_command(self._expanded(container)),
-                env=self.environment(container),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
     def _expanded(self, container: Container) -> list[str]:
         """With the values of variables in place of $(NAME), as Kubernetes does it."""
@@ -149,7 +161,7 @@ class Pod:
 
     def environment(self, container: Container) -> dict[str, str]:
         """The variables of its image and manifest."""
-        return environment(container.image) | {
+        return self._runtime.variables(container.image) | {
             variable.name: self._value(variable) for variable in container.variables
         }
 
@@ -223,7 +235,7 @@ class Pod:
         if self.template.container.pre_stop:
             code, output = await self.execute(self.template.container.pre_stop, self.template.grace_s)
             assert code == 0, output
-        if (pid := inner_pid(self._process.pid)) is not None:
+        if (pid := self._inner_pid()) is not None:
             os.kill(pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(began + self.template.grace_s - time.monotonic()):
@@ -241,6 +253,7 @@ class Pod:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         code = await self._process.wait()
+        self._runtime.remove(self._root(self.template.container, self.address))
         for name, volume in self.template.volumes.items():
             if isinstance(volume, EmptyDir):
                 unmount(self._folder / "volumes" / name)
@@ -254,9 +267,10 @@ class Pod:
 
     async def execute(self, command: Sequence[str], within_s: float) -> tuple[int, str]:
         """Runs a command in the container: exit code and output."""
+        root = self._root(self.template.container, self.address)
         process = await asyncio.create_subprocess_exec(
-            *exec_command(self.pid, command),
-            env=self.environment(self.template.container),
+            *self._runtime.exec_command(root, self.pid, command),
+            env=root.variables,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

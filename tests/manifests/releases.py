@@ -21,9 +21,10 @@ _PUBLIC = {"enabled": True, "existingSecret": "public-tls", "clientCASecret": "c
 _INTERNAL = {"enabled": True, "certManager": True}
 
 
-def rendered(topology: Topology, *, tls: bool, drain_s: int = 5) -> Rendered:
-    """`ray`: topology node under Ray; `drain_s`: seconds that a stopping router still serves."""
-    changes: dict[str, Any] = {"lifecycle__drainSeconds": drain_s}
+def rendered(topology: Topology, *, tls: bool, drain_s: int = 5, **more: Any) -> Rendered:
+    """`ray`: topology node under Ray; `drain_s`: seconds that a stopping router still serves; `more`: changes
+    as `render_with` takes them."""
+    changes: dict[str, Any] = {"lifecycle__drainSeconds": drain_s, **more}
     if topology == "ray":
         changes["ray__enabled"] = True
     else:

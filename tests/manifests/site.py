@@ -28,6 +28,7 @@ from tests.manifests.load import Endpoint, refusals, steady_load
 from tests.manifests.notes import Notes
 from tests.manifests.pod import Pod
 from tests.manifests.releases import NAME, TEST, OwnCertificates, Topology, rendered
+from tests.manifests.runtime import Runtime
 
 _COMMAND_S = 60.0
 _COMMANDS_S = 300.0
@@ -68,15 +69,20 @@ class Site:
 
     async def containers_are_confined(self) -> None:
         """They run as their user, without capabilities, and write to their own volumes alone."""
-        asked = 'id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/1/status; touch /tmp/a || true; touch /a /usr/a'
+        asked = 'exec 2>&1; id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/1/status; '
+        asked += 'grep " / " /proc/self/mounts; touch /tmp/a || true; touch /a /usr/a'
         for pods in self.cluster.pods.values():
             for pod in pods:
                 _, output = await pod.execute(["sh", "-c", asked], _COMMAND_S)
-                user, capabilities, privileges, *refused = output.splitlines()
+                user, capabilities, privileges, root, *refused = output.splitlines()
                 assert int(user) == pod.template.user
                 assert (capabilities.split()[1].strip("0"), privileges.split()[1]) == ("", "1"), output
                 assert len(refused) == 2, output
-                assert all("Read-only file system" in line for line in refused), output
+                assert "ro" in root.split()[3].split(","), output
+                # An image's own folders are root's as well.
+                assert all(re.search("Read-only file system|Permission denied", line) for line in refused), (
+                    output
+                )
 
     async def commands_of_the_notes_work(self) -> None:
         """Those that ask from outside, and those that `kubectl exec` runs in a router; `top` needs a
@@ -200,8 +206,16 @@ class Site:
 @contextlib.asynccontextmanager
 async def site(topology: Topology, folder: Path, *, tls: bool, drain_s: int = 5) -> AsyncIterator[Site]:
     """A release whose pods are ready."""
-    release = rendered(topology, tls=tls, drain_s=drain_s)
+    async with site_of(rendered(topology, tls=tls, drain_s=drain_s), folder, tls=tls) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def site_of(
+    release: Rendered, folder: Path, *, tls: bool, runtime: Runtime | None = None
+) -> AsyncIterator[Site]:
+    """What a render gives, its pods ready."""
     certificates = OwnCertificates() if tls else None
     secrets = {} if certificates is None else certificates.secrets()
-    async with running(release, secrets, folder) as cluster:
+    async with running(release, secrets, folder, runtime=runtime) as cluster:
         yield Site(release, cluster, certificates, folder)
