@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         yield Built(folder / "images.json", store.disk_bytes())
     finally:
         store.remove()
+        shutil.rmtree(folder)
 
 
 def _wheels(folder: Path) -> Path:

@@ -247,13 +247,14 @@ class Pod:
     async def kill(self) -> int:
         """Ends it at once if it runs; its exit code."""
         assert self._process is not None
-        if self._process.returncode is None:
-            self._process.kill()  # `--kill-child` takes process 1 along, and the kernel all others
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        root = self._root(self.template.container, self.address)
+        await asyncio.to_thread(self._runtime.remove, root)
+        if self._process.returncode is None:
+            self._process.kill()  # `--kill-child` takes process 1 along, and the kernel all others
         code = await self._process.wait()
-        self._runtime.remove(self._root(self.template.container, self.address))
         for name, volume in self.template.volumes.items():
             if isinstance(volume, EmptyDir):
                 unmount(self._folder / "volumes" / name)

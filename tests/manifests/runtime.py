@@ -49,4 +49,4 @@ class Runtime(Protocol):
         """Gives the files of a volume to a group."""
 
     def remove(self, root: Root) -> None:
-        """Removes what is left of a container whose parent was killed."""
+        """Ends a container whose parent's end would not, and removes what is left of it."""

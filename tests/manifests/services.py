@@ -58,6 +58,8 @@ class ServiceProxy:
             task = asyncio.create_task(self._forward(port, reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
+            # Also of a task that is cancelled before it begins.
+            task.add_done_callback(lambda _: writer.close())
 
         return await asyncio.start_server(accepted, self.address, port.port)
 
@@ -65,19 +67,16 @@ class ServiceProxy:
         self, port: ServicePort, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         endpoints = self.endpoints(port)
-        try:
-            if not endpoints:
-                return
-            with contextlib.suppress(OSError):
-                to_reader, to_writer = await asyncio.open_connection(*self._dice.choice(endpoints))
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        group.create_task(_pump(reader, to_writer))
-                        group.create_task(_pump(to_reader, writer))
-                finally:
-                    to_writer.close()
-        finally:
-            writer.close()
+        if not endpoints:
+            return
+        with contextlib.suppress(OSError):
+            to_reader, to_writer = await asyncio.open_connection(*self._dice.choice(endpoints))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_pump(reader, to_writer))
+                    group.create_task(_pump(to_reader, writer))
+            finally:
+                to_writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
