@@ -10,6 +10,7 @@ import pytest
 import yaml
 from helm_python import Chart
 
+from services.common.config.router import RouterSettings
 from tests.deploy.chart import (
     CASES,
     CHART,
@@ -71,6 +72,19 @@ def test_waits_are_said_with_the_time_that_they_take() -> None:
     # Three pods, each of which ends within 310 s and loads within 200 s, one after the other.
     assert "--timeout 1710s" in notes
     assert "--timeout=1710s" in notes
+
+
+def test_what_happens_to_requests_while_the_only_pod_of_workers_is_replaced_is_said() -> None:
+    said = f"Requests wait for it for {RouterSettings().queue_timeout_s:g} s"
+    assert said in case("default").notes
+    assert "the only pod of prefill" in render_with("split", prefill__replicas=1).notes
+    assert said not in case("split").notes
+    assert (
+        "Requests wait for it for 1200 s"
+        not in render_with("default", router__config={"queue_timeout_s": 1200}).notes
+    )
+    for changes in ({"workerGroup__replicas": 2}, {"workerGroup__maxSurge": 1}, {"modelLoadTimeout": 50}):
+        assert "Requests wait for it" not in render_with("default", **changes).notes
 
 
 @pytest.mark.parametrize("name", CASES)
