@@ -6,6 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import Enum, Flag
+from functools import cached_property
 
 
 class Endpoint(Flag):
@@ -68,8 +69,13 @@ class Bounds:
 
     def has_float32(self, value: float) -> bool:
         """True for a float32 within the float32 of both ends of what is computed with. False for NaN."""
+        least, most = self._float32_ends
+        return least <= value <= most and math.isfinite(value)
+
+    @cached_property
+    def _float32_ends(self) -> tuple[float, float]:
         least, most = self.used or (self.least, self.most)
-        return float32(least) <= value <= float32(most) and math.isfinite(value)
+        return float32(least), float32(most)
 
 
 @dataclass(frozen=True)
