@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from baton.device.stream import ComputeStream
-    from baton.engine.decode.loop import DecodeLoop
     from baton.engine.decode.slots import Grant
+    from baton.engine.executor.decode_loop import DecodeLoop
     from baton.engine.executor.executor import StepExecutor
     from baton.engine.executor.prefill_steps import PrefillSteps
     from baton.engine.executor.step_handle import ChunkResult

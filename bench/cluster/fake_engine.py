@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
+from baton.engine.executor.decode_loop import DecodeLoop
+from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
@@ -104,7 +104,7 @@ class FakeDecodeLoop(ReferenceDecodeLoop):
 def decode_loop(
     model: Model, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
 ) -> DecodeLoop:
-    """Stands in for `baton.engine.decode.factory.decode_loop`."""
+    """Stands in for `baton.engine.executor.decode_factory.decode_loop`."""
     box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
     return FakeDecodeLoop(_fake(), cache, state, box, ring, positions)
 

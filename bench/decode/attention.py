@@ -78,8 +78,7 @@ class Bench:
         """`programs`: as many for each multiprocessor, at least; None: as a worker cuts rows."""
         import torch
 
-        from baton.engine.decode.factory import pass_options
-        from baton.engine.decode.gpu_pass import DecodePass
+        from baton.engine.decode.gpu_pass import DecodePass, PassOptions
         from baton.engine.kernels.gpu.attention.items import SplitPolicy
         from baton.engine.memory.kv_cache import KVCache
         from bench.random_model import random_model, randomize
@@ -96,7 +95,7 @@ class Bench:
         cache = KVCache(model.layout, 1 + rows * width, device)
         randomize(cache)
         table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
-        options = pass_options(model, exact=False)
+        options = PassOptions.of(model, exact=False)
         if programs is not None:
             wanted = options.multiprocessors * programs // model.config.num_kv_heads
             options = replace(options, policy=SplitPolicy(max(1, wanted)))

@@ -51,9 +51,9 @@ class DecodeEngine:
         `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
         from baton.device.shared_memory import SharedMemory
-        from baton.engine.decode.factory import decode_loop
         from baton.engine.decode.slot_state import SlotState
         from baton.engine.decode.slots import SlotPool
+        from baton.engine.executor.decode_factory import decode_loop
         from baton.engine.shared_memory.layout import SharedRings
 
         if device != "cpu":

@@ -9,7 +9,7 @@ from bench.decode.clocks import ClockSource, Lines
 if TYPE_CHECKING:
     import torch
 
-    from baton.engine.decode.loop import DecodeLoop
+    from baton.engine.executor.decode_loop import DecodeLoop
 
 
 class _Copying:

@@ -64,7 +64,7 @@ class StartCurves:
     def _decode(self, tokens: Sequence[int]) -> dict[int, float]:
         import torch
 
-        from baton.engine.decode.graph_loop import GraphDecodeLoop
+        from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 
         loop = self._engine.loop
         assert isinstance(loop, GraphDecodeLoop)

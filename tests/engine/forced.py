@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from baton.engine.decode.factory import pass_options
-from baton.engine.decode.gpu_pass import DecodePass
+from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config.model_config import ModelConfig
@@ -42,7 +41,7 @@ def decoded_logits(
     cache = KVCache(layout, 1 + batch * width, device)
     shuffled = torch.randperm(batch * width, generator=torch.Generator().manual_seed(1))
     table = (1 + shuffled).view(batch, width).int().to(device)
-    options = pass_options(model, exact=exact)
+    options = PassOptions.of(model, exact=exact)
     step = DecodePass(model, cache, tuple(table for _ in layout.groups), batch, options)
     step.inputs.slot.copy_(torch.arange(batch))
     out = torch.empty(batch, length, config.vocab_size)

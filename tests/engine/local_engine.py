@@ -13,12 +13,12 @@ import torch
 
 from baton.device.cuda_stream import compute_stream
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
@@ -147,7 +147,7 @@ class LocalEngine:
         self.state = SlotState(slots, widths, config.vocab_size, place, rows_per_slot)
         self.decode: DecodeLoop
         if graph:
-            from baton.engine.decode.factory import decode_loop
+            from baton.engine.executor.decode_factory import decode_loop
 
             self.decode = decode_loop(
                 model, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.graph_sampler import GraphSampler
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import Limits, SamplingParams

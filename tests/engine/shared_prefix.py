@@ -12,11 +12,11 @@ import torch
 from baton.device.host_memory import HostMemory
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.gpu_pass import PassOptions
-from baton.engine.decode.graph_loop import GraphDecodeLoop
-from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.executor.decode_loop import DecodeLoop
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.gemm_dispatch.table import ProductTable
 from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache

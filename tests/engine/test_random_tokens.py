@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.random_tokens import random_tokens

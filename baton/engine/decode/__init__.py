@@ -1,3 +1,2 @@
-"""One token a slot and step: slots, their state on the device, the decode pass, and two loops of steps, one
-of CUDA graphs and one in plain torch. Imported by `baton.engine.executor` and `services.worker.engine`.
-`slots` is free of torch."""
+"""One token a slot and step: slots, their state on the device, and the decode pass and its graphs. Imported
+by `baton.engine.executor` and `services.worker.engine`. `slots` is free of torch."""

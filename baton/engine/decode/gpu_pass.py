@@ -24,6 +24,9 @@ from baton.engine.model.modules import Model
 from baton.engine.plan.decode_rows import batches_up_to
 from baton.engine.random_tokens import random_tokens
 
+# Tokens of a part of a row's context in mode `exact`.
+_EXACT_PART = 512
+
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
@@ -34,6 +37,17 @@ class PassOptions:
     policy: SplitPolicy | None = field(default_factory=SplitPolicy)
     multiprocessors: int = 132
     attention: AttentionTuning | None = None
+
+    @classmethod
+    def of(cls, model: Model, *, exact: bool) -> PassOptions:
+        """Options for this model's GPU and mode."""
+        if exact:
+            return cls(ProductTable([], exact=True), SplitPolicy(fixed=_EXACT_PART))
+        if model.device.type != "cuda":
+            return cls(ProductTable([]))
+        gpu = torch.cuda.get_device_properties(model.device)
+        table = ProductTable.for_gpu(gpu.name, capability=(gpu.major, gpu.minor))
+        return cls(table, None, gpu.multi_processor_count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.executor.step_handle import DecodeHandle, StepHandle
 from baton.engine.plan.step_plan import StepPlan

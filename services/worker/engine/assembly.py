@@ -16,10 +16,10 @@ from functools import partial
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.decode.factory import decode_loop
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import SlotPool
+from baton.engine.executor.decode_factory import decode_loop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.plan.pacing import PrefillPacing

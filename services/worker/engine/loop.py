@@ -18,7 +18,7 @@ from functools import partial
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S, Heartbeat

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_stream import TorchStream
-from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace

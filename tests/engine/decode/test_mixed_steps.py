@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import torch
 
-from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.forward.layer_program import JoinedRows, row_count
 from baton.engine.plan.decode_rows import mixed_batches_up_to, rows_to_mix
 from baton.engine.plan.prefill_scheduler import StepBounds

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish

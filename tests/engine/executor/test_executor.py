@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.executor.step_handle import ChunkResult, DecodeHandle, PrefillHandle, StepHandle
 from baton.engine.plan.step_plan import Chunk, DecodeRows, StepPlan
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import take
+from tests.engine.executor.slow_device import Ahead, SlowDecode
 from tests.engine.local_engine import LocalEngine
-from tests.engine.prefill.slow_device import Ahead, SlowDecode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 33, 9)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Limits
 from baton.v1.transfer_pb2 import CommitRecord

@@ -17,7 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks

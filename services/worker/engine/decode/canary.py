@@ -9,8 +9,8 @@ the audit.
 from __future__ import annotations
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.sequence import Limits, SamplingParams
 from baton.v1.engine_pb2 import CanaryEvent

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.prefix_cache.cache import PrefixCache

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.shared_memory.mask_board import MaskBoard

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from baton.device.stream import Event
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks, Saved

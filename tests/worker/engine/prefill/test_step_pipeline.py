@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import HostStream, TimedEvent
-from baton.engine.decode.factory import decode_loop
+from baton.engine.executor.decode_factory import decode_loop
 from baton.engine.forward.layer_program import JoinedRows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model

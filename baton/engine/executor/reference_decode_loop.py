@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import StepTimes
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.plan.step_plan import DecodeRows

@@ -21,9 +21,9 @@ from baton.device.stream import ComputeStream
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import GraphStep
 from baton.engine.decode.joined_rows import JoinedDecodeRows
-from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model

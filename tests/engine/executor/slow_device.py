@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
-from baton.engine.decode.loop import DecodeLoop
+from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.forward.layer_program import JoinedRows

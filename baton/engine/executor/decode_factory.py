@@ -1,28 +1,19 @@
-"""Which decode loop a worker runs: graphs on a GPU; plain torch on a CPU, and for float64 anywhere."""
+"""Makes the decode loop of a worker: graphs on a GPU; plain torch on a CPU, and for float64 anywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
+from baton.engine.executor.decode_loop import DecodeLoop
+from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.shared_memory.layout import SharedRings
-
-if TYPE_CHECKING:
-    # Imported where it is used: it brings Triton, which a CPU worker needs not.
-    from baton.engine.decode.gpu_pass import PassOptions
-
-
-# Tokens of a part of a row's context in mode `exact`.
-_EXACT_PART = 512
 
 
 def decode_loop(
@@ -46,26 +37,13 @@ def decode_loop(
     """
     on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
     if interpreted or (serves and on_gpu):
+        # They bring Triton, which a CPU worker needs not.
         from baton.device.host_memory import HostMemory
-        from baton.engine.decode.graph_loop import GraphDecodeLoop
+        from baton.engine.decode.gpu_pass import PassOptions
+        from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 
         host = HostMemory(memory, model.device)
-        options = pass_options(model, exact=exact)
+        options = PassOptions.of(model, exact=exact)
         return GraphDecodeLoop(model, cache, state, rings, host, options, mixes=mixes)
     box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
     return ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions, before_step)
-
-
-def pass_options(model: Model, *, exact: bool) -> PassOptions:
-    """How the kernels are cut for this GPU and mode."""
-    from baton.engine.decode.gpu_pass import PassOptions
-    from baton.engine.gemm_dispatch.table import ProductTable
-    from baton.engine.kernels.gpu.attention.items import SplitPolicy
-
-    if exact:
-        return PassOptions(ProductTable([], exact=True), SplitPolicy(fixed=_EXACT_PART))
-    if model.device.type != "cuda":
-        return PassOptions(ProductTable([]))
-    gpu = torch.cuda.get_device_properties(model.device)
-    table = ProductTable.for_gpu(gpu.name, capability=(gpu.major, gpu.minor))
-    return PassOptions(table, None, gpu.multi_processor_count)

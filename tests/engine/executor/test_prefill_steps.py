@@ -11,7 +11,7 @@ import pytest
 
 from baton.engine.sequence import Sequence
 from bench.engine_driver import prefill_step, take
-from tests.engine.prefill.slow_device import BLOCK, PACE, VOCAB, Ahead
+from tests.engine.executor.slow_device import BLOCK, PACE, VOCAB, Ahead
 
 
 def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import CONFIG, LocalEngine
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.device.graphs import Graph
-from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.decode_rows import QUEUED
 from tests.engine.local_engine import LocalEngine
 

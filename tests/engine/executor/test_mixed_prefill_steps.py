@@ -9,7 +9,7 @@ import pytest
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.perf_model.row_times import RowTimes
 from bench.engine_driver import take
-from tests.engine.prefill.slow_device import Ahead, NumberedPass, SlowDecode
+from tests.engine.executor.slow_device import Ahead, NumberedPass, SlowDecode
 
 
 def beside(tokens: int, blocks: int = 200) -> tuple[Ahead, SlowDecode]:
