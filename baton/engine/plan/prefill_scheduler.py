@@ -159,6 +159,11 @@ class PrefillScheduler:
         """Tokens of prompts that have blocks, of which no chunk was launched yet."""
         return sum(one.length - one.reached for one in self._sequences if self._is_runnable(one))
 
+    @property
+    def waits(self) -> bool:
+        """True where some prompt has blocks, and tokens of which no chunk was launched yet."""
+        return any(map(self._is_runnable, self._sequences))
+
     def launched(self, chunks: Iterable[Chunk], now: float) -> None:
         """Records that a plan's chunks were launched; the next plan starts behind them. The blocks that they
         write stay pinned until they are computed, even if their owner frees them."""

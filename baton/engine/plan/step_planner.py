@@ -118,7 +118,7 @@ class StepPlanner:
         prefill, decode = self._prefill, self.decode
         if not (self._may_follow and prefill.under_way and prefill.last_mixed):
             return False
-        return self._more_waits and decode.launched == decode.mixed_at and self.prompts.waiting_rows > 0
+        return self._more_waits and decode.launched == decode.mixed_at and self.prompts.waits
 
     def _may_begin(self, now: float) -> bool:
         """Returns whether a prefill step is due, and pacing allows it. One is due at once where none runs,
