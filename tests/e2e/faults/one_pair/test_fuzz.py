@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -66,7 +67,13 @@ class Size:
 
 
 FULL = Size(
-    seconds=600.0, every_s=0.25, largest=16 << 20, give_up_s=8.0, streams=16, tokens=100, judges_gaps=True
+    seconds=float(os.environ.get("BATON_HOSTILE_S", "600")),
+    every_s=0.25,
+    largest=16 << 20,
+    give_up_s=8.0,
+    streams=16,
+    tokens=100,
+    judges_gaps=True,
 )
 REDUCED = Size(
     seconds=1.5, every_s=0.05, largest=1 << 20, give_up_s=1.5, streams=3, tokens=40, judges_gaps=False
